@@ -1,0 +1,1 @@
+//! What moves bytes between an engine's memory and the pool.

@@ -1,0 +1,190 @@
+//! Names of blocks. P8: a key cannot be built without its namespace.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::layout::BlockLayout;
+use crate::limits::{ENGINE_HASH_BYTES_MAX, NAMESPACE_SPEC_BYTES_MAX};
+
+/// What goes before the canonical description when a namespace is fingerprinted.
+const NAMESPACE_DOMAIN: &[u8] = b"kvdepot namespace v1\0";
+
+/// An engine's chained hash of the tokens up to a block's end, in 16 bytes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct BlockHash(pub [u8; 16]);
+
+impl BlockHash {
+    /// Takes 16 bytes as they are; any other length up to 64 bytes is reduced by XXH3-128 (big-endian).
+    ///
+    /// Engines hand over digests (vLLM: SHA-256), whose 128-bit reduction keeps a collision out of reach; a
+    /// caller that hands over counters gets distinct keys all the same, because every byte counts.
+    pub fn from_engine(hash: &[u8]) -> Result<Self> {
+        if let Ok(exact) = <[u8; 16]>::try_from(hash) {
+            return Ok(Self(exact));
+        }
+        if hash.is_empty() || hash.len() > ENGINE_HASH_BYTES_MAX {
+            return Err(Error::new(ErrorKind::Config, "a block hash must have 1 to 64 bytes").with("bytes", hash.len()));
+        }
+        Ok(Self(xxhash_rust::xxh3::xxh3_128(hash).to_be_bytes()))
+    }
+}
+
+/// Fingerprint of everything that changes a block's bytes, epoch included.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct NamespaceId(pub [u8; 16]);
+
+/// A block's name in every tier: 32 bytes, namespace first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct BlockKey {
+    /// Where the block belongs.
+    pub namespace: NamespaceId,
+    /// Which block it is.
+    pub hash: BlockHash,
+}
+
+impl BlockKey {
+    /// The key's 32 bytes: namespace, then hash.
+    pub fn to_bytes(self) -> [u8; 32] {
+        let mut out = [0; 32];
+        out[..16].copy_from_slice(&self.namespace.0);
+        out[16..].copy_from_slice(&self.hash.0);
+        out
+    }
+
+    /// The key that `to_bytes` wrote.
+    pub fn from_bytes(bytes: &[u8; 32]) -> Self {
+        let (mut namespace, mut hash) = ([0; 16], [0; 16]);
+        namespace.copy_from_slice(&bytes[..16]);
+        hash.copy_from_slice(&bytes[16..]);
+        Self { namespace: NamespaceId(namespace), hash: BlockHash(hash) }
+    }
+}
+
+/// All that changes a block's bytes: facts named by the engine's face, and the layout of the block.
+///
+/// Facts are a flat or nested JSON object (model, dtype, strides, ranks, versions…). Numbers must be integers, so
+/// that the canonical text is the same from every language: keys sorted, no spaces, UTF-8, as Python's
+/// `json.dumps(x, sort_keys=True, separators=(",", ":"), ensure_ascii=False)` writes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamespaceSpec {
+    canonical: String,
+    layout: BlockLayout,
+}
+
+impl NamespaceSpec {
+    /// Builds a specification from the engine's facts (a JSON object) and the block layout.
+    pub fn new(facts_json: &str, layout: BlockLayout) -> Result<Self> {
+        let facts: serde_json::Value = serde_json::from_str(facts_json)
+            .map_err(|e| Error::new(ErrorKind::Config, "namespace facts are not JSON").with_source(e))?;
+        if !facts.is_object() {
+            return Err(Error::new(ErrorKind::Config, "namespace facts must be a JSON object"));
+        }
+        if contains_float(&facts) {
+            return Err(Error::new(ErrorKind::Config, "namespace facts must not contain fractions: write them as text"));
+        }
+        let mut whole = serde_json::Map::new();
+        whole.insert("facts".to_owned(), facts);
+        whole.insert("layout".to_owned(), layout.to_json());
+        let canonical = serde_json::Value::Object(whole).to_string();
+        if canonical.len() > NAMESPACE_SPEC_BYTES_MAX {
+            return Err(Error::new(ErrorKind::Config, "namespace description is too long")
+                .with("bytes", canonical.len())
+                .with("bytes_max", NAMESPACE_SPEC_BYTES_MAX));
+        }
+        Ok(Self { canonical, layout })
+    }
+
+    /// Rebuilds a specification from its canonical text (a `namespace.json` or a frame).
+    pub fn from_canonical(text: &str) -> Result<Self> {
+        let bad = || Error::new(ErrorKind::Corrupt, "not a namespace description");
+        if text.len() > NAMESPACE_SPEC_BYTES_MAX {
+            return Err(bad().with("bytes", text.len()));
+        }
+        let value: serde_json::Value = serde_json::from_str(text).map_err(|e| bad().with_source(e))?;
+        let layout = BlockLayout::from_json(value.get("layout").ok_or_else(bad)?)?;
+        Self::new(&value.get("facts").ok_or_else(bad)?.to_string(), layout)
+    }
+
+    /// The canonical text that is fingerprinted.
+    pub fn canonical(&self) -> &str {
+        &self.canonical
+    }
+
+    /// How a block of this namespace is cut.
+    pub const fn layout(&self) -> &BlockLayout {
+        &self.layout
+    }
+
+    /// The fingerprint without an epoch: names the directory that holds all epochs.
+    pub fn root(&self) -> NamespaceId {
+        fingerprint(&[NAMESPACE_DOMAIN, self.canonical.as_bytes()])
+    }
+
+    /// The fingerprint that keys of this epoch carry. A reset of the engine's cache makes the next epoch.
+    pub fn id(&self, epoch: u32) -> NamespaceId {
+        fingerprint(&[NAMESPACE_DOMAIN, self.canonical.as_bytes(), b"\0", &epoch.to_le_bytes()])
+    }
+}
+
+fn fingerprint(parts: &[&[u8]]) -> NamespaceId {
+    let mut hasher = Sha256::new();
+    for part in parts {
+        hasher.update(part);
+    }
+    let mut id = [0; 16];
+    id.copy_from_slice(&hasher.finalize()[..16]);
+    NamespaceId(id)
+}
+
+fn contains_float(value: &serde_json::Value) -> bool {
+    match value {
+        serde_json::Value::Number(n) => n.is_f64(),
+        serde_json::Value::Array(items) => items.iter().any(contains_float),
+        serde_json::Value::Object(map) => map.values().any(contains_float),
+        _ => false,
+    }
+}
+
+macro_rules! hex_text {
+    ($($name:ident),*) => {$(
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+            }
+        }
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}({self})", stringify!($name))
+            }
+        }
+        impl $name {
+            /// Parses 32 lower-case hex digits.
+            pub fn from_hex(text: &str) -> Option<Self> {
+                if text.len() != 32 || !text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
+                    return None;
+                }
+                let mut out = [0; 16];
+                for (i, byte) in out.iter_mut().enumerate() {
+                    *byte = u8::from_str_radix(text.get(2 * i..2 * i + 2)?, 16).ok()?;
+                }
+                Some(Self(out))
+            }
+        }
+    )*};
+}
+hex_text!(BlockHash, NamespaceId);
+
+impl fmt::Display for BlockKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.hash)
+    }
+}
+
+impl fmt::Debug for BlockKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BlockKey({self})")
+    }
+}

@@ -1,0 +1,11 @@
+//! The vocabulary and the pure decisions of kvdepot: no I/O, no clock, no threads, no unsafe.
+#![forbid(unsafe_code)]
+
+pub mod error;
+pub mod key;
+pub mod layout;
+pub mod limits;
+
+pub use error::{Error, ErrorKind, Result};
+pub use key::{BlockHash, BlockKey, NamespaceId, NamespaceSpec};
+pub use layout::BlockLayout;

@@ -1,0 +1,36 @@
+//! P7: everything has a limit, and every limit is here.
+
+/// Alignment of slots in the pool and of payloads in files: a page, and what O_DIRECT asks for.
+pub const BLOCK_ALIGN_BYTES: u64 = 4096;
+/// Largest block that a layout may describe.
+pub const BLOCK_BYTES_MAX: u64 = 1 << 30;
+/// Most shards of a block.
+pub const SHARDS_MAX: usize = 4096;
+/// Most tensors of a block, over all shards.
+pub const TENSORS_MAX: usize = 65_536;
+/// Longest engine hash that a block hash is made from.
+pub const ENGINE_HASH_BYTES_MAX: usize = 64;
+/// Longest canonical namespace description.
+pub const NAMESPACE_SPEC_BYTES_MAX: usize = 64 << 10;
+/// Most namespaces that one depot knows at a time.
+pub const NAMESPACES_MAX: usize = 4096;
+/// Most contiguous runs that a slot may be made of.
+pub const SLOT_RUNS_MAX: usize = 64;
+/// Size of the pool's extents: what is populated and registered as one.
+pub const POOL_EXTENT_BYTES: u64 = 1 << 30;
+/// Smallest pool.
+pub const POOL_BYTES_MIN: u64 = 1 << 20;
+/// Most block hashes in one request of the local door; clients split longer batches.
+pub const BATCH_HASHES_MAX: usize = 4096;
+/// Largest frame of the local door.
+pub const FRAME_BYTES_MAX: usize = 128 << 10;
+/// Most connections of the local door.
+pub const CONNECTIONS_MAX: usize = 1024;
+/// Most namespaces (ranks x groups) that one claim may span.
+pub const CLAIM_NAMESPACES_MAX: usize = 512;
+/// Most claims that one connection may hold.
+pub const CLAIMS_PER_CONNECTION_MAX: usize = 65_536;
+
+const _: () = assert!(BLOCK_ALIGN_BYTES.is_power_of_two());
+const _: () = assert!(BATCH_HASHES_MAX * 16 + 8192 < FRAME_BYTES_MAX);
+const _: () = assert!(POOL_EXTENT_BYTES % BLOCK_ALIGN_BYTES == 0);

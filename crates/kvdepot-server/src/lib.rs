@@ -1,0 +1,1 @@
+//! The doors of a depot process.
