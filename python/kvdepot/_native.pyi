@@ -1,0 +1,192 @@
+"""The Rust core's face: attachment to a depot, namespaces, claims, stores and tasks.
+
+Every call releases the interpreter lock before it waits or copies. Sizes are bytes and times milliseconds unless a
+name says otherwise. Block hashes are ``bytes`` of 1 to 64; 16 bytes are taken as they are, others reduced to 16.
+"""
+
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+import numpy.typing as npt
+
+__version__: str
+PROTOCOL_VERSION: int
+
+class KVDepotError(Exception):
+    """Base of every failure of the store; ``kind`` is its stable lower-case name (``timeout``, ``no_space`` …)."""
+
+    kind: str
+
+class ConfigError(KVDepotError, ValueError): ...
+class StorageError(KVDepotError, OSError): ...
+class NoSpaceError(StorageError): ...
+class CorruptError(StorageError): ...
+class BlockNotFoundError(KVDepotError, KeyError): ...
+class DepotTimeoutError(KVDepotError, TimeoutError): ...
+class BusyError(KVDepotError): ...
+class ProtocolError(KVDepotError): ...
+class UnavailableError(KVDepotError, ConnectionError): ...
+class UnsupportedError(KVDepotError): ...
+
+@final
+class Namespace:
+    """A namespace known to a depot: its description, layout and current epoch."""
+
+    @property
+    def canonical(self) -> str:
+        """The canonical description; ``Depot.open_canonical`` opens the same namespace from it in another process."""
+    @property
+    def id(self) -> str:
+        """32 hex digits: fingerprint of the description and the current epoch."""
+    @property
+    def block_bytes(self) -> int: ...
+    @property
+    def shard_count(self) -> int: ...
+
+@final
+class Depot:
+    """This process's attachment to a depot: embedded in the process, or the node's own process over a unix socket."""
+
+    @staticmethod
+    def embedded(config_json: str) -> Depot:
+        """Runs a depot inside this process. ``config_json`` is what ``kvdepot.config`` writes for the core.
+
+        Raises:
+            ConfigError: a value is wrong. StorageError: a directory cannot be used.
+        """
+    @staticmethod
+    def connect(
+        socket_path: str, spawn: Sequence[str] | None = None, wait_ms: int = 10_000, call_timeout_ms: int = 8
+    ) -> Depot:
+        """Attaches to the depot at ``socket_path``, and starts one with the command ``spawn`` when none answers.
+
+        Waits up to ``wait_ms`` for the first attachment. When that passes, the object is returned unattached
+        (``attached`` is false; every lookup is a miss) and goes on trying in the background, as it does whenever the
+        depot dies. ``call_timeout_ms`` bounds every call that an engine thread waits for (lookups, claims, leases).
+
+        Raises:
+            ProtocolError: something else, or another version, answers on the socket.
+        """
+    @property
+    def attached(self) -> bool:
+        """Whether calls reach a depot now."""
+    def open_namespace(self, facts_json: str, layout_json: str) -> Namespace:
+        """Opens a namespace from its facts (a JSON object without fractions) and layout (``[[count, [sizes…]], …]``:
+        runs of equal shards, each with its tensors' sizes in bytes). Works while unattached, too."""
+    def open_canonical(self, canonical: str) -> Namespace: ...
+    def store(self, namespace: Namespace, copy_threads: int = 0, timeout_ms: int = 30_000) -> Store:
+        """What dumps and loads blocks of one namespace. ``copy_threads`` 0 = chosen for the machine."""
+    def claim(
+        self,
+        groups: Sequence[tuple[Sequence[Namespace], int, int]],
+        hashes: Sequence[bytes],
+        skip: int,
+        limit: int,
+    ) -> Claim:
+        """Claims the longest hit over all groups and ranks, leased in the pool until released.
+
+        Args:
+            groups: one ``(namespaces of all ranks, window_blocks, hashes_per_block)`` a KV-cache group;
+                ``window_blocks`` 0 = full attention, else how many last blocks of the hit the group needs.
+            hashes: the request's chained hashes, one per hash unit.
+            skip: leading units that the engine has itself (multiple of every ``hashes_per_block``).
+            limit: no hit beyond this many units.
+
+        Never raises for an operational failure: a claim on a dead or hung depot settles with no hit.
+        """
+    def reset(self, namespaces: Sequence[Namespace]) -> None:
+        """Moves namespaces to their next epoch: no block dumped before is served again, from any tier.
+
+        Raises:
+            UnavailableError, DepotTimeoutError: the reset was not confirmed.
+        """
+    def drain(self, timeout_ms: int) -> bool:
+        """Waits until what was dumped so far has been written to the tiers; false when the time passed first."""
+    def stats_json(self) -> str:
+        """Counters and gauges of depot and client as a JSON object."""
+    def close(self) -> None: ...
+
+@final
+class Claim:
+    """A hit that is being made ready: tier blocks are brought into the pool and leased."""
+
+    def poll(self) -> tuple[bool, int, int]:
+        """``(settled, units, units_from_tier)``: when settled, ``units`` leading hash units (``skip`` included) are
+        verified, in the pool and leased for all ranks; ``units_from_tier`` of them came from below the pool. Asks the
+        depot at most every half millisecond; a claim that nobody polls for ``timeout_ms`` ends by itself."""
+    def wait(self, timeout_ms: int) -> tuple[bool, int, int]:
+        """Polls until settled or the time has passed."""
+    def settle_now(self) -> tuple[bool, int, int]:
+        """Takes what has come so far (best effort): settled from now on."""
+    def release(self) -> None:
+        """Drops the leases. Idempotent; also done when the object is collected."""
+
+@final
+class Task:
+    """Blocks on their way: to the depot (dump) or to the engine's memory (load)."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def block_count(self) -> int: ...
+    def done(self) -> bool:
+        """Whether the engine's memory is no longer read (dump) or all is in place (load)."""
+    def wait(self, timeout_ms: int | None = None) -> bool:
+        """Waits until done; false when the time passed first. Never raises for a block's failure: see ``failed``."""
+    def wait_shard(self, shard: int, timeout_ms: int | None = None) -> bool:
+        """Waits until shard ``shard`` of every block is in place (load) or copied out (dump), or has failed."""
+    def failed(self) -> npt.NDArray[np.int64]:
+        """After ``done``: indexes of the blocks that were not stored or not loaded, ascending."""
+    def failures(self) -> dict[str, int]:
+        """After ``done``: how many blocks failed, by kind (``not_found``, ``no_space``, ``timeout`` …)."""
+    def submit_shard(self, shard: int) -> None:
+        """For a task made by ``begin_dump_pages``: shard ``shard`` of every block may be read now."""
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when the task is done; owned by the task."""
+
+@final
+class Store:
+    """Dumps and loads blocks of one namespace between this process's memory and the depot."""
+
+    @property
+    def namespace(self) -> Namespace: ...
+    def register_pages(self, bases: npt.NDArray[np.uint64], strides: npt.NDArray[np.int64], page_count: int) -> None:
+        """Says where the engine's pages lie: tensor ``t`` (counted over all shards of the layout, in order) of page ``p``
+        begins at ``bases[t] + p * strides[t]``. The memory must stay mapped until the store is closed."""
+    def dump_pages(self, hashes: Sequence[bytes], pages: npt.NDArray[np.int64]) -> Task:
+        """Stores page ``pages[i]`` as block ``hashes[i]``. Blocks that the depot has already are not copied again."""
+    def begin_dump_pages(self, hashes: Sequence[bytes], pages: npt.NDArray[np.int64]) -> Task:
+        """Like ``dump_pages``, but each shard is read only after ``Task.submit_shard`` (layer-wise save)."""
+    def load_pages(self, hashes: Sequence[bytes], pages: npt.NDArray[np.int64]) -> Task:
+        """Loads block ``hashes[i]`` into page ``pages[i]``, shard by shard in order."""
+    def dump(
+        self, hashes: Sequence[bytes], shards: npt.NDArray[np.int64], addresses: npt.NDArray[np.uint64]
+    ) -> Task:
+        """Stores shard ``shards[i]`` of block ``hashes[i]`` from ``addresses[i, t]``; a block is visible when all its
+        shards came, in one task or several."""
+    def load(
+        self, hashes: Sequence[bytes], shards: npt.NDArray[np.int64], addresses: npt.NDArray[np.uint64]
+    ) -> Task: ...
+    def lookup(self, hashes: Sequence[bytes]) -> npt.NDArray[np.bool_]:
+        """Which blocks the depot has, in the pool or a tier."""
+    def lookup_on_prefix(self, hashes: Sequence[bytes]) -> int:
+        """How many leading blocks the depot has."""
+    def prefetch(self, hashes: Sequence[bytes]) -> None:
+        """Asks for blocks to be brought into the pool; returns at once."""
+    def close(self) -> None: ...
+
+def serve(config_json: str, socket_path: str, idle_exit_ms: int = 0) -> None:
+    """Runs a depot with its local door at ``socket_path`` until SIGTERM or SIGINT, or until nobody was attached for
+    ``idle_exit_ms`` (0 = never). Returns at once when another depot already serves that socket.
+
+    Raises:
+        ConfigError, StorageError.
+    """
+
+def crc64nvme(data: bytes) -> int: ...
+def block_hash(engine_hash: bytes) -> bytes:
+    """The 16 bytes that an engine's hash becomes in a key."""
+def namespace_id(facts_json: str, layout_json: str, epoch: int = 0) -> str: ...
+def init_logging(level: str, path: str | None = None) -> None:
+    """Log lines of the core go to standard error, or to ``path``; ``level``: error, warn, info, debug, trace."""
