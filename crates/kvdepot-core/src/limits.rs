@@ -33,4 +33,4 @@ pub const CLAIMS_PER_CONNECTION_MAX: usize = 65_536;
 
 const _: () = assert!(BLOCK_ALIGN_BYTES.is_power_of_two());
 const _: () = assert!(BATCH_HASHES_MAX * 16 + 8192 < FRAME_BYTES_MAX);
-const _: () = assert!(POOL_EXTENT_BYTES % BLOCK_ALIGN_BYTES == 0);
+const _: () = assert!(POOL_EXTENT_BYTES.is_multiple_of(BLOCK_ALIGN_BYTES));
