@@ -5,7 +5,9 @@ pub mod error;
 pub mod key;
 pub mod layout;
 pub mod limits;
+pub mod runs;
 
 pub use error::{Error, ErrorKind, Result};
 pub use key::{BlockHash, BlockKey, NamespaceId, NamespaceSpec};
 pub use layout::BlockLayout;
+pub use runs::{Run, RunAllocator, Runs};
