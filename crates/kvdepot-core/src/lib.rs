@@ -2,12 +2,14 @@
 #![forbid(unsafe_code)]
 
 pub mod error;
+pub mod eviction;
 pub mod key;
 pub mod layout;
 pub mod limits;
 pub mod runs;
 
 pub use error::{Error, ErrorKind, Result};
+pub use eviction::{EvictionPolicy, SlotId};
 pub use key::{BlockHash, BlockKey, NamespaceId, NamespaceSpec};
 pub use layout::BlockLayout;
 pub use runs::{Run, RunAllocator, Runs};
