@@ -1,6 +1,7 @@
 //! The vocabulary and the pure decisions of kvdepot: no I/O, no clock, no threads, no unsafe.
 #![forbid(unsafe_code)]
 
+pub mod block;
 pub mod error;
 pub mod eviction;
 pub mod key;
@@ -8,6 +9,7 @@ pub mod layout;
 pub mod limits;
 pub mod runs;
 
+pub use block::{Block, Phase};
 pub use error::{Error, ErrorKind, Result};
 pub use eviction::{EvictionPolicy, SlotId};
 pub use key::{BlockHash, BlockKey, NamespaceId, NamespaceSpec};
