@@ -7,6 +7,7 @@ pub mod eviction;
 pub mod key;
 pub mod layout;
 pub mod limits;
+pub mod quota;
 pub mod runs;
 
 pub use block::{Block, Phase};
@@ -14,4 +15,5 @@ pub use error::{Error, ErrorKind, Result};
 pub use eviction::{EvictionPolicy, SlotId};
 pub use key::{BlockHash, BlockKey, NamespaceId, NamespaceSpec};
 pub use layout::BlockLayout;
+pub use quota::Ledger;
 pub use runs::{Run, RunAllocator, Runs};
