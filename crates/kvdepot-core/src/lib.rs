@@ -4,6 +4,7 @@
 pub mod block;
 pub mod error;
 pub mod eviction;
+pub mod hit;
 pub mod key;
 pub mod layout;
 pub mod limits;
@@ -13,6 +14,7 @@ pub mod runs;
 pub use block::{Block, Phase};
 pub use error::{Error, ErrorKind, Result};
 pub use eviction::{EvictionPolicy, SlotId};
+pub use hit::{GroupShape, longest_hit, needed_blocks};
 pub use key::{BlockHash, BlockKey, NamespaceId, NamespaceSpec};
 pub use layout::BlockLayout;
 pub use quota::Ledger;
