@@ -18,6 +18,8 @@ pub const NAMESPACES_MAX: usize = 4096;
 pub const SLOT_RUNS_MAX: usize = 64;
 /// Slots that may not go which an eviction passes over without touching their order; see `EvictionPolicy::victim`.
 pub const EVICTION_PASSED_OVER_MAX: usize = 1024;
+/// Most leases of one connection.
+pub const LEASES_PER_OWNER_MAX: usize = 1 << 20;
 /// Size of the pool's extents: what is populated and registered as one.
 pub const POOL_EXTENT_BYTES: u64 = 1 << 30;
 /// Smallest pool.
