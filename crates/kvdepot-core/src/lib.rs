@@ -9,6 +9,7 @@ pub mod key;
 pub mod layout;
 pub mod lease;
 pub mod limits;
+pub mod pipeline;
 pub mod quota;
 pub mod runs;
 
@@ -19,5 +20,6 @@ pub use hit::{GroupShape, longest_hit, needed_blocks};
 pub use key::{BlockHash, BlockKey, NamespaceId, NamespaceSpec};
 pub use layout::BlockLayout;
 pub use lease::{LeaseId, LeaseTable};
+pub use pipeline::{PipelineSpec, PoolKind, TierKind};
 pub use quota::Ledger;
 pub use runs::{Run, RunAllocator, Runs};

@@ -20,6 +20,8 @@ pub const SLOT_RUNS_MAX: usize = 64;
 pub const EVICTION_PASSED_OVER_MAX: usize = 1024;
 /// Most leases of one connection.
 pub const LEASES_PER_OWNER_MAX: usize = 1 << 20;
+/// Longest spelling of a pipeline.
+pub const PIPELINE_TEXT_BYTES_MAX: usize = 256;
 /// Size of the pool's extents: what is populated and registered as one.
 pub const POOL_EXTENT_BYTES: u64 = 1 << 30;
 /// Smallest pool.
