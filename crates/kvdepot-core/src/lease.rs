@@ -36,10 +36,15 @@ impl LeaseTable {
         Ok(lease)
     }
 
+    /// The slot that a lease of `owner` is on.
+    pub fn slot_of(&self, owner: u64, lease: LeaseId) -> Result<SlotId> {
+        let slot = self.owners.get(&owner).and_then(|leases| leases.get(&lease)).copied();
+        slot.ok_or_else(|| no_such_lease(lease))
+    }
+
     /// Ends a lease and says on which slot it was. Only its owner can.
     pub fn release(&mut self, owner: u64, lease: LeaseId) -> Result<SlotId> {
-        let bad =
-            || Error::new(ErrorKind::Protocol, "the connection holds no such lease").with("lease", lease.0);
+        let bad = || no_such_lease(lease);
         let leases = self.owners.get_mut(&owner).ok_or_else(bad)?;
         let slot = leases.remove(&lease).ok_or_else(bad)?;
         if leases.is_empty() {
@@ -57,6 +62,10 @@ impl LeaseTable {
     pub fn count(&self, owner: u64) -> usize {
         self.owners.get(&owner).map_or(0, HashMap::len)
     }
+}
+
+fn no_such_lease(lease: LeaseId) -> Error {
+    Error::new(ErrorKind::Protocol, "the connection holds no such lease").with("lease", lease.0)
 }
 
 #[cfg(test)]
