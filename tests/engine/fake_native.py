@@ -3,7 +3,7 @@
 For developing and testing connectors without the core. Processes share it through ``<socket>.fake/``; what is there
 stays, so restarts find it. ``<socket>.fake/control.json`` injects trouble: ``dead`` (nothing answers), ``fail_load_every``
 (every n-th block fails), ``fail_rank`` (only where the namespace's facts have this kv_shard), ``load_delay_ms``, ``dump_delay_ms``,
-``unsettled_polls``, ``corrupt`` (bytes come back wrong).
+``unsettled_polls``. ``KVDEPOT_FAKE_CORRUPT`` in the environment: bytes come back wrong.
 """
 
 import ctypes
@@ -251,8 +251,9 @@ class Store:
         old = file.read_bytes() if file.exists() else None
         if old is not None and old != data and os.environ.get("KVDEPOT_FAKE_STRICT"):
             with (self.depot.root / "conflicts").open("a") as log:
-                differing = sum(a != b for a, b in zip(old, data, strict=True))
-                log.write(f"{file.name} {differing} of {len(data)} bytes\n")
+                # Same tokens, other batch: float32 values may differ in their last bits, but no more than that.
+                apart = np.abs(np.frombuffer(old, np.float32) - np.frombuffer(data, np.float32)).max()
+                log.write(f"{apart:.6f} {file.name}\n")
         if old is None:
             part = file.with_suffix(f".{os.getpid()}")
             part.write_bytes(data)
@@ -274,7 +275,7 @@ class Store:
                 if every and hit_rank and self.loads % every == 0:
                     raise OSError
                 data = self.namespace.file(h).read_bytes()
-                if control.get("corrupt"):
+                if os.environ.get("KVDEPOT_FAKE_CORRUPT"):
                     data = bytes(256 - b & 255 for b in data)
             except OSError:
                 task.bad[i] = "not_found"
