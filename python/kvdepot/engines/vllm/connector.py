@@ -1,0 +1,225 @@
+"""The class that vLLM knows: one method a hook, each handed to the side that this instance is for."""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    SupportsHMA,
+)
+
+from kvdepot.engines.vllm.log import connector_logger
+from kvdepot.engines.vllm.meta import LoadReport, RankNamespaces, StepMetadata
+from kvdepot.engines.vllm.options import layerwise, read_options
+from kvdepot.engines.vllm.stats import DepotStats, stats_from
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvdepot.engines.vllm.scheduler import SchedulerSide
+    from kvdepot.engines.vllm.worker import WorkerSide
+
+logger = connector_logger()
+
+# A block of one of these sizes is a kernel's block with every attention backend that accepts another layout than its
+# own; a larger one may be split, which block-outermost layouts forbid: vLLM would not start.
+UNSPLIT_BLOCK_SIZES = (16, 32, 64)
+
+
+class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+    """Keeps vLLM's KV blocks in a depot, and finds them there again."""
+
+    # A cache, not a hand-over: a request that is preempted loses nothing that somebody waits for.
+    requires_kv_delivery = False
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any = None) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        from kvdepot._native import ConfigError, Depot
+        from kvdepot.engines.vllm.facts import unstable_hashes
+        from kvdepot.engines.vllm.groups import geometry
+
+        extra = self._kv_transfer_config.kv_connector_extra_config
+        options = read_options(extra)
+        if problem := unstable_hashes(vllm_config):
+            raise ConfigError(f"kvdepot would never find a block again: {problem}")
+        depot = Depot.connect(
+            options.socket,
+            spawn=options.spawn,
+            wait_ms=options.attach_timeout_ms,
+            call_timeout_ms=options.call_timeout_ms,
+        )
+        if not depot.attached:
+            logger.error("kvdepot: no depot at %s; going on without, it is tried again", options.socket)
+        shape = geometry(vllm_config, kv_cache_config)
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            from kvdepot.engines.vllm.scheduler import SchedulerSide
+
+            self._scheduler = SchedulerSide(depot, options, shape, vllm_config.parallel_config.world_size)
+            self._let_vllm_recompute(options.load_failure_policy)
+        else:
+            from kvdepot.engines.vllm.worker import WorkerSide
+
+            self._worker = WorkerSide(depot, options, shape)
+
+    def _let_vllm_recompute(self, wanted: str) -> None:
+        """vLLM ends a request whose load failed, by default; a cache must not cost a request (P2).
+
+        The scheduler reads the policy after it has made its connector. The default cannot be told from the user's own
+        ``fail``, so whoever wants that says ``load_failure_policy: fail`` in the connector's own configuration.
+        """
+        if self._kv_transfer_config.kv_load_failure_policy != wanted:
+            logger.info("kvdepot: kv_load_failure_policy is now %r: a failed load is computed, not an error", wanted)
+            self._kv_transfer_config.kv_load_failure_policy = wanted
+
+    # Class-level questions.
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
+        """Asks for one run of memory a block where that is known to be possible and is of use."""
+        try:
+            from vllm.platforms import current_platform
+            from vllm.v1.kv_cache_layout import KVCacheLayout
+        except ImportError:
+            return None
+        model = vllm_config.model_config
+        if (
+            layerwise(vllm_config.kv_transfer_config.kv_connector_extra_config)
+            or not current_platform.is_cuda_alike()
+            or model.use_mla
+            or model.is_hybrid
+            or vllm_config.cache_config.block_size not in UNSPLIT_BLOCK_SIZES
+        ):
+            return None
+        return KVCacheLayout.BLHNC.name
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """A replayed graph skips the layers' hooks, so a step would not wait for its loads."""
+        return layerwise(extra_config)
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> DepotStats:
+        return stats_from(data)
+
+    # Scheduler.
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        super().bind_kv_cache_manager(kv_cache_manager)
+        self._on_scheduler.kv_cache_manager = kv_cache_manager
+
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: Mapping[tuple[int, int], RankNamespaces]) -> None:
+        self._on_scheduler.open_namespaces([metadata[rank] for rank in sorted(metadata)])
+
+    def set_xfer_handshake_metadata(self, metadata: Mapping[int, RankNamespaces]) -> None:
+        self._on_scheduler.open_namespaces([metadata[rank] for rank in sorted(metadata)])
+
+    def on_new_request(self, request: Any) -> None:
+        self._on_scheduler.new_request(request)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        return self._on_scheduler.match(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        self._on_scheduler.allocated(request, blocks, num_external_tokens)
+
+    def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[Any, int]:
+        from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+        disk = min(num_external_tokens, self._on_scheduler.hit_tier_tokens(request))
+        found = {CacheHitSource.HOST: num_external_tokens - disk, CacheHitSource.DISK: disk}
+        return {source: tokens for source, tokens in found.items() if tokens}
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        return self._on_scheduler.build_step(scheduler_output)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        report = getattr(connector_output, "kv_connector_worker_meta", None)
+        self._on_scheduler.reported(report if isinstance(report, LoadReport) else None)
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        # Pages may be handed out at once: whoever overwrites one waits for the dump that reads it (P3).
+        self._on_scheduler.finished(request.request_id)
+        return False, None
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished(request, [])
+
+    def has_pending_push_work(self) -> bool:
+        return self._scheduler is not None and self._scheduler.has_late_saves()
+
+    def reset_cache(self) -> bool:
+        return self._on_scheduler.reset()
+
+    # Worker.
+
+    def register_kv_caches(self, kv_caches: dict[str, "torch.Tensor"]) -> None:
+        self._on_worker.register(self._vllm_config, self._kv_cache_config, kv_caches)
+
+    def get_handshake_metadata(self) -> RankNamespaces:
+        return self._on_worker.namespaces
+
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        assert isinstance(kv_connector_metadata, StepMetadata)
+        self._on_worker.prepare(kv_connector_metadata)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        self._on_worker.start_loads(self._bound_step)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        self._on_worker.wait_for_layer(layer_name)
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        self._on_worker.save_layer(layer_name, self._bound_step)
+
+    def wait_for_save(self) -> None:
+        self._on_worker.finish_saves(self._bound_step)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        return None, self._on_worker.finished_loads() or None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        results = super().get_transfer_results(finished_req_ids)
+        results.failed_recving = self._on_worker.failed_loads()
+        return results
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self._on_worker.failed_pages()
+
+    def build_connector_worker_meta(self) -> LoadReport | None:
+        return self._on_worker.report()
+
+    # Both.
+
+    def get_kv_connector_stats(self) -> DepotStats | None:
+        side = self._scheduler or self._worker
+        return side.stats.take() if side is not None else None
+
+    def take_events(self) -> Iterable[Any]:
+        return ()
+
+    def shutdown(self) -> None:
+        side = self._scheduler or self._worker
+        if side is not None:
+            side.close()
+
+    @property
+    def _on_scheduler(self) -> "SchedulerSide":
+        assert self._scheduler is not None, "called on a worker's connector"
+        return self._scheduler
+
+    @property
+    def _on_worker(self) -> "WorkerSide":
+        assert self._worker is not None, "called on the scheduler's connector"
+        return self._worker
+
+    @property
+    def _bound_step(self) -> StepMetadata:
+        step = self._get_connector_metadata()
+        assert isinstance(step, StepMetadata)
+        return step

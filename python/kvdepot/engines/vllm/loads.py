@@ -1,0 +1,186 @@
+"""Loads of a worker: those that the step's forward waits for, and those between steps."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kvdepot.engines.vllm.log import connector_logger
+from kvdepot.engines.vllm.meta import Blocks, GroupBlocks, Load, LoadReport
+from kvdepot.engines.vllm.options import ConnectorOptions
+from kvdepot.engines.vllm.stats import DepotStats
+from kvdepot.engines.vllm.stores import GroupStore
+
+if TYPE_CHECKING:
+    from kvdepot._native import Task
+
+logger = connector_logger()
+
+
+@dataclass(frozen=True)
+class Copy:
+    """One task of a load, and the pages it writes; ``task`` is None when it could not even be started."""
+
+    group: int
+    task: "Task | None"
+    pages: tuple[int, ...]
+
+    def done(self) -> bool:
+        return self.task is None or self.task.done()
+
+    def failed_pages(self) -> set[int]:
+        if self.task is None:
+            return set(self.pages)
+        return {self.pages[index] for index in self.task.failed()}
+
+
+@dataclass
+class RunningLoad:
+    """A request's load between steps."""
+
+    load: Load
+    copies: list[Copy] = field(default_factory=list)
+
+
+class Loads:
+    """All loads of a worker."""
+
+    def __init__(
+        self,
+        stores: Mapping[int, GroupStore],
+        options: ConnectorOptions,
+        stats: DepotStats,
+        recompute_by_block: bool,
+    ) -> None:
+        self._stores = stores
+        self._timeout_ms = options.timeout_ms
+        self._stats = stats
+        self._recompute_by_block = recompute_by_block
+        self._between_steps: list[RunningLoad] = []
+        self._before_forward: list[Load] = []
+        self._copies: list[Copy] = []
+        self._given_up: list[Copy] = []
+        self._hooked: set[str] = set()
+        self._failed_requests: set[str] = set()
+        self._failed_pages: set[int] = set()
+        self._report = LoadReport()
+
+    def start(self, loads: list[Load]) -> None:
+        """Starts the step's loads; of those before the forward, waits for the layers that will not ask."""
+        self._before_forward = [load for load in loads if load.before_forward]
+        if self._before_forward:
+            # One task for all requests, so that a layer waits once.
+            together: GroupBlocks = {}
+            for load in self._before_forward:
+                for index, blocks in load.blocks.items():
+                    together.setdefault(index, Blocks()).extend(blocks)
+            self._copies = [self._copy(index, blocks) for index, blocks in together.items()]
+            self._wait_for_silent_layers()
+        for load in loads:
+            if not load.before_forward:
+                copies = [self._copy(index, blocks) for index, blocks in load.blocks.items()]
+                self._between_steps.append(RunningLoad(load, copies))
+
+    def _copy(self, index: int, blocks: Blocks) -> Copy:
+        from kvdepot._native import KVDepotError
+
+        pages = tuple(blocks.pages)
+        store = self._stores.get(index)
+        if store is None:  # a pipeline stage without layers of this group
+            return Copy(index, None, ())
+        self._stats.add("loads")
+        try:
+            task = store.load(blocks)
+        except KVDepotError as error:
+            self._stats.add_failures("load", {error.kind: len(pages)})
+            return Copy(index, None, pages)
+        return Copy(index, task, pages)
+
+    def _wait_for_silent_layers(self) -> None:
+        """Some layers' caches are read without a hook (an indexer beside attention), all when a graph is replayed.
+
+        Which layers do ask is seen in earlier steps; until one has been seen, everything is waited for here.
+        """
+        for copy in self._copies:
+            if copy.task is not None:
+                shards = self._stores[copy.group].shard_of_layer
+                for shard in sorted({shard for name, shard in shards.items() if name not in self._hooked}):
+                    copy.task.wait_shard(shard, self._timeout_ms)
+
+    def wait_for_layer(self, layer_name: str) -> None:
+        """``wait_for_layer_load``: the layer's pages are in place, or known as failed, when this returns."""
+        self._hooked.add(layer_name)
+        for copy in self._copies:
+            shard = self._stores[copy.group].shard_of_layer.get(layer_name) if copy.task is not None else None
+            if shard is not None and copy.task is not None:
+                copy.task.wait_shard(shard, self._timeout_ms)
+
+    def finish_before_forward(self) -> None:
+        """After the forward: says which of the step's loads were whole."""
+        if not self._before_forward:
+            return
+        bad: set[int] = set()
+        for copy in self._copies:
+            if copy.task is not None and not copy.task.wait(self._timeout_ms):
+                bad.update(copy.pages)
+                self._give_up(copy)
+            else:
+                bad |= self._count(copy)
+        for load in self._before_forward:
+            pages = {page for blocks in load.blocks.values() for page in blocks.pages}
+            self._end(load, pages & bad)
+        self._before_forward, self._copies = [], []
+
+    def finished(self) -> set[str]:
+        """Requests whose loads between steps have ended, well or not."""
+        ended = [running for running in self._between_steps if all(copy.done() for copy in running.copies)]
+        if not ended:
+            return set()
+        self._between_steps = [running for running in self._between_steps if not any(running is e for e in ended)]
+        for running in ended:
+            self._end(running.load, set().union(*(self._count(copy) for copy in running.copies)))
+        return {running.load.request_id for running in ended}
+
+    def _end(self, load: Load, bad: set[int]) -> None:
+        self._report.done[load.load_id] = 1
+        if bad:
+            logger.warning("request %s: %d blocks were not loaded, they are computed", load.request_id, len(bad))
+            self._report.failed.add(load.load_id)
+            if self._recompute_by_block:
+                self._failed_pages |= bad
+            else:
+                self._failed_requests.add(load.request_id)
+
+    def _count(self, copy: Copy) -> set[int]:
+        bad = copy.failed_pages()
+        if copy.task is not None:
+            loaded = len(copy.pages) - len(bad)
+            self._stats.add("load_blocks", loaded)
+            self._stats.add("load_bytes", loaded * self._stores[copy.group].pages.block_bytes)
+            self._stats.add_failures("load", copy.task.failures())
+        return bad
+
+    def _give_up(self, copy: Copy) -> None:
+        """The wait is over, but the task may still write: its pages stay fenced until it has ended."""
+        self._stats.add_failures("load", {"timeout": len(copy.pages)})
+        self._given_up.append(copy)
+
+    def fence(self, fresh: set[int]) -> None:
+        """Returns when no load that was given up writes to a page of ``fresh``."""
+        for copy in self._given_up:
+            if copy.task is not None and not fresh.isdisjoint(copy.pages):
+                copy.task.wait()
+        self._given_up = [copy for copy in self._given_up if not copy.done()]
+
+    def take_failed_requests(self) -> set[str]:
+        taken, self._failed_requests = self._failed_requests, set()
+        return taken
+
+    def take_failed_pages(self) -> set[int]:
+        taken, self._failed_pages = self._failed_pages, set()
+        return taken
+
+    def take_report(self) -> LoadReport | None:
+        if not self._report.done:
+            return None
+        taken, self._report = self._report, LoadReport()
+        return taken

@@ -1,0 +1,19 @@
+"""The connector's logger: under vLLM's own, so that vLLM's handlers and level apply to it."""
+
+import logging
+
+
+def connector_logger() -> logging.Logger:
+    """The one logger of the connector."""
+    return logging.getLogger("vllm.kvdepot")
+
+
+def log_hit(request_id: str, total_blocks: int, hit_hbm: int, hit_external: int) -> None:
+    """Says once a request what it found where. Operators parse this line; its words are fixed by the seeds."""
+    connector_logger().info(
+        "request_id: %s, total_blocks_num: %d, hit hbm: %d, hit external: %d",
+        request_id,
+        total_blocks,
+        hit_hbm,
+        hit_external,
+    )

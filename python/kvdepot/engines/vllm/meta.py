@@ -1,0 +1,84 @@
+"""What the scheduler's connector and the workers' tell each other. Everything here is pickled once a step."""
+
+from dataclasses import dataclass, field
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
+
+
+@dataclass
+class Blocks:
+    """Blocks of one KV-cache group: ``hashes[i]`` is, or shall be, in page ``pages[i]`` of the group's layers."""
+
+    hashes: list[bytes] = field(default_factory=list)
+    pages: list[int] = field(default_factory=list)
+
+    def add(self, block_hash: bytes, page: int) -> None:
+        self.hashes.append(block_hash)
+        self.pages.append(page)
+
+    def extend(self, other: "Blocks") -> None:
+        self.hashes += other.hashes
+        self.pages += other.pages
+
+
+GroupBlocks = dict[int, Blocks]
+"""Blocks by the group's index in ``KVCacheConfig.kv_cache_groups``."""
+
+
+@dataclass
+class Load:
+    """One request's hit, to be copied into the pages that the scheduler has allocated for it."""
+
+    load_id: int
+    request_id: str
+    before_forward: bool
+    blocks: GroupBlocks
+
+
+@dataclass
+class StepMetadata(KVConnectorMetadata):
+    """Work of one engine step.
+
+    Attributes:
+        fresh_pages: pages that this step or its loads may overwrite; a dump that still reads one is waited for (P3).
+        late_saves: saves of an earlier step that was held back; their pages still hold that step's bytes when the
+            worker sees this, because they come before anything of this step.
+        saves: blocks that this step's forward completes.
+    """
+
+    fresh_pages: list[int] = field(default_factory=list)
+    late_saves: GroupBlocks = field(default_factory=dict)
+    loads: list[Load] = field(default_factory=list)
+    saves: GroupBlocks = field(default_factory=dict)
+
+
+@dataclass
+class LoadReport(KVConnectorWorkerMetadata):
+    """Loads that came to their end, with the number of ranks that say so, and those that failed on any rank."""
+
+    done: dict[int, int] = field(default_factory=dict)
+    failed: set[int] = field(default_factory=set)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "LoadReport":
+        assert isinstance(other, LoadReport)
+        done = dict(self.done)
+        for load_id, ranks in other.done.items():
+            done[load_id] = done.get(load_id, 0) + ranks
+        return LoadReport(done, self.failed | other.failed)
+
+
+@dataclass
+class RankNamespaces(KVConnectorHandshakeMetadata):
+    """What a worker found at its start: the namespace of each group's pages on its rank, or why it cannot take part.
+
+    Attributes:
+        canonical: by group; a group without layers on this rank (pipeline parallelism) is absent.
+        broken: empty, or the reason for which the connector has to stay off on all ranks.
+    """
+
+    canonical: dict[int, str] = field(default_factory=dict)
+    broken: str = ""

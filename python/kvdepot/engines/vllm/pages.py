@@ -1,0 +1,143 @@
+"""Where the bytes of a block lie in the engine's real tensors: opaque runs, whatever their layout means to attention.
+
+A layer's tensor has one dimension of blocks; all others make up the block's page. A page is cut into runs that are
+contiguous in memory. Runs are kept in the order of the tensor's *logical* dimensions, so a page's bytes have one order,
+fixed by shape and strides, and both are facts of the namespace.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import torch
+
+RUNS_PER_PAGE_MAX = 4096
+
+
+@dataclass(frozen=True)
+class Run:
+    """``size`` bytes of every page: page ``p`` has them at ``base + p * stride``."""
+
+    base: int
+    stride: int
+    size: int
+
+
+@dataclass(frozen=True)
+class LayerPages:
+    """One layer's pages, and what of the tensor's form changes the order of their bytes."""
+
+    runs: tuple[Run, ...]
+    form: str
+
+
+@dataclass(frozen=True)
+class GroupPages:
+    """A group's pages, cut into shards that move as one."""
+
+    layer_names: tuple[str, ...]
+    shards: tuple[tuple[Run, ...], ...]
+    forms: tuple[str, ...]
+    page_count: int
+
+    @property
+    def layout(self) -> list[list[object]]:
+        """The namespace's layout: runs of equal shards, each with its tensors' sizes."""
+        found: list[list[object]] = []
+        for shard in self.shards:
+            sizes = [run.size for run in shard]
+            if found and found[-1][1] == sizes:
+                found[-1][0] = int(found[-1][0]) + 1  # type: ignore[call-overload]
+            else:
+                found.append([1, sizes])
+        return found
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(run.size for shard in self.shards for run in shard)
+
+    def bases(self) -> npt.NDArray[np.uint64]:
+        return np.array([run.base for shard in self.shards for run in shard], dtype=np.uint64)
+
+    def strides(self) -> npt.NDArray[np.int64]:
+        return np.array([run.stride for shard in self.shards for run in shard], dtype=np.int64)
+
+    def shard_of_layer(self) -> dict[str, int]:
+        """The shard that holds a layer; all are in shard 0 when the layout is not layer-wise."""
+        by_layer = len(self.shards) == len(self.layer_names)
+        return {name: index if by_layer else 0 for index, name in enumerate(self.layer_names)}
+
+
+def group_pages(
+    layer_names: Sequence[str], kv_caches: Mapping[str, "torch.Tensor"], page_count: int, layerwise: bool
+) -> GroupPages:
+    """The pages of a group's layers, one shard a layer, or one for all when not ``layerwise``.
+
+    Layers that are only another name for the same memory (shared KV) count once.
+    """
+    names: list[str] = []
+    layers: list[LayerPages] = []
+    seen: set[tuple[Run, ...]] = set()
+    for name in layer_names:
+        if name not in kv_caches:
+            continue
+        pages = layer_pages(kv_caches[name], page_count)
+        if pages.runs not in seen:
+            seen.add(pages.runs)
+            names.append(name)
+            layers.append(pages)
+    if layerwise:
+        shards = tuple(layer.runs for layer in layers)
+    else:
+        shards = (joined([run for layer in layers for run in layer.runs]),) if layers else ()
+    forms = tuple(dict.fromkeys(layer.form for layer in layers))
+    return GroupPages(tuple(names), shards, forms, page_count)
+
+
+def layer_pages(tensor: "torch.Tensor", page_count: int) -> LayerPages:
+    """Cuts one layer's tensor into runs.
+
+    Raises:
+        ValueError: no dimension of the tensor counts blocks, or its pages are in too many pieces.
+    """
+    item = tensor.element_size()
+    shape, strides = list(tensor.shape), [step * item for step in tensor.stride()]
+    block_dim = next((d for d, n in enumerate(shape) if n >= page_count and n % page_count == 0), None)
+    if block_dim is None:
+        raise ValueError(f"no dimension of {tuple(shape)} counts {page_count} blocks")
+    # Kernel blocks: the kernel may see every block as `ratio` smaller ones, a constant stride apart.
+    ratio = shape[block_dim] // page_count
+    dims = [(ratio, strides[block_dim])]
+    dims += [(n, step) for d, (n, step) in enumerate(zip(shape, strides, strict=True)) if d != block_dim]
+    page_stride = strides[block_dim] * ratio
+    dims = [(n, step) for n, step in dims if n != 1]
+    form = f"{tensor.dtype}:{list(tensor.shape[block_dim + 1 :])}/{[step for _, step in dims]}x{ratio}"
+    run_size = item
+    # Innermost dimensions that follow each other in memory are one run.
+    while dims and dims[-1][1] == run_size:
+        run_size *= dims.pop()[0]
+    pieces = math.prod(n for n, _ in dims)
+    if pieces > RUNS_PER_PAGE_MAX:
+        raise ValueError(f"a page of {tuple(shape)} with strides {tuple(tensor.stride())} is in {pieces} pieces")
+    offsets = [0]
+    for n, step in dims:
+        offsets = [offset + i * step for offset in offsets for i in range(n)]
+    base = tensor.data_ptr()
+    return LayerPages(tuple(Run(base + offset, page_stride, run_size) for offset in offsets), form)
+
+
+def joined(runs: Sequence[Run]) -> tuple[Run, ...]:
+    """Neighbours in memory become one run: with a block-outermost layout a whole block is one copy."""
+    found: list[Run] = []
+    for run in runs:
+        last = found[-1] if found else None
+        if last is not None and last.base + last.size == run.base and last.stride == run.stride:
+            found[-1] = Run(last.base, last.stride, last.size + run.size)
+        else:
+            found.append(run)
+    return tuple(found)

@@ -1,0 +1,68 @@
+"""Which slice of the KV cache this worker holds, and whether it is the one that dumps it."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A worker's place.
+
+    Attributes:
+        kv_shards: different slices of a token's KV over the tensor-parallel ranks; 1 for MLA, whose latent KV is the
+            same on all of them.
+        kv_shard: which of them this worker holds.
+        writes: whether this worker dumps: of the ranks with equal bytes only the first does.
+    """
+
+    kv_shards: int
+    kv_shard: int
+    dcp_rank: int
+    writes: bool
+
+
+def this_rank(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> Rank:
+    """This worker's place; only in a worker, after its process groups are there."""
+    from vllm.distributed import parallel_state
+
+    parallel = vllm_config.parallel_config
+    tp, dcp = parallel.tensor_parallel_size, parallel.decode_context_parallel_size
+    tp_rank = parallel_state.get_tp_group().rank_in_group
+    replicas = getattr(kv_cache_config, "kv_tp_replicas", None)
+    if replicas is None:
+        replicas = tp // dcp if vllm_config.model_config.use_mla else 1
+    dcp_rank = parallel_state.get_dcp_group().rank_in_group if dcp > 1 else 0
+    return Rank(
+        kv_shards=tp // replicas,
+        kv_shard=tp_rank // replicas,
+        dcp_rank=dcp_rank,
+        writes=tp_rank % replicas == 0,
+    )
+
+
+def attention_backends(vllm_config: "VllmConfig", layer_names: tuple[str, ...]) -> str:
+    """Names of the layers' attention backends, and the CPU's instruction set where it decides how K is packed."""
+    try:
+        from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
+
+        found = get_current_attn_backends(vllm_config, list(layer_names))
+        names = sorted({f"{backend.__module__}.{backend.__qualname__}" for backend in found})
+    except (ImportError, AssertionError, KeyError, TypeError):
+        names = []
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        names.append(_cpu_isa(vllm_config))
+    return "+".join(names)
+
+
+def _cpu_isa(vllm_config: "VllmConfig") -> str:
+    """What ``cpu_attn`` decides by: flags of the processor. The block size and dtype are facts of their own."""
+    import torch
+
+    names = ("_is_amx_tile_supported", "_is_avx512_bf16_supported", "_is_avx512_supported", "_is_avx2_supported")
+    return "cpu:" + "".join("1" if getattr(torch.cpu, name, bool)() else "0" for name in names)

@@ -1,0 +1,73 @@
+"""What the scheduler's connector remembers of a request."""
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kvdepot.engines.vllm.meta import GroupBlocks
+
+if TYPE_CHECKING:
+    from kvdepot._native import Claim
+    from vllm.v1.request import Request
+
+
+@dataclass
+class Offer:
+    """A claim made for a request that waits for admission, and the local hit that it was made for."""
+
+    claim: "Claim"
+    local_tokens: int
+    started_s: float = field(default_factory=time.monotonic)
+    tokens: int = 0
+    units_from_tier: int = 0
+
+
+@dataclass
+class RequestState:
+    """One request, from its first lookup to its end.
+
+    Attributes:
+        offer: the hit that the scheduler has been told and has not used yet.
+        missed_tokens: local hit of the last lookup that found nothing beyond it, -1 when there was none.
+        saved_blocks: by group, leading blocks that need no dump: they were hit, loaded, dumped, or are about to be.
+        load_failed: a load of this request has failed once; it is computed from now on, whatever the depot has (P2).
+    """
+
+    request: "Request"
+    offer: Offer | None = None
+    local_tokens: int = 0
+    missed_tokens: int = -1
+    missed_s: float = 0.0
+    tier_tokens: int = 0
+    saved_blocks: dict[int, int] = field(default_factory=dict)
+    load_failed: bool = False
+    logged: bool = False
+
+    def drop_offer(self) -> None:
+        """Gives up the hit that was offered, and its leases."""
+        if self.offer is not None:
+            self.offer.claim.release()
+            self.offer = None
+
+
+@dataclass
+class RunningLoad:
+    """A load under way on the workers. Keeps the claim's leases until every rank has reported (P1, P4)."""
+
+    request_id: str
+    claim: "Claim"
+    ranks_left: int
+    before_forward: bool
+
+
+@dataclass
+class HeldSaves:
+    """Saves of a step that computed on KV loaded in that same step.
+
+    What a step computed is right only if its loads were right on every rank: a failed load on one rank poisons, through
+    the layers' collectives, what all ranks computed after it. So the saves wait for all ranks' reports, and are dropped
+    when one failed (P1).
+    """
+
+    load_ids: set[int]
+    saves: GroupBlocks

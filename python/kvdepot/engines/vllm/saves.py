@@ -1,0 +1,124 @@
+"""Dumps of a worker: begun layer by layer or as a whole, watched until the engine's memory is no longer read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvdepot.engines.vllm.compute import ComputeOrder
+from kvdepot.engines.vllm.log import connector_logger
+from kvdepot.engines.vllm.meta import Blocks, GroupBlocks
+from kvdepot.engines.vllm.stats import DepotStats
+from kvdepot.engines.vllm.stores import GroupStore
+
+if TYPE_CHECKING:
+    from kvdepot._native import Task
+
+logger = connector_logger()
+
+
+@dataclass(frozen=True)
+class RunningDump:
+    """A dump that may still read its pages."""
+
+    task: "Task"
+    pages: frozenset[int]
+    block_bytes: int
+
+
+@dataclass
+class LayerDump:
+    """A dump of this step of which only some shards have been handed over."""
+
+    task: "Task"
+    shards_left: set[int]
+
+
+class Saves:
+    """All dumps of a worker."""
+
+    def __init__(self, stores: Mapping[int, GroupStore], order: ComputeOrder, stats: DepotStats) -> None:
+        self._stores = stores
+        self._order = order
+        self._stats = stats
+        self._running: list[RunningDump] = []
+        self._by_layer: dict[int, LayerDump] = {}
+        self._begun = False
+
+    def dump(self, saves: GroupBlocks) -> None:
+        """Dumps whole blocks whose bytes are in place."""
+        for index, blocks in saves.items():
+            self._submit(index, blocks, by_layer=False)
+
+    def submit_layer(self, layer_name: str, saves: GroupBlocks) -> None:
+        """``save_kv_layer``: this layer of the step's blocks has been written."""
+        if not saves:
+            return
+        if not self._begun:
+            self._begun = True
+            for index, blocks in saves.items():
+                self._submit(index, blocks, by_layer=True)
+        for index, dump in self._by_layer.items():
+            shard = self._stores[index].shard_of_layer.get(layer_name)
+            if shard in dump.shards_left:
+                self._order.mark()
+                self._order.wait()
+                dump.shards_left.discard(shard)
+                dump.task.submit_shard(shard)
+
+    def finish_step(self, saves: GroupBlocks) -> None:
+        """Hands over all that the layers' hooks did not, and counts the dumps that have ended."""
+        if saves:
+            self._order.mark()
+            self._order.wait()
+        if self._begun:
+            for dump in self._by_layer.values():
+                for shard in sorted(dump.shards_left):
+                    dump.task.submit_shard(shard)
+        else:
+            self.dump(saves)
+        self._by_layer.clear()
+        self._begun = False
+        self._reap()
+
+    def _submit(self, index: int, blocks: Blocks, by_layer: bool) -> None:
+        from kvdepot._native import KVDepotError
+
+        store = self._stores.get(index)
+        if store is None or not store.writes or not blocks.pages:
+            return
+        try:
+            task = store.begin_dump(blocks) if by_layer else store.dump(blocks)
+        except KVDepotError as error:  # a block that is not stored is a later miss (P2)
+            self._stats.add_failures("dump", {error.kind: len(blocks.pages)})
+            return
+        if by_layer:
+            self._by_layer[index] = LayerDump(task, set(range(len(store.pages.shards))))
+        self._running.append(RunningDump(task, frozenset(blocks.pages), store.pages.block_bytes))
+
+    def fence(self, fresh: set[int]) -> None:
+        """Returns when no dump reads a page of ``fresh`` any more (P3)."""
+        for dump in self._running:
+            if not dump.pages.isdisjoint(fresh) and not dump.task.done():
+                self._stats.add("dump_fences")
+                # Bounded by the task's own deadline: giving up earlier would let the engine write under a reader.
+                dump.task.wait()
+        self._reap()
+
+    def _reap(self) -> None:
+        running = []
+        for dump in self._running:
+            if not dump.task.done():
+                running.append(dump)
+                continue
+            failures = dump.task.failures()
+            stored = len(dump.pages) - sum(failures.values())
+            self._stats.add("dump_blocks", stored)
+            self._stats.add("dump_bytes", stored * dump.block_bytes)
+            self._stats.add_failures("dump", failures)
+        self._running = running
+
+    def close(self) -> None:
+        """The engine's memory goes away: no dump may read it after this."""
+        for dump in self._running:
+            dump.task.wait()
+        self._running.clear()

@@ -1,0 +1,319 @@
+"""The scheduler's side: claims hits for waiting requests, plans loads and saves, keeps leases until they are used."""
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from kvdepot.engines.vllm.groups import Geometry
+from kvdepot.engines.vllm.log import connector_logger, log_hit
+from kvdepot.engines.vllm.meta import Blocks, GroupBlocks, Load, LoadReport, RankNamespaces, StepMetadata
+from kvdepot.engines.vllm.options import ConnectorOptions
+from kvdepot.engines.vllm.requests import HeldSaves, Offer, RequestState, RunningLoad
+from kvdepot.engines.vllm.stats import DepotStats
+
+if TYPE_CHECKING:
+    from kvdepot._native import Depot, Namespace
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
+
+logger = connector_logger()
+
+MISS_RECHECK_S = 0.5
+"""A request that cannot be admitted is matched again at every step; the depot is asked again only this often."""
+
+
+class SchedulerSide:
+    """State machine of the scheduler's connector. Calls come from one thread.
+
+    A request's hit goes: claim -> offer (settled, told to the scheduler) -> load (sent to the workers) -> reported by
+    all ranks, when the claim's leases are dropped. It may end at any point before: then the leases are dropped at once,
+    but never while a worker may still copy.
+    """
+
+    def __init__(self, depot: "Depot", options: ConnectorOptions, geometry: Geometry, ranks: int) -> None:
+        self._depot = depot
+        self._options = options
+        self._geometry = geometry
+        self._ranks = ranks
+        # Loading beside the computation needs a load that the step waits for. vLLM cannot recompute after a failure of
+        # such a load when there are several groups, so those load before they are scheduled (P2).
+        self.loads_before_forward = options.use_layerwise and len(geometry.groups) == 1
+        self._namespaces: list[tuple[list[Namespace], int, int]] = []
+        self._off = geometry.unsupported
+        self._requests: dict[str, RequestState] = {}
+        self._running_loads: dict[int, RunningLoad] = {}
+        self._held: list[HeldSaves] = []
+        self._step = StepMetadata()
+        self._load_ids = 0
+        self.kv_cache_manager: Any = None
+        self.stats = DepotStats()
+
+    def open_namespaces(self, ranks: list[RankNamespaces]) -> None:
+        """Takes what the workers found. Until this is called nothing is looked up, loaded or saved."""
+        self._off = self._off or next((rank.broken for rank in ranks if rank.broken), "")
+        if self._off:
+            logger.error("kvdepot is off, requests are computed as without it: %s", self._off)
+            return
+        self._namespaces = []
+        for group in self._geometry.groups:
+            # Ranks with equal bytes (MLA) name one namespace; a pipeline stage without such layers names none.
+            names = dict.fromkeys(rank.canonical[group.index] for rank in ranks if group.index in rank.canonical)
+            opened = [self._depot.open_canonical(name) for name in names]
+            self._namespaces.append((opened, group.window_blocks, group.hashes_per_block))
+        logger.info("kvdepot: %d ranks, namespaces %s", len(ranks), [ns.id for names, *_ in self._namespaces for ns in names])
+
+    # Lookup.
+
+    def new_request(self, request: "Request") -> None:
+        self._requests[request.request_id] = RequestState(request)
+
+    def match(self, request: "Request", local_tokens: int) -> tuple[int | None, bool]:
+        """``get_num_new_matched_tokens``: tokens that the depot has beyond ``local_tokens``; None = not yet known."""
+        state = self._requests.setdefault(request.request_id, RequestState(request))
+        state.local_tokens = local_tokens
+        state.tier_tokens = 0
+        if state.offer is not None and state.offer.local_tokens != local_tokens:
+            state.drop_offer()
+        if not self._may_load(state) or self._missed_lately(state, local_tokens):
+            state.drop_offer()
+            return 0, False
+        if state.offer is None:
+            skip, limit = self._bounds(request, local_tokens)
+            if limit <= skip:
+                return 0, False
+            claim = self._depot.claim(self._namespaces, request.block_hashes[:limit], skip, limit)
+            state.offer = Offer(claim, local_tokens)
+            self.stats.add("claims")
+        offer = state.offer
+        settled, units, from_tier = offer.claim.poll()
+        if not settled and (time.monotonic() - offer.started_s) * 1e3 >= self._options.wait_ms:
+            settled, units, from_tier = offer.claim.settle_now()
+        if not settled:
+            return None, False
+        tokens = units * self._geometry.hash_tokens - local_tokens
+        if tokens <= 0:
+            state.drop_offer()
+            state.missed_tokens, state.missed_s = local_tokens, time.monotonic()
+            return 0, False
+        offer.tokens, offer.units_from_tier = tokens, from_tier
+        return tokens, not self.loads_before_forward
+
+    def _may_load(self, state: RequestState) -> bool:
+        request = state.request
+        return (
+            bool(self._namespaces)
+            and not state.load_failed
+            and not getattr(request, "skip_reading_prefix_cache", False)
+            and request.num_prompt_tokens >= self._options.persist_token_threshold
+        )
+
+    @staticmethod
+    def _missed_lately(state: RequestState, local_tokens: int) -> bool:
+        return state.missed_tokens == local_tokens and time.monotonic() - state.missed_s < MISS_RECHECK_S
+
+    def _bounds(self, request: "Request", local_tokens: int) -> tuple[int, int]:
+        """Hash units that the engine has itself, and those that a hit may cover at most."""
+        geometry = self._geometry
+        tokens: int = request.num_tokens
+        if self.loads_before_forward or geometry.windowed:
+            # A forward needs a token to compute. After an async load of everything vLLM takes the last token back, but
+            # then a window begins one token earlier, where no block was loaded.
+            tokens -= 1
+        if self._options.hit_ratio is not None:
+            tokens = min(tokens, int(self._options.hit_ratio * request.num_prompt_tokens))
+        tokens = min(tokens, len(request.block_hashes) * geometry.hash_tokens)
+        # Cut before the claim, not after: a shorter hit needs other blocks of a window.
+        tokens -= tokens % geometry.hit_tokens
+        return local_tokens // geometry.hash_tokens, tokens // geometry.hash_tokens
+
+    # Loads.
+
+    def allocated(self, request: "Request", blocks: "KVCacheBlocks", external_tokens: int) -> None:
+        """``update_state_after_alloc``: the request has pages; the hit, if one was used, becomes a load."""
+        state = self._requests[request.request_id]
+        offer, state.offer = state.offer, None
+        self._log_once(state, external_tokens)
+        if external_tokens <= 0 or offer is None:
+            if offer is not None:
+                offer.claim.release()
+            return
+        page_ids = blocks.get_block_ids()
+        end_tokens = offer.local_tokens + external_tokens
+        plan: GroupBlocks = {}
+        for group in self._geometry.groups:
+            wanted = Blocks()
+            begin, end = offer.local_tokens // group.block_tokens, end_tokens // group.block_tokens
+            for index in range(begin, end):
+                page = page_ids[group.index][index]
+                if page != 0:  # the null block: before the window, never read
+                    wanted.add(request.block_hashes[(index + 1) * group.hashes_per_block - 1], page)
+            if wanted.pages:
+                plan[group.index] = wanted
+                self._step.fresh_pages += wanted.pages
+        state.tier_tokens = min(external_tokens, offer.units_from_tier * self._geometry.hash_tokens)
+        self._load_ids += 1
+        self._running_loads[self._load_ids] = RunningLoad(
+            request.request_id, offer.claim, self._ranks, self.loads_before_forward
+        )
+        self._step.loads.append(Load(self._load_ids, request.request_id, self.loads_before_forward, plan))
+        self.stats.add("hit_tokens", external_tokens)
+
+    def _log_once(self, state: RequestState, external_tokens: int) -> None:
+        if not state.logged:
+            state.logged = True
+            unit = self._geometry.hit_tokens
+            log_hit(
+                state.request.request_id,
+                state.request.num_tokens // unit,
+                state.local_tokens // unit,
+                max(0, external_tokens) // unit,
+            )
+
+    def hit_tier_tokens(self, request: "Request") -> int:
+        """How many tokens of the request's last hit came from below the pool."""
+        state = self._requests.get(request.request_id)
+        return state.tier_tokens if state is not None else 0
+
+    # The step.
+
+    def build_step(self, output: "SchedulerOutput") -> StepMetadata:
+        """``build_connector_meta``: everything that the workers shall do in this step."""
+        step, self._step = self._step, StepMetadata()
+        if not self._namespaces:
+            return step
+        step.late_saves = self._released_saves()
+        self._add_fresh_pages(step, output)
+        self._forget_overwritten(set(step.fresh_pages))
+        saves = self._plan_saves(output)
+        # With steps in flight, loads of an earlier step may not have been reported yet, so they count, too.
+        unproven = {load_id for load_id, load in self._running_loads.items() if load.before_forward}
+        if unproven and saves:
+            self._held.append(HeldSaves(unproven, saves))
+        else:
+            step.saves = saves
+        return step
+
+    def _forget_overwritten(self, fresh: set[int]) -> None:
+        """Held blocks whose pages go to somebody else before they could be saved are not saved (P1)."""
+        for held in self._held:
+            for index, blocks in held.saves.items():
+                if not fresh.isdisjoint(blocks.pages):
+                    kept = [(h, p) for h, p in zip(blocks.hashes, blocks.pages, strict=True) if p not in fresh]
+                    held.saves[index] = Blocks([h for h, _ in kept], [p for _, p in kept])
+
+    def _add_fresh_pages(self, step: StepMetadata, output: "SchedulerOutput") -> None:
+        for new in output.scheduled_new_reqs:
+            state = self._requests.get(new.req_id)
+            for group in self._geometry.groups:
+                # Leading blocks that vLLM had in its own prefix cache are read, not written.
+                own = state.local_tokens // group.block_tokens if state is not None else 0
+                step.fresh_pages += [page for page in new.block_ids[group.index][own:] if page]
+        for page_ids in output.scheduled_cached_reqs.new_block_ids:
+            for pages in page_ids or ():
+                step.fresh_pages += [page for page in pages if page]
+        for copy in getattr(output, "kv_cache_block_copies", None) or ():
+            step.fresh_pages.append(copy.dst_block_id)
+
+    def _plan_saves(self, output: "SchedulerOutput") -> GroupBlocks:
+        saves: GroupBlocks = {}
+        computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+        cached = output.scheduled_cached_reqs
+        computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        # A request that starts, or starts again after preemption: all before its first computed token was hit or loaded.
+        starting = {new.req_id for new in output.scheduled_new_reqs} | set(getattr(cached, "resumed_req_ids", ()))
+        for request_id, new_tokens in output.num_scheduled_tokens.items():
+            state = self._requests.get(request_id)
+            if state is None or state.request.num_prompt_tokens < self._options.persist_token_threshold:
+                continue
+            begin_tokens = computed[request_id]
+            hashes = state.request.block_hashes
+            if request_id in starting:
+                state.saved_blocks = {g.index: begin_tokens // g.block_tokens for g in self._geometry.groups}
+            pages: Any = None
+            for group in self._geometry.groups:
+                # Only tokens known before the step have hashes, so a rejected draft is never saved.
+                end = min((begin_tokens + new_tokens) // group.block_tokens, len(hashes) // group.hashes_per_block)
+                begin = state.saved_blocks.setdefault(group.index, state.local_tokens // group.block_tokens)
+                if end <= begin:
+                    continue
+                if pages is None:
+                    pages = output.kv_connector_block_state.get_block_ids(request_id)
+                blocks = saves.setdefault(group.index, Blocks())
+                for index in range(begin, end):
+                    page = pages[group.index][index]
+                    if page != 0:
+                        blocks.add(hashes[(index + 1) * group.hashes_per_block - 1], page)
+                state.saved_blocks[group.index] = end
+        return {index: blocks for index, blocks in saves.items() if blocks.pages}
+
+    def _released_saves(self) -> GroupBlocks:
+        """Saves whose step turned out to stand on good loads."""
+        late: GroupBlocks = {}
+        while self._held and not self._held[0].load_ids:
+            for index, blocks in self._held.pop(0).saves.items():
+                late.setdefault(index, Blocks()).extend(blocks)
+        return late
+
+    def reported(self, report: LoadReport | None) -> None:
+        """``update_connector_output``: loads that ended on some or all ranks."""
+        if report is None:
+            return
+        for load_id in report.failed:
+            load = self._running_loads.get(load_id)
+            self._held = [held for held in self._held if load_id not in held.load_ids]
+            state = self._requests.get(load.request_id) if load is not None else None
+            if load is not None and state is not None:
+                state.load_failed = True
+                state.saved_blocks = {}
+                if load.before_forward:
+                    self._evict_unproven(load.request_id)
+        for load_id, ranks in report.done.items():
+            load = self._running_loads.get(load_id)
+            if load is None:
+                continue
+            load.ranks_left -= ranks
+            if load.ranks_left == 0:
+                del self._running_loads[load_id]
+                load.claim.release()
+                for held in self._held:
+                    held.load_ids.discard(load_id)
+
+    def _evict_unproven(self, request_id: str) -> None:
+        """Takes a failed request's blocks out of vLLM's prefix cache.
+
+        vLLM publishes blocks of a load that a step waits for before it is done, and leaves them there while they are
+        computed again: another request that hits them in between would compute on garbage, and we would store it (P1).
+        """
+        evict = getattr(self.kv_cache_manager, "evict_blocks", None)
+        if evict is not None:
+            evict({page for pages in self.kv_cache_manager.get_block_ids(request_id) for page in pages if page})
+
+    def has_late_saves(self) -> bool:
+        """Whether the engine has to take one more step even when no request is left."""
+        return bool(self._held)
+
+    def finished(self, request_id: str) -> None:
+        state = self._requests.pop(request_id, None)
+        if state is not None:
+            state.drop_offer()
+
+    def reset(self) -> bool:
+        """``reset_cache``: nothing dumped so far is served again. False when the depot did not confirm it."""
+        from kvdepot._native import KVDepotError
+
+        self._held.clear()
+        for state in self._requests.values():
+            state.drop_offer()
+        try:
+            self._depot.reset([namespace for names, *_ in self._namespaces for namespace in names])
+        except KVDepotError as error:
+            logger.error("kvdepot: the reset of the cache is not confirmed: %s", error)
+            return False
+        return True
+
+    def close(self) -> None:
+        for state in self._requests.values():
+            state.drop_offer()
+        for load in self._running_loads.values():
+            load.claim.release()
+        self._depot.close()

@@ -1,0 +1,118 @@
+"""Proof, before the first request, that bytes of the engine's real tensors come back from the depot as they went.
+
+It goes through everything that a later engine or layout may change under us: the tensors' views, strides, the order of
+layers, the registration of their memory and the copies themselves. torch writes and compares by the tensor's own
+indexing, the depot copies by our page arithmetic.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvdepot.engines.vllm.log import connector_logger
+from kvdepot.engines.vllm.options import ConnectorOptions
+from kvdepot.engines.vllm.stores import GroupStore
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvdepot._native import Depot
+
+logger = connector_logger()
+
+# Page 0 is vLLM's null block. Two pages are dumped, loaded into two others, and one more has to stay as it is.
+SOURCE_PAGES, TARGET_PAGES, UNTOUCHED_PAGE = (1, 4), (3, 2), 5
+
+
+class SelfTestError(RuntimeError):
+    """What came back is not what was given."""
+
+
+def self_test(
+    depot: "Depot",
+    stores: Mapping[int, GroupStore],
+    kv_caches: Mapping[str, "torch.Tensor"],
+    options: ConnectorOptions,
+) -> None:
+    """Dumps and loads a pattern in every group, under a namespace of its own. No request has pages yet.
+
+    Raises:
+        SelfTestError: a group's bytes came back wrong.
+    """
+    if not depot.attached:
+        logger.warning("kvdepot: no depot yet, so the self-test of the KV cache's layout is left out")
+        return
+    for index, store in stores.items():
+        page_count = store.pages.page_count
+        if page_count <= UNTOUCHED_PAGE:
+            logger.warning("kvdepot: %d blocks are too few for the self-test", page_count)
+            return
+        layers = [_by_page(kv_caches[name], page_count) for name in store.pages.layer_names]
+        pages = sorted({*SOURCE_PAGES, *TARGET_PAGES, UNTOUCHED_PAGE})
+        kept = [layer[pages].clone() for layer in layers]
+        try:
+            _round_trip(depot, index, store, layers, options)
+        finally:
+            for layer, bytes_before in zip(layers, kept, strict=True):
+                layer[pages] = bytes_before
+
+
+def _round_trip(
+    depot: "Depot", index: int, store: GroupStore, layers: list["torch.Tensor"], options: ConnectorOptions
+) -> None:
+    import torch
+
+    for number, layer in enumerate(layers):
+        for page in (*SOURCE_PAGES, *TARGET_PAGES, UNTOUCHED_PAGE):
+            generator = torch.Generator().manual_seed(1000 * number + page)
+            pattern = torch.randint(0, 256, layer[page].shape, dtype=torch.uint8, generator=generator)
+            layer[page] = pattern.to(layer.device)
+    expected = [[layer[page].clone() for page in (*SOURCE_PAGES, UNTOUCHED_PAGE)] for layer in layers]
+    facts = json.dumps({**json.loads(store.facts), "self_test": os.urandom(8).hex()}, sort_keys=True)
+    trial = GroupStore.open(depot, facts, store.pages, options, writes=True)
+    try:
+        hashes = [os.urandom(16) for _ in SOURCE_PAGES]
+        dump = trial.store.dump_pages(hashes, np.array(SOURCE_PAGES, dtype=np.int64))
+        if not dump.wait(options.timeout_ms) or len(dump.failed()):
+            _not_stored(index, dump)
+            return
+        load = trial.store.load_pages(hashes, np.array(TARGET_PAGES, dtype=np.int64))
+        if not load.wait(options.timeout_ms) or len(load.failed()):
+            _not_stored(index, load)
+            return
+        for number, layer in enumerate(layers):
+            for page, want in zip((*TARGET_PAGES, UNTOUCHED_PAGE), expected[number], strict=True):
+                if not torch.equal(layer[page], want):
+                    name = store.pages.layer_names[number]
+                    raise SelfTestError(f"group {index}, layer {name}, page {page}: other bytes came back than went")
+    finally:
+        _forget(depot, trial)
+
+
+def _not_stored(index: int, task: Any) -> None:
+    """A depot that is full or slow proves nothing about the layout: each later block takes its own chance (P2)."""
+    logger.warning("kvdepot: the self-test of group %d could not be finished: %s", index, task.failures())
+
+
+def _forget(depot: "Depot", trial: GroupStore) -> None:
+    from kvdepot._native import KVDepotError
+
+    try:
+        depot.reset([trial.namespace])
+    except KVDepotError as error:
+        logger.debug("kvdepot: the self-test's blocks stay until they are evicted: %s", error)
+    trial.close()
+
+
+def _by_page(tensor: "torch.Tensor", page_count: int) -> "torch.Tensor":
+    """The tensor as bytes with pages first, by torch's own indexing; writes go through to the engine's memory."""
+    import torch
+
+    dim = next(d for d, n in enumerate(tensor.shape) if n >= page_count and n % page_count == 0)
+    first = tensor.movedim(dim, 0)
+    if first.shape[0] != page_count:
+        first = first.unflatten(0, (page_count, -1))
+    return first.view(torch.uint8) if first.stride(-1) == 1 else first.unsqueeze(-1).view(torch.uint8)

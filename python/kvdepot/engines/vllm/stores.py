@@ -1,0 +1,48 @@
+"""One KV-cache group's store on this rank: the core's ``Store`` over the group's pages."""
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvdepot.engines.vllm.meta import Blocks
+from kvdepot.engines.vllm.options import ConnectorOptions
+from kvdepot.engines.vllm.pages import GroupPages
+
+if TYPE_CHECKING:
+    from kvdepot._native import Depot, Namespace, Store, Task
+
+
+@dataclass(frozen=True)
+class GroupStore:
+    """A store whose pages are registered, and where each layer's bytes are in its blocks."""
+
+    store: "Store"
+    pages: GroupPages
+    facts: str
+    writes: bool
+    shard_of_layer: dict[str, int]
+
+    @staticmethod
+    def open(depot: "Depot", facts: str, pages: GroupPages, options: ConnectorOptions, writes: bool) -> "GroupStore":
+        namespace = depot.open_namespace(facts, json.dumps(pages.layout))
+        store = depot.store(namespace, copy_threads=options.copy_threads, timeout_ms=options.timeout_ms)
+        store.register_pages(pages.bases(), pages.strides(), pages.page_count)
+        return GroupStore(store, pages, facts, writes, pages.shard_of_layer())
+
+    @property
+    def namespace(self) -> "Namespace":
+        return self.store.namespace
+
+    def dump(self, blocks: Blocks) -> "Task":
+        return self.store.dump_pages(blocks.hashes, np.array(blocks.pages, dtype=np.int64))
+
+    def begin_dump(self, blocks: Blocks) -> "Task":
+        return self.store.begin_dump_pages(blocks.hashes, np.array(blocks.pages, dtype=np.int64))
+
+    def load(self, blocks: Blocks) -> "Task":
+        return self.store.load_pages(blocks.hashes, np.array(blocks.pages, dtype=np.int64))
+
+    def close(self) -> None:
+        self.store.close()

@@ -1,0 +1,63 @@
+"""A digest of a model's weights that is cheap, is the same on every node, and differs for every other checkpoint.
+
+Names, sizes and, of every tensor, a few bytes out of its middle: a fine-tune, a merge or a new revision under the same
+name changes some tensor everywhere, so its middle, too. Times of files are left out: they differ from node to node.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+HEADER_BYTES_MAX = 64 << 20
+SAMPLES_MAX = 8192
+SAMPLE_BYTES = 64
+PLAIN_SAMPLES = 64
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz")
+
+
+def weights_digest(directory: Path) -> str:
+    """Digest of the weight files in ``directory``; empty when there are none that can be read."""
+    files = sorted(path for path in directory.iterdir() if path.name.endswith(WEIGHT_SUFFIXES) and path.is_file())
+    if not files:
+        return ""
+    digest = hashlib.sha256()
+    for path in files:
+        size = path.stat().st_size
+        digest.update(f"{path.name}\0{size}\0".encode())
+        with path.open("rb") as file:
+            offsets = _tensor_middles(file.fileno(), size) if path.suffix == ".safetensors" else None
+            if offsets is None:
+                offsets = [size * i // PLAIN_SAMPLES for i in range(PLAIN_SAMPLES)]
+            for offset in offsets:
+                digest.update(os.pread(file.fileno(), SAMPLE_BYTES, offset))
+    return digest.hexdigest()[:32]
+
+
+def _tensor_middles(fd: int, size: int) -> list[int] | None:
+    """Offset of the middle of every tensor of a safetensors file; None when it is not one."""
+    head_bytes = int.from_bytes(os.pread(fd, 8, 0), "little")
+    if not 2 <= head_bytes <= min(HEADER_BYTES_MAX, size - 8):
+        return None
+    try:
+        header = json.loads(os.pread(fd, head_bytes, 8))
+        spans = [entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    step = max(1, len(spans) // SAMPLES_MAX)
+    return [8 + head_bytes + (int(begin) + int(end)) // 2 for begin, end in spans[::step]]
+
+
+def local_directory(model: str, revision: str | None) -> Path | None:
+    """Where the model lies on this machine: a directory, or its snapshot in the hub's cache. Asks no network."""
+    if os.path.isdir(model):
+        return Path(model)
+    if os.path.isfile(model):
+        return Path(model).parent
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(model, "config.json", revision=revision)
+    except Exception:  # the hub's package is vLLM's business; without it the digest is of the configuration alone
+        return None
+    return Path(found).parent if isinstance(found, str) else None

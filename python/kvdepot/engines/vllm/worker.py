@@ -1,0 +1,145 @@
+"""A worker's side: copies between the engine's pages and the depot, as the scheduler's connector has planned."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from kvdepot.engines.vllm.compute import ComputeOrder
+from kvdepot.engines.vllm.facts import engine_facts, group_facts
+from kvdepot.engines.vllm.groups import Geometry
+from kvdepot.engines.vllm.loads import Loads
+from kvdepot.engines.vllm.log import connector_logger
+from kvdepot.engines.vllm.meta import LoadReport, RankNamespaces, StepMetadata
+from kvdepot.engines.vllm.options import ConnectorOptions
+from kvdepot.engines.vllm.pages import group_pages
+from kvdepot.engines.vllm.ranks import attention_backends, this_rank
+from kvdepot.engines.vllm.saves import Saves
+from kvdepot.engines.vllm.selftest import self_test
+from kvdepot.engines.vllm.stats import DepotStats
+from kvdepot.engines.vllm.stores import GroupStore
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvdepot._native import Depot
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+logger = connector_logger()
+
+
+class WorkerSide:
+    """One rank's connector. Calls come from the worker's one thread; copies run in the core's threads.
+
+    The order of a step is fixed by vLLM: ``prepare`` (nothing of the step has run), ``start_loads`` (before the forward
+    when it depends on a load, else after), the layers' hooks, ``finish_saves``, ``finished_loads``.
+    """
+
+    def __init__(self, depot: "Depot", options: ConnectorOptions, geometry: Geometry) -> None:
+        self._depot = depot
+        self._options = options
+        self._geometry = geometry
+        self._stores: dict[int, GroupStore] = {}
+        self._names = RankNamespaces(broken=geometry.unsupported)
+        self._order = ComputeOrder(options.enable_event_sync)
+        self.stats = DepotStats()
+        self._loads = Loads(self._stores, options, self.stats, recompute_by_block=len(geometry.groups) == 1)
+        self._saves = Saves(self._stores, self._order, self.stats)
+
+    def register(
+        self,
+        vllm_config: "VllmConfig",
+        kv_cache_config: "KVCacheConfig",
+        kv_caches: Mapping[str, "torch.Tensor"],
+    ) -> None:
+        """Takes the engine's tensors: names their namespaces, and proves that their bytes come back as they went.
+
+        A failure turns the connector off on all ranks, not the engine (P1, P6).
+        """
+        if self._names.broken:
+            return
+        try:
+            self._open_stores(vllm_config, kv_cache_config, kv_caches)
+            self_test(self._depot, self._stores, kv_caches, self._options)
+        except Exception as error:  # whatever goes wrong here, an engine without a cache is better than none
+            logger.exception("kvdepot cannot use this engine's KV cache")
+            self._names = RankNamespaces(broken=f"{type(error).__name__}: {error}")
+            self._stores.clear()
+
+    def _open_stores(
+        self,
+        vllm_config: "VllmConfig",
+        kv_cache_config: "KVCacheConfig",
+        kv_caches: Mapping[str, "torch.Tensor"],
+    ) -> None:
+        rank = this_rank(vllm_config, kv_cache_config)
+        facts = engine_facts(vllm_config, kv_cache_config)
+        for group in self._geometry.groups:
+            pages = group_pages(
+                group.layer_names, kv_caches, kv_cache_config.num_blocks, self._options.use_layerwise
+            )
+            if not pages.shards:
+                continue
+            backend = attention_backends(vllm_config, pages.layer_names)
+            text = group_facts(facts, group, pages, rank, backend)
+            store = GroupStore.open(self._depot, text, pages, self._options, writes=rank.writes)
+            self._stores[group.index] = store
+            self._names.canonical[group.index] = store.namespace.canonical
+            logger.info(
+                "kvdepot: group %d, %d layers, %d bytes a block in %d shards, namespace %s%s",
+                group.index,
+                len(pages.layer_names),
+                pages.block_bytes,
+                len(pages.shards),
+                store.namespace.id,
+                "" if rank.writes else " (another rank dumps)",
+            )
+
+    @property
+    def namespaces(self) -> RankNamespaces:
+        """What the scheduler's connector has to know of this rank."""
+        return self._names
+
+    # The step, in vLLM's order.
+
+    def prepare(self, step: StepMetadata) -> None:
+        """``handle_preemptions``: the last moment at which pages still hold what the last step left in them."""
+        self._order.wait_if(bool(step.late_saves))
+        self._saves.dump(step.late_saves)
+        fresh = set(step.fresh_pages)
+        # The engine may write to these now: a dump has to have read them, a given-up load to have stopped (P3).
+        self._saves.fence(fresh)
+        self._loads.fence(fresh)
+
+    def start_loads(self, step: StepMetadata) -> None:
+        self._loads.start(step.loads)
+
+    def wait_for_layer(self, layer_name: str) -> None:
+        self._loads.wait_for_layer(layer_name)
+
+    def save_layer(self, layer_name: str, step: StepMetadata) -> None:
+        if self._options.use_layerwise:
+            self._saves.submit_layer(layer_name, step.saves)
+
+    def finish_saves(self, step: StepMetadata) -> None:
+        """``wait_for_save``: hands over all that the layers' hooks have not; full CUDA graphs skip the hooks."""
+        self._loads.finish_before_forward()
+        self._saves.finish_step(step.saves)
+
+    def finished_loads(self) -> set[str]:
+        """Requests whose asynchronous loads have come to an end since the last call."""
+        return self._loads.finished()
+
+    def failed_loads(self) -> set[str]:
+        return self._loads.take_failed_requests()
+
+    def failed_pages(self) -> set[int]:
+        return self._loads.take_failed_pages()
+
+    def report(self) -> LoadReport | None:
+        return self._loads.take_report()
+
+    def close(self) -> None:
+        self._saves.close()
+        for store in self._stores.values():
+            store.close()
+        self._depot.close()

@@ -1,0 +1,309 @@
+"""A stand-in for ``kvdepot._native`` in pure Python: the same face over a directory of files.
+
+For developing and testing connectors without the core. Processes share it through ``<socket>.fake/``; what is there
+stays, so restarts find it. ``<socket>.fake/control.json`` injects trouble: ``dead`` (nothing answers), ``fail_load_every``
+(every n-th block fails), ``fail_rank`` (only where the namespace's facts have this kv_shard), ``load_delay_ms``, ``dump_delay_ms``,
+``unsettled_polls``. ``KVDEPOT_FAKE_CORRUPT`` in the environment: bytes come back wrong.
+"""
+
+import ctypes
+import hashlib
+import itertools
+import json
+import os
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+
+__version__ = "0.0-fake"
+PROTOCOL_VERSION = 0
+
+
+class KVDepotError(Exception):
+    kind = "error"
+
+
+class ConfigError(KVDepotError, ValueError):
+    kind = "config"
+
+
+class UnavailableError(KVDepotError, ConnectionError):
+    kind = "unavailable"
+
+
+class Namespace:
+    def __init__(self, root: Path, canonical: str) -> None:
+        self.canonical = canonical
+        facts, layout = json.loads(canonical)
+        self.shard = int(facts.get("kv_shard", 0))
+        self.sizes = [sizes for count, sizes in layout for _ in range(count)]
+        self._base = root / hashlib.sha256(canonical.encode()).hexdigest()[:24]
+        self._base.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def epoch(self) -> int:
+        try:
+            return int((self._base / "epoch").read_text())
+        except FileNotFoundError:
+            return 0
+
+    def next_epoch(self) -> None:
+        number = self.epoch + 1
+        (self._base / f"epoch.{os.getpid()}").write_text(str(number))
+        os.rename(self._base / f"epoch.{os.getpid()}", self._base / "epoch")
+
+    @property
+    def id(self) -> str:
+        return hashlib.sha256(f"{self.canonical}{self.epoch}".encode()).hexdigest()[:32]
+
+    def file(self, block_hash: bytes) -> Path:
+        folder = self._base / str(self.epoch)
+        folder.mkdir(exist_ok=True)
+        return folder / bytes(block_hash).hex()
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(map(sum, self.sizes))
+
+    @property
+    def shard_count(self) -> int:
+        return len(self.sizes)
+
+
+class Depot:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        root.mkdir(parents=True, exist_ok=True)
+
+    @staticmethod
+    def connect(socket_path, spawn=None, wait_ms=10_000, call_timeout_ms=8) -> "Depot":
+        return Depot(Path(socket_path + ".fake"))
+
+    @property
+    def control(self) -> dict:
+        try:
+            return json.loads((self.root / "control.json").read_text())
+        except (FileNotFoundError, ValueError):
+            return {}
+
+    @property
+    def attached(self) -> bool:
+        return not self.control.get("dead")
+
+    def open_namespace(self, facts_json: str, layout_json: str) -> Namespace:
+        canonical = json.dumps([json.loads(facts_json), json.loads(layout_json)], sort_keys=True)
+        return self.open_canonical(canonical)
+
+    def open_canonical(self, canonical: str) -> Namespace:
+        return Namespace(self.root, canonical)
+
+    def store(self, namespace, copy_threads=0, timeout_ms=30_000) -> "Store":
+        return Store(self, namespace)
+
+    def claim(self, groups, hashes, skip, limit) -> "Claim":
+        assert all(isinstance(h, bytes) for h in hashes)
+        assert all(skip % per == 0 for _, _, per in groups)
+        return Claim(self, groups, hashes, skip, limit)
+
+    def reset(self, namespaces) -> None:
+        if not self.attached:
+            raise UnavailableError("no depot")
+        for namespace in namespaces:
+            namespace.next_epoch()
+
+    def drain(self, timeout_ms: int) -> bool:
+        return True
+
+    def stats_json(self) -> str:
+        return "{}"
+
+    def close(self) -> None:
+        pass
+
+
+class Claim:
+    def __init__(self, depot, groups, hashes, skip, limit) -> None:
+        self.polls = depot.control.get("unsettled_polls", 0)
+        self.result = skip if not depot.attached else self._longest(groups, hashes, skip, limit)
+        self.settled = False
+
+    @staticmethod
+    def _longest(groups, hashes, skip, limit) -> int:
+        step = int(np.lcm.reduce([per for _, _, per in groups]))
+        limit = min(limit, len(hashes))
+
+        def has(namespaces, per, block) -> bool:
+            return all(ns.file(hashes[(block + 1) * per - 1]).exists() for ns in namespaces)
+
+        full = limit
+        for namespaces, window, per in groups:
+            if window == 0:
+                blocks = itertools.takewhile(lambda b: has(namespaces, per, b), range(skip // per, full // per))
+                full = skip + per * sum(1 for _ in blocks)
+        for units in range(full - full % step, skip, -step):
+            ok = True
+            for namespaces, window, per in groups:
+                first = max(skip // per, units // per - window)
+                if window and not all(has(namespaces, per, b) for b in range(first, units // per)):
+                    ok = False
+            if ok:
+                return units
+        return skip
+
+    def poll(self):
+        self.polls -= 1
+        self.settled = self.settled or self.polls < 0
+        return (self.settled, self.result if self.settled else 0, 0)
+
+    def wait(self, timeout_ms):
+        return self.poll()
+
+    def settle_now(self):
+        self.settled = True
+        return (True, self.result, 0)
+
+    def release(self) -> None:
+        pass
+
+
+class Task:
+    ids = itertools.count(1)
+
+    def __init__(self, blocks: int, shards: int) -> None:
+        self.id, self.block_count = next(self.ids), blocks
+        self.shards: list[Future] = [Future() for _ in range(shards)]
+        self.bad: dict[int, str] = {}
+        self.submit_shard = None
+
+    def done(self) -> bool:
+        return all(f.done() for f in self.shards)
+
+    def wait(self, timeout_ms=None) -> bool:
+        return all(self.wait_shard(i, timeout_ms) for i in range(len(self.shards)))
+
+    def wait_shard(self, shard, timeout_ms=None) -> bool:
+        try:
+            self.shards[shard].result(None if timeout_ms is None else timeout_ms / 1e3)
+        except TimeoutError:
+            return False
+        return True
+
+    def failed(self):
+        assert self.done()
+        return np.array(sorted(self.bad), dtype=np.int64)
+
+    def failures(self):
+        assert self.done()
+        kinds = list(self.bad.values())
+        return {kind: kinds.count(kind) for kind in set(kinds)}
+
+
+class Store:
+    def __init__(self, depot: Depot, namespace: Namespace) -> None:
+        self.depot, self.namespace = depot, namespace
+        self.pool = ThreadPoolExecutor(1)
+        self.loads = 0
+        self.lock = Lock()
+
+    def register_pages(self, bases, strides, page_count) -> None:
+        assert bases.dtype == np.uint64 and strides.dtype == np.int64
+        assert len(bases) == len(strides) == sum(map(len, self.namespace.sizes))
+        self.bases, self.strides, self.page_count = bases.tolist(), strides.tolist(), page_count
+
+    def _spans(self, shard: int, page: int):
+        assert 0 <= page < self.page_count
+        first = sum(len(sizes) for sizes in self.namespace.sizes[:shard])
+        for offset, size in enumerate(self.namespace.sizes[shard]):
+            yield self.bases[first + offset] + page * self.strides[first + offset], size
+
+    def dump_pages(self, hashes, pages) -> Task:
+        task = self.begin_dump_pages(hashes, pages)
+        for shard in range(self.namespace.shard_count):
+            task.submit_shard(shard)
+        return task
+
+    def begin_dump_pages(self, hashes, pages) -> Task:
+        assert pages.dtype == np.int64 and len(hashes) == len(pages)
+        if not self.depot.attached:
+            raise UnavailableError("no depot")
+        task = Task(len(hashes), self.namespace.shard_count)
+        files = [self.namespace.file(h) for h in hashes]
+        buffers = [[b""] * self.namespace.shard_count for _ in hashes]
+        left = set(range(self.namespace.shard_count))
+
+        def copy(shard: int) -> None:
+            time.sleep(self.depot.control.get("dump_delay_ms", 0) / 1e3)
+            for i, page in enumerate(pages.tolist()):
+                buffers[i][shard] = b"".join(ctypes.string_at(a, n) for a, n in self._spans(shard, page))
+            left.discard(shard)
+            if not left:
+                for i, file in enumerate(files):
+                    self._write(file, b"".join(buffers[i]))
+            task.shards[shard].set_result(None)
+
+        task.submit_shard = lambda shard: self.pool.submit(copy, shard)
+        return task
+
+    def _write(self, file: Path, data: bytes) -> None:
+        old = file.read_bytes() if file.exists() else None
+        if old is not None and old != data and os.environ.get("KVDEPOT_FAKE_STRICT"):
+            with (self.depot.root / "conflicts").open("a") as log:
+                # Same tokens, other batch: float32 values may differ in their last bits, but no more than that.
+                apart = np.abs(np.frombuffer(old, np.float32) - np.frombuffer(data, np.float32)).max()
+                log.write(f"{apart:.6f} {file.name}\n")
+        if old is None:
+            part = file.with_suffix(f".{os.getpid()}")
+            part.write_bytes(data)
+            os.rename(part, file)
+
+    def load_pages(self, hashes, pages) -> Task:
+        assert pages.dtype == np.int64 and len(hashes) == len(pages)
+        if not self.depot.attached:
+            raise UnavailableError("no depot")
+        task = Task(len(hashes), self.namespace.shard_count)
+        control = self.depot.control
+        starts = np.cumsum([0, *map(sum, self.namespace.sizes)]).tolist()
+        datas: list[bytes] = []
+        for i, h in enumerate(hashes):
+            self.loads += 1
+            every = control.get("fail_load_every", 0)
+            hit_rank = control.get("fail_rank", self.namespace.shard) == self.namespace.shard
+            try:
+                if every and hit_rank and self.loads % every == 0:
+                    raise OSError
+                data = self.namespace.file(h).read_bytes()
+                if os.environ.get("KVDEPOT_FAKE_CORRUPT"):
+                    data = bytes(256 - b & 255 for b in data)
+            except OSError:
+                task.bad[i] = "not_found"
+                data = b""
+            datas.append(data)
+
+        def copy() -> None:
+            for shard, begin in enumerate(starts[:-1]):
+                time.sleep(control.get("load_delay_ms", 0) / 1e3)
+                for i, page in enumerate(pages.tolist()):
+                    at = begin
+                    for address, size in self._spans(shard, page):
+                        # A failed block leaves garbage, as a copy that broke off would.
+                        ctypes.memmove(address, datas[i][at : at + size] or b"\x3f" * size, size)
+                        at += size
+                task.shards[shard].set_result(None)
+
+        self.pool.submit(copy)
+        return task
+
+    def lookup(self, hashes):
+        return np.array([self.namespace.file(h).exists() for h in hashes], dtype=np.bool_)
+
+    def lookup_on_prefix(self, hashes) -> int:
+        return sum(1 for _ in itertools.takewhile(lambda h: self.namespace.file(h).exists(), hashes))
+
+    def prefetch(self, hashes) -> None:
+        pass
+
+    def close(self) -> None:
+        self.pool.shutdown()

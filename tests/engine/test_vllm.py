@@ -1,0 +1,179 @@
+"""Real vLLM on a CPU with the connector: the same tokens, wherever the KV came from."""
+
+from typing import Any
+
+import pytest
+
+from conftest import Lab
+
+# Lengths on and off block boundaries (32 tokens), one longer than a step's budget of tokens (256).
+LONG, SHORT, EVEN = [[1, 600]], [[2, 350]], [[3, 320]]
+PROMPTS = [LONG, SHORT, EVEN]
+DECODED = 40
+ROUNDING = 1e-3
+
+
+def generate(name: str, prompts: list[Any] = PROMPTS, max_tokens: int = DECODED) -> dict[str, Any]:
+    return {"do": "generate", "name": name, "prompts": prompts, "max_tokens": max_tokens}
+
+
+RESET = {"do": "reset"}
+
+
+def hits(layerwise: bool, model: str) -> list[int]:
+    """What a repeated prompt finds: whole blocks, but a token stays to be computed where the hit must leave one."""
+    keeps_one = layerwise or model == "gemma3"
+    return [576, 320, 288 if keeps_one else 319]
+
+
+CASES = [
+    (model, tp, layerwise) for model in ("llama", "mla", "gemma3") for tp in (1, 2) for layerwise in (True, False)
+]
+
+
+@pytest.mark.parametrize(("model", "tp", "layerwise"), CASES)
+def test_same_tokens_cold_warm_and_after_a_restart(lab: Lab, model: str, tp: int, layerwise: bool) -> None:
+    """Outputs do not depend on where the KV came from (P1); a new engine finds what an old one left."""
+    options = {"use_layerwise": layerwise}
+    longer = [[[1, 600], [7, 90]], [[2, 350], [8, 10]]]
+    first = lab.run(
+        model,
+        [generate("cold"), generate("own cache"), RESET, generate("warm"), RESET, generate("longer", longer)],
+        tp=tp,
+        options=options,
+    )
+    cold = first["cold"]
+    assert cold["cached"] == [0, 0, 0]
+    assert first["own cache"]["tokens"] == cold["tokens"]
+    assert first["warm"]["tokens"] == cold["tokens"]
+    assert first["warm"]["cached"] == hits(layerwise, model)
+    assert first["longer"]["cached"][0] >= 576
+    assert "hit hbm: 0, hit external: 18" in first.log
+    assert "self-test" not in first.log
+
+    second = lab.run(model, [generate("restarted"), RESET, generate("longer", longer)], tp=tp, options=options)
+    assert second["restarted"]["tokens"] == cold["tokens"]
+    assert second["restarted"]["cached"] == hits(layerwise, model)
+    assert second["longer"]["tokens"] == first["longer"]["tokens"]
+    assert all(apart < ROUNDING for apart in lab.conflicts())
+
+
+@pytest.mark.parametrize("model", ["llama", "mla", "gemma3"])
+def test_connector_changes_no_token(lab: Lab, model: str) -> None:
+    plain = lab.run(model, [generate("cold")], connector=None)
+    depot = lab.run(model, [generate("cold")])
+    assert depot["cold"]["tokens"] == plain["cold"]["tokens"]
+
+
+@pytest.mark.parametrize(("model", "tp", "layerwise"), [c for c in CASES if c[0] != "mla"])
+def test_failed_loads_are_computed(fake_lab: Lab, model: str, tp: int, layerwise: bool) -> None:
+    """A failed load costs time, never a request or a token (P2), and poisons nothing that is stored after it (P1)."""
+    trouble = {"do": "control", "fail_load_every": 7, "fail_rank": 0}
+    longer = [[[1, 600], [7, 90]], [[2, 350], [8, 40]]]
+    run = fake_lab.run(
+        model,
+        [
+            generate("cold"),
+            RESET,
+            generate("computed", longer),
+            {"do": "reset_all"},
+            generate("cold again"),
+            RESET,
+            trouble,
+            generate("failing"),
+            RESET,
+            generate("failing longer", longer),
+            {"do": "control"},
+            RESET,
+            generate("after"),
+            RESET,
+            generate("after longer", longer),
+        ],
+        tp=tp,
+        options={"use_layerwise": layerwise},
+    )
+    assert "blocks were not loaded" in run.log
+    assert run["failing"]["finish"] == ["length"] * 3
+    for name in ("cold again", "failing", "after"):
+        assert run[name]["tokens"] == run["cold"]["tokens"], name
+    for name in ("failing longer", "after longer"):
+        assert run[name]["tokens"] == run["computed"]["tokens"], name
+    assert run["after longer"]["cached"][0] > 600
+    assert all(apart < ROUNDING for apart in fake_lab.conflicts())
+
+
+@pytest.mark.parametrize("layerwise", [True, False])
+@pytest.mark.parametrize("model", ["llama", "gemma3"])
+def test_preempted_requests_come_back_right(lab: Lab, model: str, layerwise: bool) -> None:
+    """A small GPU pool: requests are preempted, their blocks overwritten while dumps may still read them (P3)."""
+    prompts = [[[seed, 300]] for seed in range(10, 14)]
+    engine = {"kv_cache_memory_bytes": 40 * 131072 if model == "llama" else 60 * 131072, "max_model_len": 768}
+    phases = [generate("crowded", prompts, 150), RESET, generate("again", prompts, 150)]
+    slow = [{"do": "control", "dump_delay_ms": 3, "load_delay_ms": 3}] if lab.native == "fake" else []
+    crowded = lab.run(model, [*slow, *phases], options={"use_layerwise": layerwise}, engine=engine)
+    roomy = lab.run(model, [generate("roomy", prompts, 150)], connector=None)
+    assert crowded["metrics"].get("vllm:num_preemptions", 0) > 0
+    assert crowded["crowded"]["tokens"] == roomy["roomy"]["tokens"]
+    assert crowded["again"]["tokens"] == roomy["roomy"]["tokens"]
+    assert all(apart < ROUNDING for apart in lab.conflicts())
+
+
+@pytest.mark.parametrize("layerwise", [True, False])
+def test_dead_depot_costs_nothing(fake_lab: Lab, layerwise: bool) -> None:
+    """The depot dies between and during requests, and comes back (P6)."""
+    run = fake_lab.run(
+        "llama",
+        [
+            generate("cold"),
+            RESET,
+            {"do": "control", "dead": True},
+            generate("dead"),
+            RESET,
+            {"do": "control"},
+            generate("back"),
+        ],
+        options={"use_layerwise": layerwise},
+    )
+    assert run["dead"]["tokens"] == run["back"]["tokens"] == run["cold"]["tokens"]
+    assert run["dead"]["cached"] == [0, 0, 0]
+    assert run["back"]["cached"] == hits(layerwise, "llama")
+
+
+def test_reset_forgets_everything(lab: Lab) -> None:
+    """``reset_prefix_cache(reset_connector=True)``: nothing that was dumped before is served again."""
+    run = lab.run("llama", [generate("cold"), {"do": "reset_all"}, generate("reset"), RESET, generate("warm")])
+    assert run["reset_all"] is True
+    assert run["reset"]["cached"] == [0, 0, 0]
+    assert run["warm"]["cached"] == hits(True, "llama")
+
+
+def test_one_copy_of_latent_kv_for_all_ranks(lab: Lab) -> None:
+    """MLA: what two ranks left, one rank finds, and the other way round; only one of them dumps."""
+    two = lab.run("mla", [generate("cold")], tp=2)
+    one = lab.run("mla", [generate("warm")], tp=1)
+    assert one["warm"]["cached"] == hits(True, "mla")
+    assert one["warm"]["tokens"] == two["cold"]["tokens"]
+    assert "another rank dumps" in two.log
+
+
+def test_corrupt_copies_turn_the_connector_off(fake_lab: Lab) -> None:
+    """The self-test sees that bytes do not come back as they went; the engine goes on without a depot."""
+    fake_lab.control.parent.mkdir(parents=True, exist_ok=True)
+    plain = fake_lab.run("llama", [generate("cold")], connector=None)
+    run = fake_lab.run("llama", [generate("cold"), RESET, generate("warm")], environment={"KVDEPOT_FAKE_CORRUPT": "1"})
+    assert "other bytes came back than went" in run.log
+    assert run["cold"]["tokens"] == run["warm"]["tokens"] == plain["cold"]["tokens"]
+    assert run["warm"]["cached"] == [0, 0, 0]
+
+
+def test_hashes_that_mean_nothing_elsewhere_are_refused(fake_lab: Lab) -> None:
+    with pytest.raises(pytest.fail.Exception, match="PYTHONHASHSEED"):
+        fake_lab.run("llama", [generate("cold")], engine={"prefix_caching_hash_algo": "xxhash"})
+
+
+def test_limits_of_what_is_loaded(fake_lab: Lab) -> None:
+    """``hit_ratio`` caps hits, ``persist_token_threshold`` leaves short prompts alone."""
+    options = {"hit_ratio": 0.5, "persist_token_threshold": 330}
+    run = fake_lab.run("llama", [generate("cold"), RESET, generate("warm")], options=options)
+    assert run["warm"]["cached"] == [288, 160, 0]
+    assert run["warm"]["tokens"] == run["cold"]["tokens"]
