@@ -51,7 +51,7 @@ class PosixKeys(BaseModel):
     )
     io_write_threads: int = key(
         4,
-        "Threads that write block files. In the seeds' files: half of `stream_number`, rounded up.",
+        "Threads that write block files. In files with `ucm_connectors`: half of `stream_number`, rounded up.",
         unit="threads",
         ge=1,
         le=IO_THREADS_MAX,
