@@ -58,7 +58,7 @@ test-python: setup ## Test the Python package (ARGS: for pytest)
 
 .PHONY: test-engine
 test-engine: vllm-env ## Test with a real vLLM on CPU (ARGS: for pytest)
-	@$(VLLM_VENV)/bin/python -m pytest tests/engine $(ARGS)
+	@$(VLLM_VENV)/bin/python -m pytest -o filterwarnings=default -o timeout=900 tests/engine $(ARGS)
 
 .PHONY: lint
 lint: setup $(CARGO_DENY) ## Check format, lints, types, stubs, spelling and licences

@@ -2,9 +2,10 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from kvdepot.config.keys import key
+from kvdepot.config.pipeline import normal_pipeline
 
 TIMEOUT_MS_MAX = 3_600_000
 QUEUE_DEPTH_MAX = 1 << 24
@@ -18,7 +19,8 @@ class DepotKeys(BaseModel):
 
     pipeline: str = key(
         "Cache|Posix",
-        "The pool (`Cache` keeps blocks, `Staging` only passes them on) and the tiers under it, nearest first.",
+        "The pool (`Cache` keeps blocks, `Staging` only passes them on) and the tiers under it, nearest first. "
+        "`Posix` alone is `Staging|Posix`.",
         seeds=["store_pipeline"],
     )
     mode: Literal["auto", "node", "embedded"] = key(
@@ -104,3 +106,8 @@ class DepotKeys(BaseModel):
         "info",
         "How much is logged. The environment's `KVDEPOT_LOG`, then `UC_LOGGER_LEVEL`, go before it.",
     )
+
+    @field_validator("pipeline")
+    @classmethod
+    def _normal_pipeline(cls, value: str) -> str:
+        return normal_pipeline(value)

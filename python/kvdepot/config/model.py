@@ -89,7 +89,8 @@ class KVDepotConfig(EngineKeys, PosixKeys, DepotKeys):
         """
         said = {name: getattr(self, name) for name in self.model_fields_set} | values
         copy = type(self)(**{name: value for name, value in said.items() if value is not None})
-        return copy.with_origins({**self._origins, **dict.fromkeys(values, "argument")})
+        origins = {**self._origins, **dict.fromkeys(values, "argument")}
+        return copy.with_origins({name: origin for name, origin in origins.items() if name in copy.model_fields_set})
 
     def pool_bytes(self, block_bytes: int | None = None, machine: Machine | None = None) -> int:
         """Size of the pool in bytes; see ``to_core_json`` for the arguments and errors."""

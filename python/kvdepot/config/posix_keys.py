@@ -8,7 +8,6 @@ from pydantic import BaseModel, field_validator
 from kvdepot.config.depot_keys import GIB_MAX
 from kvdepot.config.keys import key
 
-DIRECTORIES_MAX = 64
 IO_THREADS_MAX = 256
 
 
@@ -20,8 +19,6 @@ class PosixKeys(BaseModel):
         "Directories of the `Posix` tier, absolute, as a list or separated by `:`; local disks or mounts.",
         seeds=["storage_backends"],
         by_default="`kvdepot` in the user's cache directory",
-        min_length=1,
-        max_length=DIRECTORIES_MAX,
     )
     posix_capacity_gb: float | None = key(
         None,
@@ -54,7 +51,7 @@ class PosixKeys(BaseModel):
     )
     io_write_threads: int = key(
         4,
-        "Threads that write block files. In the seeds' files: half of `stream_number`, rounded up.",
+        "Threads that write block files. In files with `ucm_connectors`: half of `stream_number`, rounded up.",
         unit="threads",
         ge=1,
         le=IO_THREADS_MAX,

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 SOCKET_PATH_BYTES_MAX = 107
 POOL_BYTES_MIN = 1 << 20
+DIRECTORIES_MAX = 64
 POSIX_ONLY = (
     "directories",
     "posix_capacity_gb",
@@ -87,8 +88,12 @@ def _posix(config: "KVDepotConfig") -> Iterator[Problem]:
             if name in config.model_fields_set:
                 yield Problem(name, f"has no use in the pipeline {config.pipeline}, which has no Posix tier: remove it")
         return
-    for path in config.directories or ():
+    if config.directories is None:
+        return
+    if not 1 <= len(config.directories) <= DIRECTORIES_MAX:
+        yield Problem("directories", f"must be 1 to {DIRECTORIES_MAX} directories")
+    for path in config.directories:
         if not os.path.isabs(path):
             yield Problem("directories", f"{path!r} must be an absolute path, because the depot is its own process")
-    if config.directories is not None and len(set(config.directories)) != len(config.directories):
+    if len(set(config.directories)) != len(config.directories):
         yield Problem("directories", "a directory stands in it twice: name each once")

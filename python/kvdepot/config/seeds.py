@@ -99,13 +99,15 @@ class SeedReader:
         self._store(store, config, (*path, "ucm_connector_config"))
 
     def _store(self, store: str, config: Mapping[str, object], path: KeyPath) -> None:
-        for name in REQUIRED[store]:
-            if config.get(name) in (None, "", []):
-                self._problem((*path, name), f"{store} needs it: add it")
+        missing = [name for name in REQUIRED[store] if config.get(name) in (None, "", [])]
+        if "Posix" not in str(config.get("store_pipeline", "Posix")):
+            missing = [name for name in missing if name != "storage_backends"]
+        for name in missing:
+            self._problem((*path, name), f"{store} needs it: add it")
         for name, value in config.items():
             if name not in STORES[store]:
                 self._unknown((*path, name), STORES[store])
-            elif not (name in REQUIRED[store] and value in (None, "", [])):
+            elif name not in missing:
                 self._say(self.names[name], value, (*path, name))
         if store == "UcmNfsStore":
             self._say("pipeline", "Staging|Posix", (*path[:-1], "ucm_connector_name"))
