@@ -1,4 +1,5 @@
 //! P2 and P7 of the psync engine: everything ends, in bounded time, and a stuck thread stops nobody else.
+#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
 
 use std::path::PathBuf;
 use std::sync::Arc;
