@@ -41,7 +41,7 @@ fn claim(attachment: &Arc<Attachment>, groups: &[ClaimGroupSpec], names: std::op
 fn dump_all(attachment: &Arc<Attachment>, engine: &Engine, first: u64, count: usize) {
     let names: Vec<u64> = (first..first + count as u64).collect();
     for (names, pages) in names.chunks(8).zip(engine.all_pages().chunks(8)) {
-        assert!(engine.dump(names, pages).is_empty());
+        assert!(engine.dump(names, &pages[..names.len()]).is_empty());
         assert!(attachment.drain(LONG).unwrap());
     }
 }
@@ -251,7 +251,7 @@ fn a_tier_that_hangs_delays_nobody_beyond_the_deadline() {
         engine.fill(1);
         dump_all(&attachment, &engine, 0, 8);
     }
-    let posix = serde_json::json!({"directories": [directory.path()], "faults": "hung=1.0,seed=1"});
+    let posix = serde_json::json!({"directories": [directory.path()], "faults": "read_hang=1.0,seed=1"});
     let hung = serde_json::json!({"pipeline": "Cache|Posix", "posix": posix, "timeout_ms": 300});
     let attachment = embedded(config(16 << 20, hung));
     let mut engine = Engine::new(&attachment, &spec, 16);
