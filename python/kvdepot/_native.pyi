@@ -160,9 +160,7 @@ class Store:
         """Like ``dump_pages``, but each shard is read only after ``Task.submit_shard`` (layer-wise save)."""
     def load_pages(self, hashes: Sequence[bytes], pages: npt.NDArray[np.int64]) -> Task:
         """Loads block ``hashes[i]`` into page ``pages[i]``, shard by shard in order."""
-    def dump(
-        self, hashes: Sequence[bytes], shards: npt.NDArray[np.int64], addresses: npt.NDArray[np.uint64]
-    ) -> Task:
+    def dump(self, hashes: Sequence[bytes], shards: npt.NDArray[np.int64], addresses: npt.NDArray[np.uint64]) -> Task:
         """Stores shard ``shards[i]`` of block ``hashes[i]`` from ``addresses[i, t]``; a block is visible when all its
         shards came, in one task or several."""
     def load(
@@ -187,6 +185,7 @@ def serve(config_json: str, socket_path: str, idle_exit_ms: int = 0) -> None:
 def crc64nvme(data: bytes) -> int: ...
 def block_hash(engine_hash: bytes) -> bytes:
     """The 16 bytes that an engine's hash becomes in a key."""
+
 def namespace_id(facts_json: str, layout_json: str, epoch: int = 0) -> str: ...
 def init_logging(level: str, path: str | None = None) -> None:
     """Log lines of the core go to standard error, or to ``path``; ``level``: error, warn, info, debug, trace."""

@@ -104,7 +104,9 @@ impl Error {
     pub fn io(message: impl Into<String>, source: std::io::Error) -> Self {
         let kind = match source.kind() {
             std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => ErrorKind::NoSpace,
-            std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::ReadOnlyFilesystem => ErrorKind::Permission,
+            std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::ReadOnlyFilesystem => {
+                ErrorKind::Permission
+            }
             std::io::ErrorKind::NotFound => ErrorKind::NotFound,
             std::io::ErrorKind::TimedOut | std::io::ErrorKind::WouldBlock => ErrorKind::Timeout,
             _ => ErrorKind::Io,

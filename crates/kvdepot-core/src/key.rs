@@ -26,7 +26,8 @@ impl BlockHash {
             return Ok(Self(exact));
         }
         if hash.is_empty() || hash.len() > ENGINE_HASH_BYTES_MAX {
-            return Err(Error::new(ErrorKind::Config, "a block hash must have 1 to 64 bytes").with("bytes", hash.len()));
+            return Err(Error::new(ErrorKind::Config, "a block hash must have 1 to 64 bytes")
+                .with("bytes", hash.len()));
         }
         Ok(Self(xxhash_rust::xxh3::xxh3_128(hash).to_be_bytes()))
     }
@@ -83,7 +84,10 @@ impl NamespaceSpec {
             return Err(Error::new(ErrorKind::Config, "namespace facts must be a JSON object"));
         }
         if contains_float(&facts) {
-            return Err(Error::new(ErrorKind::Config, "namespace facts must not contain fractions: write them as text"));
+            return Err(Error::new(
+                ErrorKind::Config,
+                "namespace facts must not contain fractions: write them as text",
+            ));
         }
         let mut whole = serde_json::Map::new();
         whole.insert("facts".to_owned(), facts);

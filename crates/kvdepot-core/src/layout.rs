@@ -23,14 +23,18 @@ impl BlockLayout {
         }
         let tensors: usize = shards.iter().map(Vec::len).sum();
         if tensors > TENSORS_MAX {
-            return Err(bad("a block has too many tensors").with("tensors", tensors).with("tensors_max", TENSORS_MAX));
+            return Err(bad("a block has too many tensors")
+                .with("tensors", tensors)
+                .with("tensors_max", TENSORS_MAX));
         }
         let mut shard_starts = Vec::with_capacity(shards.len() + 1);
         let mut offset = 0u64;
         for (index, shard) in shards.iter().enumerate() {
             shard_starts.push(offset);
             if shard.is_empty() || shard.contains(&0) {
-                return Err(bad("a shard needs at least one tensor, each of at least one byte").with("shard", index));
+                return Err(
+                    bad("a shard needs at least one tensor, each of at least one byte").with("shard", index)
+                );
             }
             for &size in shard {
                 offset = offset.checked_add(size).filter(|&o| o <= BLOCK_BYTES_MAX).ok_or_else(|| {
@@ -45,7 +49,8 @@ impl BlockLayout {
     /// A layout of equal shards, as the seeds spell it: `tensor_size_list` for each of `shard_count` shards.
     pub fn uniform(shard_count: usize, tensor_sizes_bytes: &[u64]) -> Result<Self> {
         if shard_count > SHARDS_MAX {
-            return Err(Error::new(ErrorKind::Config, "a block must have 1 to 4096 shards").with("shards", shard_count));
+            return Err(Error::new(ErrorKind::Config, "a block must have 1 to 4096 shards")
+                .with("shards", shard_count));
         }
         Self::new(vec![tensor_sizes_bytes.to_vec(); shard_count])
     }
@@ -89,7 +94,8 @@ impl BlockLayout {
 
     /// Reads what `to_json` wrote.
     pub fn from_json(value: &serde_json::Value) -> Result<Self> {
-        let bad = || Error::new(ErrorKind::Config, "a layout is a list of [shard count, [tensor sizes in bytes]]");
+        let bad =
+            || Error::new(ErrorKind::Config, "a layout is a list of [shard count, [tensor sizes in bytes]]");
         let mut shards = Vec::new();
         for run in value.as_array().ok_or_else(bad)? {
             let count = run.get(0).and_then(serde_json::Value::as_u64).ok_or_else(bad)?;
@@ -123,7 +129,9 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        for shards in [vec![], vec![vec![]], vec![vec![0]], vec![vec![u64::MAX, 1]], vec![vec![1]; SHARDS_MAX + 1]] {
+        for shards in
+            [vec![], vec![vec![]], vec![vec![0]], vec![vec![u64::MAX, 1]], vec![vec![1]; SHARDS_MAX + 1]]
+        {
             assert_eq!(BlockLayout::new(shards).unwrap_err().kind(), ErrorKind::Config);
         }
         for text in ["[[0,[1]]]", "[[18446744073709551615,[1]]]", "{}", "[[1,[1.5]]]", "[[1,[\"1\"]]]"] {

@@ -1,11 +1,25 @@
 //! The vocabulary and the pure decisions of kvdepot: no I/O, no clock, no threads, no unsafe.
 #![forbid(unsafe_code)]
 
+pub mod block;
 pub mod error;
+pub mod eviction;
+pub mod hit;
 pub mod key;
 pub mod layout;
+pub mod lease;
 pub mod limits;
+pub mod pipeline;
+pub mod quota;
+pub mod runs;
 
+pub use block::{Block, Phase};
 pub use error::{Error, ErrorKind, Result};
+pub use eviction::{EvictionPolicy, SlotId};
+pub use hit::{GroupShape, longest_hit, needed_blocks};
 pub use key::{BlockHash, BlockKey, NamespaceId, NamespaceSpec};
 pub use layout::BlockLayout;
+pub use lease::{LeaseId, LeaseTable};
+pub use pipeline::{PipelineSpec, PoolKind, TierKind};
+pub use quota::Ledger;
+pub use runs::{Run, RunAllocator, Runs};

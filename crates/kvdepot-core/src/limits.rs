@@ -16,6 +16,12 @@ pub const NAMESPACE_SPEC_BYTES_MAX: usize = 64 << 10;
 pub const NAMESPACES_MAX: usize = 4096;
 /// Most contiguous runs that a slot may be made of.
 pub const SLOT_RUNS_MAX: usize = 64;
+/// Slots that may not go which an eviction passes over without touching their order; see `EvictionPolicy::victim`.
+pub const EVICTION_PASSED_OVER_MAX: usize = 1024;
+/// Most leases of one connection.
+pub const LEASES_PER_OWNER_MAX: usize = 1 << 20;
+/// Longest spelling of a pipeline.
+pub const PIPELINE_TEXT_BYTES_MAX: usize = 256;
 /// Size of the pool's extents: what is populated and registered as one.
 pub const POOL_EXTENT_BYTES: u64 = 1 << 30;
 /// Smallest pool.
@@ -33,4 +39,4 @@ pub const CLAIMS_PER_CONNECTION_MAX: usize = 65_536;
 
 const _: () = assert!(BLOCK_ALIGN_BYTES.is_power_of_two());
 const _: () = assert!(BATCH_HASHES_MAX * 16 + 8192 < FRAME_BYTES_MAX);
-const _: () = assert!(POOL_EXTENT_BYTES % BLOCK_ALIGN_BYTES == 0);
+const _: () = assert!(POOL_EXTENT_BYTES.is_multiple_of(BLOCK_ALIGN_BYTES));

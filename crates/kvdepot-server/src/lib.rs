@@ -1,1 +1,45 @@
-//! The doors of a depot process.
+//! The doors of a depot process. This release has the local door: a unix socket for the engines of the node.
+
+pub mod local;
+pub mod lock;
+pub mod logging;
+
+pub use local::LocalDoor;
+pub use lock::DoorLock;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvdepot_core::Result;
+use kvdepot_depot::{Depot, DepotConfig};
+
+/// How a `serve` ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Asked to.
+    Stopped,
+    /// Nobody was attached for as long as agreed.
+    Idle,
+    /// Another depot serves this socket already.
+    AlreadyServed,
+}
+
+/// Runs a depot with its local door at `socket` until `keep_on` says no (asked ten times a second), or nobody was
+/// attached for `idle_exit`. What is dirty is written before it returns, within bounds.
+pub fn serve(
+    config: DepotConfig,
+    socket: &Path,
+    idle_exit: Option<Duration>,
+    keep_on: &mut dyn FnMut() -> bool,
+) -> Result<Ended> {
+    let Some(lock) = DoorLock::take(socket)? else { return Ok(Ended::AlreadyServed) };
+    let depot = Arc::new(Depot::start(config)?);
+    let door = LocalDoor::open(&lock)?;
+    tracing::info!("serving {} at {} (pid {})", depot.config().pipeline, socket.display(), std::process::id());
+    let ended = door.run(&depot, idle_exit, keep_on);
+    drop(door);
+    drop(depot);
+    drop(lock);
+    ended
+}

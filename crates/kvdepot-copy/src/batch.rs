@@ -1,0 +1,72 @@
+//! A batch of copies: ops in order, cut into groups that complete as one.
+
+use std::fmt::Debug;
+
+use kvdepot_core::Result;
+
+/// Which way bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// Device to pool: a dump.
+    ToHost,
+    /// Pool to device: a load.
+    ToDevice,
+}
+
+/// One contiguous copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyOp {
+    /// Address in the device's memory.
+    pub device: u64,
+    /// Address in the pool.
+    pub host: *mut u8,
+    /// Length in bytes.
+    pub len: usize,
+}
+
+// SAFETY: an op is two addresses; whoever runs it answers for them (`CopyEngine::run`).
+unsafe impl Send for CopyOp {}
+// SAFETY: as for Send.
+unsafe impl Sync for CopyOp {}
+
+/// Ops in groups: group `g` is `ops[ends[g - 1]..ends[g]]`, a shard of some blocks as a rule.
+#[derive(Clone, Debug)]
+pub struct CopyBatch {
+    /// Which way.
+    pub direction: Direction,
+    /// What to copy, in order.
+    pub ops: Vec<CopyOp>,
+    /// Where each group ends, ascending; the last is `ops.len()`. A group may be empty.
+    pub ends: Vec<usize>,
+    /// Device event to wait for before the first byte (P3); 0 = none. The host engine knows no events.
+    pub wait_event: u64,
+}
+
+impl CopyBatch {
+    /// An empty batch.
+    pub const fn new(direction: Direction) -> Self {
+        Self { direction, ops: Vec::new(), ends: Vec::new(), wait_event: 0 }
+    }
+
+    /// Ends the current group.
+    pub fn end_group(&mut self) {
+        self.ends.push(self.ops.len());
+    }
+
+    /// The ops of a group.
+    pub fn group(&self, index: usize) -> &[CopyOp] {
+        let start = if index == 0 { 0 } else { self.ends[index - 1] };
+        &self.ops[start..self.ends[index]]
+    }
+
+    /// Bytes of all ops.
+    pub fn bytes(&self) -> u64 {
+        self.ops.iter().map(|op| op.len as u64).sum()
+    }
+}
+
+/// Who hears that a group has ended. Called from the engine's threads; must not block.
+pub trait GroupSink: Send + Sync + Debug {
+    /// Group `group` has ended.
+    fn group_ended(&self, group: usize, outcome: Result<()>);
+}

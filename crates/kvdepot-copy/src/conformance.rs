@@ -1,0 +1,116 @@
+//! What every copy engine must do; run by each engine's tests over memory that the engine can reach.
+
+use std::sync::Arc;
+
+use kvdepot_core::Result;
+use parking_lot::{Condvar, Mutex};
+
+use crate::{CopyBatch, CopyEngine, CopyOp, Direction, GroupSink};
+
+/// Memory that an engine calls device memory.
+pub trait DeviceMemory {
+    /// Address of its first byte.
+    fn address(&self) -> u64;
+    /// Its content now.
+    fn read(&self) -> Vec<u8>;
+    /// Overwrites its content.
+    fn write(&self, bytes: &[u8]);
+}
+
+/// Collects group outcomes and waits for all of them.
+#[derive(Debug)]
+pub struct Collect {
+    outcomes: Mutex<Vec<Option<Result<()>>>>,
+    all: Condvar,
+}
+
+impl Collect {
+    /// For a batch of `groups` groups.
+    pub fn new(groups: usize) -> Arc<Self> {
+        Arc::new(Self { outcomes: Mutex::new(vec![None; groups]), all: Condvar::new() })
+    }
+
+    /// Waits until every group was reported, and returns the outcomes.
+    pub fn wait(&self) -> Vec<Result<()>> {
+        let mut outcomes = self.outcomes.lock();
+        while outcomes.iter().any(Option::is_none) {
+            self.all.wait(&mut outcomes);
+        }
+        outcomes.iter().flatten().cloned().collect()
+    }
+}
+
+impl GroupSink for Collect {
+    fn group_ended(&self, group: usize, outcome: Result<()>) {
+        let mut outcomes = self.outcomes.lock();
+        assert!(outcomes[group].is_none(), "group {group} was reported twice");
+        outcomes[group] = Some(outcome);
+        self.all.notify_all();
+    }
+}
+
+/// Runs the suite. `device(len)` gives device memory of `len` bytes.
+///
+/// # Panics
+/// When the engine breaks a rule.
+pub fn check<D: DeviceMemory>(engine: &dyn CopyEngine, device: impl Fn(usize) -> D) {
+    for seed in 0..8 {
+        round_trip(engine, &device, seed);
+    }
+    empty_batches_end(engine);
+}
+
+fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..len)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 24) as u8
+        })
+        .collect()
+}
+
+/// Odd sizes, permuted order, several groups: what was dumped comes back, and nothing beside it changes.
+fn round_trip<D: DeviceMemory>(engine: &dyn CopyEngine, device: &impl Fn(usize) -> D, seed: u64) {
+    let sizes: Vec<usize> = (0..60).map(|i| [1, 7, 64, 4096, 4097, 65_536, 300_000][(i + seed as usize) % 7]).collect();
+    let total: usize = sizes.iter().sum();
+    let (source, target) = (device(total), device(total + 2));
+    let bytes = pattern(total, seed + 1);
+    source.write(&bytes);
+    target.write(&vec![0xEE; total + 2]);
+    let mut host = vec![0u8; total];
+    for (direction, memory, shift) in [(Direction::ToHost, &source, 0), (Direction::ToDevice, &target, 1)] {
+        let mut batch = CopyBatch::new(direction);
+        let mut offset = 0;
+        for (index, &len) in sizes.iter().enumerate() {
+            // SAFETY: `offset < total`, the length of `host`.
+            let host = unsafe { host.as_mut_ptr().add(offset) };
+            batch.ops.push(CopyOp { device: memory.address() + (offset + shift) as u64, host, len });
+            offset += len;
+            if index % 13 == 12 {
+                batch.end_group();
+            }
+        }
+        batch.end_group();
+        batch.end_group();
+        let collect = Collect::new(batch.ends.len());
+        // SAFETY: all memory lives until `wait` has returned, and nothing else touches it before.
+        unsafe { engine.run(batch, Arc::clone(&collect) as Arc<dyn GroupSink>) }.expect("a legal batch runs");
+        collect.wait().into_iter().for_each(|outcome| outcome.expect("a legal copy succeeds"));
+    }
+    assert_eq!(host, bytes, "dump, seed {seed}");
+    let back = target.read();
+    assert_eq!(&back[1..=total], &bytes[..], "load, seed {seed}");
+    assert_eq!((back[0], back[total + 1]), (0xEE, 0xEE), "bytes beside the target changed, seed {seed}");
+}
+
+fn empty_batches_end(engine: &dyn CopyEngine) {
+    let mut batch = CopyBatch::new(Direction::ToHost);
+    batch.end_group();
+    let collect = Collect::new(1);
+    // SAFETY: no memory is named.
+    unsafe { engine.run(batch, Arc::clone(&collect) as Arc<dyn GroupSink>) }.expect("an empty batch runs");
+    assert_eq!(collect.wait().len(), 1);
+}

@@ -1,0 +1,181 @@
+//! The host engine: device memory is ordinary memory of this process (CPU engines), and the reference for the others.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+
+use crossbeam_channel::{Receiver, Sender};
+use kvdepot_core::{Error, ErrorKind, Result};
+
+use crate::batch::{CopyBatch, CopyOp, Direction, GroupSink};
+use crate::CopyEngine;
+
+/// Bytes that one thread takes at a time: large enough that hand-over costs nothing beside the copy.
+const PIECE_BYTES: usize = 1 << 20;
+/// Below this many bytes a batch is copied by its caller alone.
+const HELP_BYTES_MIN: u64 = 4 << 20;
+/// Most threads of one engine.
+const THREADS_MAX: usize = 64;
+
+/// Copies with the calling thread and helpers. Plain `memcpy`: the C library already picks non-temporal stores for
+/// large copies, and an own streaming loop was not faster where measured (docs/benchmarks.md).
+pub struct HostEngine {
+    helpers: Vec<JoinHandle<()>>,
+    work: Option<Sender<Arc<Work>>>,
+}
+
+/// A batch cut into pieces that threads take by turns.
+struct Work {
+    batch: CopyBatch,
+    /// `(group, first op, one past the last op)`.
+    pieces: Vec<(usize, usize, usize)>,
+    next: AtomicUsize,
+    /// Pieces left of each group; the one who takes the last to zero reports the group.
+    left: Vec<AtomicUsize>,
+    pieces_left: AtomicUsize,
+    done: parking_lot::Mutex<bool>,
+    wake: parking_lot::Condvar,
+    sink: Arc<dyn GroupSink>,
+}
+
+impl HostEngine {
+    /// An engine of `threads` in all, the caller included; 0 = half of the machine's, 4 at most.
+    pub fn new(threads: usize) -> Result<Self> {
+        let available = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let threads = if threads == 0 { (available / 2).clamp(1, 4) } else { threads };
+        if threads > THREADS_MAX {
+            return Err(Error::new(ErrorKind::Config, "too many copy threads")
+                .with("copy_threads", threads)
+                .with("copy_threads_max", THREADS_MAX));
+        }
+        let mut helpers = Vec::new();
+        let mut work = None;
+        if threads > 1 {
+            let (sender, receiver) = crossbeam_channel::unbounded::<Arc<Work>>();
+            for index in 1..threads {
+                helpers.push(spawn_helper(index, receiver.clone())?);
+            }
+            work = Some(sender);
+        }
+        Ok(Self { helpers, work })
+    }
+}
+
+fn spawn_helper(index: usize, receiver: Receiver<Arc<Work>>) -> Result<JoinHandle<()>> {
+    std::thread::Builder::new()
+        .name(format!("kvdepot-copy{index}"))
+        .spawn(move || {
+            for work in receiver {
+                work.take_pieces();
+            }
+        })
+        .map_err(|e| Error::io("cannot start a copy thread", e))
+}
+
+impl Work {
+    fn new(batch: CopyBatch, sink: Arc<dyn GroupSink>) -> Self {
+        let mut pieces = Vec::new();
+        let mut left = Vec::with_capacity(batch.ends.len());
+        let mut start = 0;
+        for (group, &end) in batch.ends.iter().enumerate() {
+            let before = pieces.len();
+            let (mut first, mut bytes) = (start, 0);
+            for index in start..end {
+                bytes += batch.ops[index].len;
+                if bytes >= PIECE_BYTES || index + 1 == end {
+                    pieces.push((group, first, index + 1));
+                    (first, bytes) = (index + 1, 0);
+                }
+            }
+            if pieces.len() == before {
+                pieces.push((group, end, end));
+            }
+            left.push(AtomicUsize::new(pieces.len() - before));
+            start = end;
+        }
+        Self {
+            pieces_left: AtomicUsize::new(pieces.len()),
+            batch,
+            pieces,
+            next: AtomicUsize::new(0),
+            left,
+            done: parking_lot::Mutex::new(false),
+            wake: parking_lot::Condvar::new(),
+            sink,
+        }
+    }
+
+    fn take_pieces(&self) {
+        loop {
+            let index = self.next.fetch_add(1, Ordering::Relaxed);
+            let Some(&(group, first, last)) = self.pieces.get(index) else { return };
+            for op in &self.batch.ops[first..last] {
+                copy_one(self.batch.direction, op);
+            }
+            // AcqRel pairs with the other threads' decrements: whoever reports sees all bytes of the group.
+            if self.left[group].fetch_sub(1, Ordering::AcqRel) == 1 {
+                self.sink.group_ended(group, Ok(()));
+            }
+            if self.pieces_left.fetch_sub(1, Ordering::AcqRel) == 1 {
+                *self.done.lock() = true;
+                self.wake.notify_all();
+            }
+        }
+    }
+}
+
+fn copy_one(direction: Direction, op: &CopyOp) {
+    let device = op.device as *mut u8;
+    let (from, to) = match direction {
+        Direction::ToHost => (device.cast_const(), op.host),
+        Direction::ToDevice => (op.host.cast_const(), device),
+    };
+    // SAFETY: `CopyEngine::run`'s caller guarantees both ranges until the group was reported, and no overlap of a
+    // written range with anything else.
+    unsafe { std::ptr::copy_nonoverlapping(from, to, op.len) };
+}
+
+impl CopyEngine for HostEngine {
+    fn name(&self) -> &'static str {
+        "host"
+    }
+
+    unsafe fn run(&self, batch: CopyBatch, sink: Arc<dyn GroupSink>) -> Result<()> {
+        if batch.wait_event != 0 {
+            return Err(Error::new(ErrorKind::Unsupported, "the host engine knows no device events"));
+        }
+        let large = batch.bytes() >= HELP_BYTES_MIN;
+        let work = Arc::new(Work::new(batch, sink));
+        if work.pieces.is_empty() {
+            return Ok(());
+        }
+        if let (Some(sender), true) = (&self.work, large) {
+            for _ in 0..self.helpers.len().min(work.pieces.len() - 1) {
+                let _ = sender.send(Arc::clone(&work));
+            }
+        }
+        work.take_pieces();
+        // The ops' memory is the caller's again only when the helpers are through with their pieces.
+        let mut done = work.done.lock();
+        while !*done {
+            work.wake.wait(&mut done);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for HostEngine {
+    fn drop(&mut self) {
+        self.work = None;
+        for helper in self.helpers.drain(..) {
+            let _ = helper.join();
+        }
+    }
+}
+
+impl fmt::Debug for HostEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HostEngine({} threads)", self.helpers.len() + 1)
+    }
+}

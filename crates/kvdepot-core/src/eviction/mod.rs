@@ -1,0 +1,57 @@
+//! Which slot goes next. Policies order slots; the caller says which of them may go (leases, writes, dirt).
+
+use std::fmt::Debug;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::key::BlockKey;
+
+mod list;
+mod lru;
+mod s3fifo;
+
+pub use lru::Lru;
+pub use s3fifo::S3Fifo;
+
+/// Number of a slot in the pool. Numbers are dense: policies index vectors by them.
+pub type SlotId = u32;
+
+/// Names that [`by_name`] knows.
+pub const POLICY_NAMES: [&str; 2] = ["lru", "s3fifo"];
+
+/// An order of eviction over the slots that hold a block.
+pub trait EvictionPolicy: Send + Debug {
+    /// A block came into a slot that the policy does not know yet.
+    fn insert(&mut self, slot: SlotId, key: BlockKey);
+
+    /// The slot's block was used. A slot that is not known is left alone.
+    fn touch(&mut self, slot: SlotId);
+
+    /// The slot's block is gone, by eviction or otherwise. A slot that is not known is left alone.
+    fn remove(&mut self, slot: SlotId);
+
+    /// The next slot to go among those that `may_evict` allows; finds one if there is any.
+    ///
+    /// The slot stays until the caller removes it. Slots that may not go are passed over and keep their place in
+    /// the order; beyond `EVICTION_PASSED_OVER_MAX` in one call they count as used just now, so that a long row
+    /// of leased slots is paid for once and not by every call after.
+    fn victim(&mut self, may_evict: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId>;
+
+    /// How many slots are known.
+    fn len(&self) -> usize;
+
+    /// Whether no slot is known.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// The policy of that name, with room for about `slots_hint` slots (more may come).
+pub fn by_name(name: &str, slots_hint: usize) -> Result<Box<dyn EvictionPolicy>> {
+    match name {
+        "lru" => Ok(Box::new(Lru::new(slots_hint))),
+        "s3fifo" => Ok(Box::new(S3Fifo::new(slots_hint))),
+        _ => Err(Error::new(ErrorKind::Config, "unknown eviction policy")
+            .with("name", name)
+            .with("known", POLICY_NAMES.join(", "))),
+    }
+}

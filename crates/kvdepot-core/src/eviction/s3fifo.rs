@@ -1,0 +1,183 @@
+//! S3-FIFO (Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023).
+//!
+//! New blocks enter a small queue of a tenth of the slots. Those used again there move to the main queue, the
+//! others leave early, and their keys are remembered for a while: a block that comes back goes to the main queue
+//! at once. So a prompt that is seen once cannot push out what many prompts share.
+
+use std::collections::VecDeque;
+
+use hashbrown::HashMap;
+
+use super::list::SlotLists;
+use super::{EvictionPolicy, SlotId};
+use crate::key::BlockKey;
+use crate::limits::EVICTION_PASSED_OVER_MAX;
+
+const SMALL: usize = 0;
+const MAIN: usize = 1;
+/// The small queue's share of all slots.
+const SMALL_DIVISOR: usize = 10;
+/// Uses are counted up to here: two bits, as in the paper.
+const USES_MAX: u8 = 3;
+/// Uses in the small queue that earn a place in the main one: the paper's "more than once".
+const PROMOTION_USES: u8 = 2;
+
+/// Evicts what was used least among the new, then among the old.
+#[derive(Debug)]
+pub struct S3Fifo {
+    lists: SlotLists<2>,
+    /// Uses and key of each slot; meaningful only for slots in a list.
+    slots: Vec<Option<(u8, BlockKey)>>,
+    ghosts: Ghosts,
+    /// The last answer of `victim`: only an eviction leaves a ghost, a doomed block does not.
+    chosen: Option<SlotId>,
+}
+
+impl S3Fifo {
+    /// An empty policy with room for `slots_hint` slots.
+    pub fn new(slots_hint: usize) -> Self {
+        Self {
+            lists: SlotLists::new(slots_hint),
+            slots: Vec::with_capacity(slots_hint),
+            ghosts: Ghosts::default(),
+            chosen: None,
+        }
+    }
+
+    fn uses(&mut self, slot: SlotId) -> &mut u8 {
+        &mut self.slots[slot as usize].as_mut().expect("a listed slot has its state").0
+    }
+
+    /// One walk over the small queue, oldest first. Evictable slots used often enough move to the main queue.
+    fn victim_in_small(&mut self, may_evict: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId> {
+        let mut next = self.lists.oldest(SMALL);
+        let mut passed_over = 0;
+        for _ in 0..self.lists.len(SMALL) {
+            let slot = next?;
+            next = self.lists.newer(slot);
+            if !may_evict(slot) {
+                self.pass_over(SMALL, slot, &mut passed_over);
+            } else if *self.uses(slot) >= PROMOTION_USES {
+                *self.uses(slot) = 0;
+                self.lists.move_to(MAIN, slot);
+            } else {
+                return Some(slot);
+            }
+        }
+        None
+    }
+
+    /// Walks over the main queue, oldest first; each walk costs the evictable slots one use, so the last walk
+    /// finds one if there is any.
+    fn victim_in_main(&mut self, may_evict: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId> {
+        for _walk in 0..=USES_MAX {
+            let mut next = self.lists.oldest(MAIN);
+            let mut passed_over = 0;
+            let mut reprieved = false;
+            for _ in 0..self.lists.len(MAIN) {
+                let slot = next?;
+                next = self.lists.newer(slot);
+                if !may_evict(slot) {
+                    self.pass_over(MAIN, slot, &mut passed_over);
+                } else if *self.uses(slot) > 0 {
+                    *self.uses(slot) -= 1;
+                    self.lists.move_to(MAIN, slot);
+                    reprieved = true;
+                } else {
+                    return Some(slot);
+                }
+            }
+            if !reprieved {
+                break;
+            }
+        }
+        None
+    }
+
+    fn pass_over(&mut self, list: usize, slot: SlotId, passed_over: &mut usize) {
+        *passed_over += 1;
+        if *passed_over > EVICTION_PASSED_OVER_MAX {
+            self.lists.move_to(list, slot);
+        }
+    }
+}
+
+impl EvictionPolicy for S3Fifo {
+    fn insert(&mut self, slot: SlotId, key: BlockKey) {
+        debug_assert!(self.lists.list_of(slot).is_none(), "slot {slot} was inserted twice");
+        if self.slots.len() <= slot as usize {
+            self.slots.resize(slot as usize + 1, None);
+        }
+        self.slots[slot as usize] = Some((0, key));
+        let list = if self.ghosts.forget(&key) { MAIN } else { SMALL };
+        self.lists.move_to(list, slot);
+    }
+
+    fn touch(&mut self, slot: SlotId) {
+        if self.lists.list_of(slot).is_some() {
+            let uses = self.uses(slot);
+            *uses = (*uses + 1).min(USES_MAX);
+        }
+    }
+
+    fn remove(&mut self, slot: SlotId) {
+        let len = self.len();
+        let list = self.lists.unlink(slot);
+        let evicted = self.chosen == Some(slot);
+        if evicted {
+            self.chosen = None;
+        }
+        if let Some((_, key)) = self.slots.get_mut(slot as usize).and_then(Option::take)
+            && evicted
+            && list == Some(SMALL)
+        {
+            self.ghosts.remember(key, len);
+        }
+    }
+
+    fn victim(&mut self, may_evict: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId> {
+        let small_is_full = self.lists.len(SMALL) >= (self.len() / SMALL_DIVISOR).max(1);
+        self.chosen = None;
+        if !small_is_full {
+            self.chosen = self.victim_in_main(may_evict);
+        }
+        // The walk over the small queue may promote all that it finds, so the main queue comes after it.
+        if self.chosen.is_none() {
+            self.chosen = self.victim_in_small(may_evict).or_else(|| self.victim_in_main(may_evict));
+        }
+        self.chosen
+    }
+
+    fn len(&self) -> usize {
+        self.lists.len(SMALL) + self.lists.len(MAIN)
+    }
+}
+
+/// Keys that left the small queue lately, oldest first.
+#[derive(Debug, Default)]
+struct Ghosts {
+    /// Key to the number of its newest entry in `order`; other entries of the key are stale.
+    newest: HashMap<BlockKey, u64>,
+    order: VecDeque<(u64, BlockKey)>,
+    entries_ever: u64,
+}
+
+impl Ghosts {
+    /// Remembers a key, and at most `keys_max` in all (P7): as many as there are slots.
+    fn remember(&mut self, key: BlockKey, keys_max: usize) {
+        self.entries_ever += 1;
+        self.newest.insert(key, self.entries_ever);
+        self.order.push_back((self.entries_ever, key));
+        while self.order.len() > keys_max.max(1) {
+            let Some((entry, key)) = self.order.pop_front() else { break };
+            if self.newest.get(&key) == Some(&entry) {
+                self.newest.remove(&key);
+            }
+        }
+    }
+
+    /// Whether the key was remembered; it is not any more.
+    fn forget(&mut self, key: &BlockKey) -> bool {
+        self.newest.remove(key).is_some()
+    }
+}

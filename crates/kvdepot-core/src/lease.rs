@@ -1,0 +1,97 @@
+//! P4: a lease belongs to a connection, and ends with it at the latest.
+
+use hashbrown::HashMap;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::eviction::SlotId;
+use crate::limits::LEASES_PER_OWNER_MAX;
+
+/// Name of a lease; never used twice in a depot's life, so a late release cannot hit a newer lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct LeaseId(pub u64);
+
+/// Who holds which slots. Owners are connection ids.
+#[derive(Debug, Default)]
+pub struct LeaseTable {
+    owners: HashMap<u64, HashMap<LeaseId, SlotId>>,
+    granted_ever: u64,
+}
+
+impl LeaseTable {
+    /// A table without leases.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Gives `owner` a lease on a slot; an owner with `LEASES_PER_OWNER_MAX` of them is `Busy` (P7).
+    pub fn grant(&mut self, owner: u64, slot: SlotId) -> Result<LeaseId> {
+        if self.count(owner) >= LEASES_PER_OWNER_MAX {
+            return Err(Error::new(ErrorKind::Busy, "the connection holds too many leases")
+                .with("leases_max", LEASES_PER_OWNER_MAX));
+        }
+        self.granted_ever += 1;
+        let lease = LeaseId(self.granted_ever);
+        self.owners.entry(owner).or_default().insert(lease, slot);
+        Ok(lease)
+    }
+
+    /// The slot that a lease of `owner` is on.
+    pub fn slot_of(&self, owner: u64, lease: LeaseId) -> Result<SlotId> {
+        let slot = self.owners.get(&owner).and_then(|leases| leases.get(&lease)).copied();
+        slot.ok_or_else(|| no_such_lease(lease))
+    }
+
+    /// Ends a lease and says on which slot it was. Only its owner can.
+    pub fn release(&mut self, owner: u64, lease: LeaseId) -> Result<SlotId> {
+        let bad = || no_such_lease(lease);
+        let leases = self.owners.get_mut(&owner).ok_or_else(bad)?;
+        let slot = leases.remove(&lease).ok_or_else(bad)?;
+        if leases.is_empty() {
+            self.owners.remove(&owner);
+        }
+        Ok(slot)
+    }
+
+    /// The connection ended: all its leases do (P4). One entry for each lease, so a slot may come up twice.
+    pub fn end_owner(&mut self, owner: u64) -> Vec<SlotId> {
+        self.owners.remove(&owner).map(|leases| leases.into_values().collect()).unwrap_or_default()
+    }
+
+    /// How many leases `owner` holds.
+    pub fn count(&self, owner: u64) -> usize {
+        self.owners.get(&owner).map_or(0, HashMap::len)
+    }
+}
+
+fn no_such_lease(lease: LeaseId) -> Error {
+    Error::new(ErrorKind::Protocol, "the connection holds no such lease").with("lease", lease.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn leases_end_once_and_only_by_their_owner() {
+        let mut table = LeaseTable::new();
+        let lease = table.grant(1, 7).unwrap();
+        assert_eq!(table.release(2, lease).unwrap_err().kind(), ErrorKind::Protocol);
+        assert_eq!(table.release(1, lease).unwrap(), 7);
+        assert_eq!(table.release(1, lease).unwrap_err().kind(), ErrorKind::Protocol);
+    }
+
+    #[test]
+    fn an_owner_s_end_ends_all_its_leases() {
+        let mut table = LeaseTable::new();
+        for slot in [3, 3, 4] {
+            table.grant(1, slot).unwrap();
+        }
+        table.grant(2, 5).unwrap();
+        let mut slots = table.end_owner(1);
+        slots.sort_unstable();
+        assert_eq!(slots, [3, 3, 4]);
+        assert_eq!((table.count(1), table.count(2)), (0, 1));
+        assert!(table.end_owner(1).is_empty());
+    }
+}

@@ -1,0 +1,199 @@
+//! Eviction orders against plain queues, under random inserts, uses, leases and evictions.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+
+use kvdepot_core::eviction::by_name;
+use kvdepot_core::{BlockHash, BlockKey, EvictionPolicy, NamespaceId, SlotId};
+use proptest::prelude::*;
+
+fn key(number: u32) -> BlockKey {
+    let mut hash = [0; 16];
+    hash[..4].copy_from_slice(&number.to_le_bytes());
+    BlockKey { namespace: NamespaceId([7; 16]), hash: BlockHash(hash) }
+}
+
+/// The same faces as the real ones, on queues whose front is the oldest.
+trait Model {
+    fn insert(&mut self, slot: SlotId, key: BlockKey);
+    fn touch(&mut self, slot: SlotId);
+    fn remove(&mut self, slot: SlotId);
+    fn victim(&mut self, leased: &BTreeSet<SlotId>) -> Option<SlotId>;
+}
+
+#[derive(Default)]
+struct LruModel(VecDeque<SlotId>);
+
+impl Model for LruModel {
+    fn insert(&mut self, slot: SlotId, _key: BlockKey) {
+        self.0.push_back(slot);
+    }
+    fn touch(&mut self, slot: SlotId) {
+        if self.0.contains(&slot) {
+            self.remove(slot);
+            self.0.push_back(slot);
+        }
+    }
+    fn remove(&mut self, slot: SlotId) {
+        self.0.retain(|&s| s != slot);
+    }
+    fn victim(&mut self, leased: &BTreeSet<SlotId>) -> Option<SlotId> {
+        self.0.iter().copied().find(|slot| !leased.contains(slot))
+    }
+}
+
+#[derive(Default)]
+struct S3FifoModel {
+    small: VecDeque<SlotId>,
+    main: VecDeque<SlotId>,
+    state: HashMap<SlotId, (u8, BlockKey)>,
+    ghosts: Vec<(BlockKey, bool)>,
+    chosen: Option<SlotId>,
+}
+
+impl S3FifoModel {
+    fn victim_in_small(&mut self, leased: &BTreeSet<SlotId>) -> Option<SlotId> {
+        for slot in self.small.clone().into_iter().filter(|slot| !leased.contains(slot)) {
+            let state = self.state.get_mut(&slot).expect("a queued slot has its state");
+            if state.0 < 2 {
+                return Some(slot);
+            }
+            state.0 = 0;
+            self.small.retain(|&s| s != slot);
+            self.main.push_back(slot);
+        }
+        None
+    }
+    fn victim_in_main(&mut self, leased: &BTreeSet<SlotId>) -> Option<SlotId> {
+        // Round and round over those that may go, one use less each time.
+        while let Some(slot) = self.main.iter().copied().find(|slot| !leased.contains(slot)) {
+            let state = self.state.get_mut(&slot).expect("a queued slot has its state");
+            if state.0 == 0 {
+                return Some(slot);
+            }
+            state.0 -= 1;
+            self.main.retain(|&s| s != slot);
+            self.main.push_back(slot);
+        }
+        None
+    }
+}
+
+impl Model for S3FifoModel {
+    fn insert(&mut self, slot: SlotId, key: BlockKey) {
+        self.state.insert(slot, (0, key));
+        let mut known = false;
+        for ghost in self.ghosts.iter_mut().filter(|ghost| ghost.0 == key && ghost.1) {
+            (known, ghost.1) = (true, false);
+        }
+        if known { self.main.push_back(slot) } else { self.small.push_back(slot) }
+    }
+    fn touch(&mut self, slot: SlotId) {
+        if let Some(state) = self.state.get_mut(&slot) {
+            state.0 = (state.0 + 1).min(3);
+        }
+    }
+    fn remove(&mut self, slot: SlotId) {
+        let slots = self.state.len();
+        let Some((_, key)) = self.state.remove(&slot) else { return };
+        if self.small.contains(&slot) && self.chosen == Some(slot) {
+            self.ghosts.push((key, true));
+            let excess = self.ghosts.len().saturating_sub(slots);
+            self.ghosts.drain(..excess);
+        }
+        self.chosen = self.chosen.filter(|&chosen| chosen != slot);
+        self.small.retain(|&s| s != slot);
+        self.main.retain(|&s| s != slot);
+    }
+    fn victim(&mut self, leased: &BTreeSet<SlotId>) -> Option<SlotId> {
+        self.chosen = None;
+        if self.small.len() < (self.state.len() / 10).max(1) {
+            self.chosen = self.victim_in_main(leased);
+        }
+        if self.chosen.is_none() {
+            self.chosen = self.victim_in_small(leased).or_else(|| self.victim_in_main(leased));
+        }
+        self.chosen
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Insert { key: u32 },
+    Touch { slot: SlotId },
+    Remove { slot: SlotId },
+    Lease { slot: SlotId },
+    Unlease { slot: SlotId },
+    Evict,
+}
+
+const SLOTS: SlotId = 32;
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => (0u32..60).prop_map(|key| Step::Insert { key }),
+        6 => (0..SLOTS).prop_map(|slot| Step::Touch { slot }),
+        1 => (0..SLOTS).prop_map(|slot| Step::Remove { slot }),
+        2 => (0..SLOTS).prop_map(|slot| Step::Lease { slot }),
+        2 => (0..SLOTS).prop_map(|slot| Step::Unlease { slot }),
+        4 => Just(Step::Evict),
+    ]
+}
+
+fn compare(
+    mut policy: Box<dyn EvictionPolicy>,
+    mut model: impl Model,
+    steps: Vec<Step>,
+) -> Result<(), TestCaseError> {
+    let (mut used, mut leased) = (BTreeSet::new(), BTreeSet::new());
+    for step in steps {
+        match step {
+            Step::Insert { key: number } => {
+                let Some(slot) = (0..SLOTS).find(|slot| !used.contains(slot)) else { continue };
+                policy.insert(slot, key(number));
+                model.insert(slot, key(number));
+                used.insert(slot);
+            }
+            Step::Touch { slot } => {
+                policy.touch(slot);
+                model.touch(slot);
+            }
+            Step::Remove { slot } => {
+                policy.remove(slot);
+                model.remove(slot);
+                used.remove(&slot);
+            }
+            Step::Lease { slot } => drop(leased.insert(slot)),
+            Step::Unlease { slot } => drop(leased.remove(&slot)),
+            Step::Evict => {
+                let victim = policy.victim(&mut |slot| !leased.contains(&slot));
+                prop_assert_eq!(victim, model.victim(&leased));
+                prop_assert_eq!(
+                    victim.is_some(),
+                    used.difference(&leased).next().is_some(),
+                    "one, if any may go"
+                );
+                if let Some(slot) = victim {
+                    policy.remove(slot);
+                    model.remove(slot);
+                    used.remove(&slot);
+                }
+            }
+        }
+        prop_assert_eq!((policy.len(), policy.is_empty()), (used.len(), used.is_empty()));
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn lru_is_a_queue_by_last_use(steps in prop::collection::vec(step(), 0..300)) {
+        compare(by_name("lru", 4).unwrap(), LruModel::default(), steps)?;
+    }
+
+    #[test]
+    fn s3fifo_is_two_queues_and_ghosts(steps in prop::collection::vec(step(), 0..300)) {
+        compare(by_name("s3fifo", 4).unwrap(), S3FifoModel::default(), steps)?;
+    }
+}

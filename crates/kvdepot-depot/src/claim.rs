@@ -1,0 +1,497 @@
+//! Claims: the longest hit of a request, brought into the pool and leased for all ranks before the engine hears of it.
+//!
+//! A claim is admitted only when all that it needs finds room at once. Others wait in order, so that concurrent hits
+//! larger than the pool take turns instead of evicting each other; a hit that can never fit is cut, and said so.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use hashbrown::HashMap;
+use kvdepot_core::eviction::SlotId;
+use kvdepot_core::hit::{GroupShape, longest_hit, needed_blocks};
+use kvdepot_core::lease::LeaseId;
+use kvdepot_core::limits::CLAIMS_PER_CONNECTION_MAX;
+use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, Result};
+
+use crate::depot::Shared;
+use crate::io_queue;
+use crate::message::NamespaceHandle;
+use crate::resolver::{Job, Known};
+use crate::state::State;
+use crate::stats::Stats;
+
+/// Share of the pool that one claim may take.
+const CLAIM_SHARE_PERCENT: u64 = 90;
+
+/// One KV-cache group of a claim.
+#[derive(Clone, Debug)]
+pub(crate) struct Group {
+    pub(crate) namespaces: Vec<NamespaceHandle>,
+    pub(crate) shape: GroupShape,
+}
+
+/// Where a claim stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// A resolver asks the tiers.
+    Probing,
+    /// Waits for room.
+    Queued,
+    /// Fetches are under way.
+    Filling,
+    /// Final.
+    Settled,
+}
+
+/// `(group, rank, block)` of a claim.
+type Place = (u32, u32, u32);
+
+#[derive(Debug)]
+pub(crate) struct Claim {
+    owner: u64,
+    groups: Vec<Group>,
+    hashes: Vec<BlockHash>,
+    skip: usize,
+    limit: usize,
+    phase: Phase,
+    known: Known,
+    /// Hit aimed at while filling, final once settled; in hash units.
+    hit: usize,
+    leases: HashMap<Place, (LeaseId, SlotId)>,
+    waiting: HashMap<SlotId, Vec<Place>>,
+    fetched_blocks: usize,
+    /// Whether the pool was too small for all of it.
+    cut: bool,
+    polled: Instant,
+    deadline: Instant,
+}
+
+/// All claims, and those that wait for room, in order.
+#[derive(Debug, Default)]
+pub(crate) struct Claims {
+    map: HashMap<u64, Claim>,
+    queue: VecDeque<u64>,
+    next: u64,
+}
+
+impl Claims {
+    pub(crate) fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    pub(crate) fn queued(&self) -> usize {
+        self.queue.len()
+    }
+}
+
+/// What a poll tells.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Progress {
+    pub(crate) settled: bool,
+    pub(crate) units: usize,
+    pub(crate) units_from_tier: usize,
+}
+
+impl Claim {
+    fn key(&self, state: &State, group: usize, rank: usize, block: usize) -> Option<BlockKey> {
+        let shape = self.groups[group].shape;
+        let hash = *self.hashes.get((block + 1) * shape.units_per_block - 1)?;
+        let namespace = state.namespaces.get(self.groups[group].namespaces[rank]).ok()?;
+        Some(namespace.key(hash))
+    }
+
+    fn shapes(&self) -> Vec<GroupShape> {
+        self.groups.iter().map(|group| group.shape).collect()
+    }
+
+    fn progress(&self) -> Progress {
+        let settled = self.phase == Phase::Settled;
+        let units = if settled { self.hit } else { self.skip };
+        let per_unit = self.groups.iter().map(|g| g.namespaces.len()).sum::<usize>().max(1);
+        Progress { settled, units, units_from_tier: (self.fetched_blocks / per_unit).min(units - self.skip) }
+    }
+
+    /// Longest hit, when a block counts that is in the pool, on its way into it, or known to be in a tier.
+    fn reachable(&self, state: &State, limit: usize) -> usize {
+        longest_hit(&self.shapes(), self.skip, limit, &mut |group, block| {
+            (0..self.groups[group].namespaces.len()).all(|rank| {
+                self.key(state, group, rank, block).is_some_and(|key| {
+                    match state.index.get(&key).map(|&id| &state.slot(id).block) {
+                        Some(block) => block.is_readable() || block.phase() == kvdepot_core::block::Phase::Fetching,
+                        None => self.known.tier_of(&key).is_some(),
+                    }
+                })
+            })
+        })
+    }
+
+    /// Every block that a hit needs, front to back, so that a cut loses the end.
+    fn needed(&self, hit: usize) -> Vec<Place> {
+        let mut places = Vec::new();
+        for (group, entry) in self.groups.iter().enumerate() {
+            for block in needed_blocks(&entry.shape, self.skip, hit) {
+                for rank in 0..entry.namespaces.len() {
+                    places.push((group as u32, rank as u32, block as u32));
+                }
+            }
+        }
+        places.sort_by_key(|&(group, _, block)| block as usize * self.groups[group as usize].shape.units_per_block);
+        places
+    }
+}
+
+/// Opens a claim. It may be settled when this returns.
+pub(crate) fn open(
+    shared: &Arc<Shared>,
+    owner: u64,
+    groups: Vec<Group>,
+    hashes: Vec<BlockHash>,
+    skip: usize,
+    limit: usize,
+) -> Result<u64> {
+    Stats::add(&shared.stats.claims, 1);
+    Stats::add(&shared.stats.lookup_blocks, limit - skip);
+    let now = Instant::now();
+    let mut claim = Claim {
+        owner,
+        groups,
+        hashes,
+        skip,
+        limit,
+        phase: Phase::Probing,
+        known: Known::default(),
+        hit: skip,
+        leases: HashMap::new(),
+        waiting: HashMap::new(),
+        fetched_blocks: 0,
+        cut: false,
+        polled: now,
+        deadline: shared.config.deadline(),
+    };
+    let missing = {
+        let state = shared.state.lock();
+        if state.claims.len() >= CLAIMS_PER_CONNECTION_MAX {
+            return Err(Error::new(ErrorKind::Busy, "too many claims are open"));
+        }
+        for group in &claim.groups {
+            for &handle in &group.namespaces {
+                state.namespaces.get(handle)?;
+            }
+        }
+        keys_not_in_pool(&claim, &state)
+    };
+    claim.known = Known::peek(shared, missing.iter().copied());
+    let mut state = shared.state.lock();
+    let must_ask = first_unknown(&claim, &state).is_some();
+    let id = state.claims.next;
+    state.claims.next += 1;
+    state.claims.map.insert(id, claim);
+    if must_ask {
+        let _ = shared.jobs.send(Job::Claim(id));
+    } else {
+        admit_or_queue(shared, &mut state, id);
+        drop(state);
+        io_queue::pump(shared);
+    }
+    Ok(id)
+}
+
+fn keys_not_in_pool(claim: &Claim, state: &State) -> Vec<BlockKey> {
+    claim
+        .needed_everywhere()
+        .filter_map(|(group, rank, block)| claim.key(state, group as usize, rank as usize, block as usize))
+        .filter(|key| !state.index.contains_key(key))
+        .collect()
+}
+
+impl Claim {
+    /// Every block of every group up to the limit.
+    fn needed_everywhere(&self) -> impl Iterator<Item = Place> + '_ {
+        self.groups.iter().enumerate().flat_map(move |(group, entry)| {
+            let units = entry.shape.units_per_block;
+            (self.skip / units..self.limit / units).flat_map(move |block| {
+                (0..entry.namespaces.len()).map(move |rank| (group as u32, rank as u32, block as u32))
+            })
+        })
+    }
+
+    /// Keys of one rank of one group up to a hit's end, in order.
+    fn keys_of(&self, state: &State, group: usize, rank: usize, hit: usize) -> Vec<BlockKey> {
+        needed_blocks(&self.groups[group].shape, self.skip, hit)
+            .filter_map(|block| self.key(state, group, rank, block))
+            .filter(|key| !state.index.contains_key(key))
+            .collect()
+    }
+}
+
+/// The first block after the reachable hit that only I/O can tell of, if that could make the hit longer.
+fn first_unknown(claim: &Claim, state: &State) -> Option<BlockKey> {
+    let hit = claim.reachable(state, claim.limit);
+    claim
+        .needed_everywhere()
+        .filter(|&(group, _, block)| (block as usize + 1) * claim.groups[group as usize].shape.units_per_block > hit)
+        .filter_map(|(group, rank, block)| claim.key(state, group as usize, rank as usize, block as usize))
+        .find(|key| claim.known.is_unknown(key))
+}
+
+/// Asks the tiers about a claim's unknown blocks: full-attention groups first, then the windows at the end of what
+/// they allow. Runs on a resolver's thread.
+pub(crate) fn resolve(shared: &Arc<Shared>, id: u64) {
+    for windows in [false, true] {
+        let (mut known, asks) = {
+            let mut state = shared.state.lock();
+            let Some(mut claim) = state.claims.map.remove(&id) else { return };
+            let full_only: Vec<usize> =
+                (0..claim.groups.len()).filter(|&g| (claim.groups[g].shape.window_blocks > 0) == windows).collect();
+            let upto = if windows { full_groups_hit(&claim, &state) } else { claim.limit };
+            let asks: Vec<Vec<BlockKey>> = full_only
+                .into_iter()
+                .flat_map(|group| (0..claim.groups[group].namespaces.len()).map(move |rank| (group, rank)))
+                .map(|(group, rank)| claim.keys_of(&state, group, rank, upto))
+                .collect();
+            let known = std::mem::take(&mut claim.known);
+            state.claims.map.insert(id, claim);
+            (known, asks)
+        };
+        for keys in asks.iter().filter(|keys| !keys.is_empty()) {
+            known.probe(shared, keys);
+        }
+        match shared.state.lock().claims.map.get_mut(&id) {
+            Some(claim) => claim.known = known,
+            None => return,
+        }
+    }
+    let mut state = shared.state.lock();
+    admit_or_queue(shared, &mut state, id);
+    drop(state);
+    io_queue::pump(shared);
+    shared.changed.notify_all();
+}
+
+/// How far the full-attention groups alone would let the hit go.
+fn full_groups_hit(claim: &Claim, state: &State) -> usize {
+    let shapes = claim.shapes();
+    longest_hit(&shapes, claim.skip, claim.limit, &mut |group, block| {
+        shapes[group].window_blocks > 0
+            || (0..claim.groups[group].namespaces.len()).all(|rank| {
+                claim
+                    .key(state, group, rank, block)
+                    .is_some_and(|key| state.index.contains_key(&key) || claim.known.tier_of(&key).is_some())
+            })
+    })
+}
+
+fn admit_or_queue(shared: &Arc<Shared>, state: &mut State, id: u64) {
+    if !admit(shared, state, id) {
+        if let Some(claim) = state.claims.map.get_mut(&id) {
+            claim.phase = Phase::Queued;
+        }
+        state.claims.queue.push_back(id);
+    }
+}
+
+/// Admits waiting claims in order, as far as there is room; called when leases, fetches or writes have ended.
+pub(crate) fn admit_queued(shared: &Arc<Shared>, state: &mut State) {
+    while let Some(&id) = state.claims.queue.front() {
+        if state.claims.map.contains_key(&id) && !admit(shared, state, id) {
+            return;
+        }
+        state.claims.queue.pop_front();
+    }
+}
+
+/// Leases what is in the pool and starts fetching the rest, if all of it fits now. False: it has to wait.
+fn admit(shared: &Arc<Shared>, state: &mut State, id: u64) -> bool {
+    let Some(mut claim) = state.claims.map.remove(&id) else { return true };
+    if claim.phase == Phase::Settled {
+        state.claims.map.insert(id, claim);
+        return true;
+    }
+    let mut hit = claim.reachable(state, claim.limit);
+    let room = state.pool_bytes().saturating_sub(state.pinned_bytes());
+    let share = state.pool_bytes() * CLAIM_SHARE_PERCENT / 100;
+    let mut places = claim.needed(hit);
+    let (mut new_pins, mut total) = need(&claim, state, &places);
+    // Waiting helps only while somebody else holds room that will come back.
+    let may_wait = state.pinned_bytes() > 0 && total <= share;
+    if new_pins > room && may_wait {
+        state.claims.map.insert(id, claim);
+        return false;
+    }
+    while hit > claim.skip && (total > share || new_pins > room) {
+        let (have, want) = if total > share { (share, total) } else { (room, new_pins) };
+        let shorter = claim.skip + ((hit - claim.skip) as u128 * u128::from(have) / u128::from(want)) as usize;
+        hit = claim.reachable(state, shorter.min(hit - 1));
+        places = claim.needed(hit);
+        (new_pins, total) = need(&claim, state, &places);
+        if !std::mem::replace(&mut claim.cut, true) {
+            Stats::add(&shared.stats.claims_cut, 1);
+        }
+    }
+    claim.hit = hit;
+    claim.phase = Phase::Filling;
+    for place in places {
+        take_place(shared, state, &mut claim, id, place);
+    }
+    if claim.waiting.is_empty() {
+        settle(state, &mut claim);
+    }
+    state.claims.map.insert(id, claim);
+    true
+}
+
+/// Bytes that admitting these blocks would pin anew, and bytes of all of them.
+fn need(claim: &Claim, state: &State, places: &[Place]) -> (u64, u64) {
+    let (mut new_pins, mut total) = (0, 0);
+    for &(group, rank, block) in places {
+        let Some(key) = claim.key(state, group as usize, rank as usize, block as usize) else { continue };
+        let handle = claim.groups[group as usize].namespaces[rank as usize];
+        let bytes = state.namespaces.get(handle).map_or(0, crate::namespace::Namespace::slot_bytes);
+        total += bytes;
+        let pinned = state.index.get(&key).is_some_and(|&slot| !state.slot(slot).block.is_evictable());
+        if !pinned {
+            new_pins += bytes;
+        }
+    }
+    (new_pins, total)
+}
+
+fn take_place(shared: &Shared, state: &mut State, claim: &mut Claim, id: u64, place: Place) {
+    let (group, rank, block) = place;
+    let Some(key) = claim.key(state, group as usize, rank as usize, block as usize) else { return };
+    if let Some(slot) = state.readable(&key) {
+        if let Ok(lease) = state.lease(claim.owner, slot) {
+            claim.leases.insert(place, (lease, slot));
+        }
+        return;
+    }
+    let slot = match state.index.get(&key) {
+        Some(&slot) => Some(slot).filter(|&s| state.slot(s).block.phase() == kvdepot_core::block::Phase::Fetching),
+        None => {
+            let handle = claim.groups[group as usize].namespaces[rank as usize];
+            let spec = state.namespaces.get(handle).map(|namespace| Arc::clone(&namespace.spec));
+            match (claim.known.tier_of(&key), spec) {
+                (Some(tier), Ok(spec)) => match io_queue::fetch(state, key, &spec, tier, claim.deadline) {
+                    Ok(slot) => Some(slot),
+                    Err(error) => {
+                        shared.stats.failed("claim", &error);
+                        None
+                    }
+                },
+                _ => None,
+            }
+        }
+    };
+    if let Some(slot) = slot {
+        state.slot_mut(slot).waiters.push(id);
+        claim.waiting.entry(slot).or_default().push(place);
+    }
+}
+
+/// A fetch that claims wait for has ended.
+pub(crate) fn fetch_ended(shared: &Shared, state: &mut State, slot: SlotId, waiters: Vec<u64>, ok: bool) {
+    for id in waiters {
+        let Some(mut claim) = state.claims.map.remove(&id) else { continue };
+        for place in claim.waiting.remove(&slot).unwrap_or_default() {
+            if ok && claim.phase == Phase::Filling {
+                match state.lease(claim.owner, slot) {
+                    Ok(lease) => {
+                        claim.leases.insert(place, (lease, slot));
+                        claim.fetched_blocks += 1;
+                    }
+                    Err(error) => shared.stats.failed("claim", &error),
+                }
+            }
+        }
+        if claim.waiting.is_empty() && claim.phase == Phase::Filling {
+            settle(state, &mut claim);
+        }
+        state.claims.map.insert(id, claim);
+    }
+}
+
+/// Final: the longest hit whose blocks are all leased; other leases end.
+fn settle(state: &mut State, claim: &mut Claim) {
+    claim.phase = Phase::Settled;
+    claim.waiting.clear();
+    let leases = &claim.leases;
+    let groups = &claim.groups;
+    claim.hit = longest_hit(&claim.shapes(), claim.skip, claim.hit, &mut |group, block| {
+        (0..groups[group].namespaces.len())
+            .all(|rank| leases.contains_key(&(group as u32, rank as u32, block as u32)))
+    });
+    let keep: hashbrown::HashSet<Place> = claim.needed(claim.hit).into_iter().collect();
+    let over: Vec<(LeaseId, SlotId)> = claim.leases.extract_if(|place, _| !keep.contains(place)).map(|(_, l)| l).collect();
+    end_leases(state, claim.owner, over);
+}
+
+fn end_leases(state: &mut State, owner: u64, leases: impl IntoIterator<Item = (LeaseId, SlotId)>) {
+    for (lease, slot) in leases {
+        // An owner that ended has no leases any more: they were all given back then.
+        if state.leases.release(owner, lease).is_ok() {
+            state.lease_ended(slot);
+        }
+    }
+}
+
+/// How far a claim is. `settle_now` takes what has come.
+pub(crate) fn poll(state: &mut State, owner: u64, id: u64, settle_now: bool) -> Result<Progress> {
+    let mut claim = take(state, owner, id)?;
+    claim.polled = Instant::now();
+    if settle_now && claim.phase != Phase::Settled {
+        settle(state, &mut claim);
+    }
+    let progress = claim.progress();
+    state.claims.map.insert(id, claim);
+    Ok(progress)
+}
+
+/// Ends a claim and its leases.
+pub(crate) fn release(state: &mut State, owner: u64, id: u64) -> Result<()> {
+    let claim = take(state, owner, id)?;
+    end_leases(state, owner, claim.leases.into_values());
+    Ok(())
+}
+
+fn take(state: &mut State, owner: u64, id: u64) -> Result<Claim> {
+    match state.claims.map.remove(&id) {
+        Some(claim) if claim.owner == owner => Ok(claim),
+        other => {
+            if let Some(claim) = other {
+                state.claims.map.insert(id, claim);
+            }
+            Err(Error::new(ErrorKind::NotFound, "no such claim on this connection").with("claim", id))
+        }
+    }
+}
+
+/// Forgets the claims of an owner that ended; its leases end with the owner.
+pub(crate) fn end_owner(state: &mut State, owner: u64) {
+    state.claims.map.retain(|_, claim| claim.owner != owner);
+}
+
+/// Ends claims that nobody polls, and settles those whose time is over (P2, P4).
+pub(crate) fn expire(shared: &Arc<Shared>, state: &mut State, now: Instant) {
+    let patience = std::time::Duration::from_millis(shared.config.timeout_ms);
+    let late: Vec<(u64, u64, bool)> = state
+        .claims
+        .map
+        .iter()
+        .filter_map(|(&id, claim)| {
+            let forgotten = now.saturating_duration_since(claim.polled) > patience;
+            let overdue = claim.phase != Phase::Settled && now > claim.deadline;
+            (forgotten || overdue).then_some((id, claim.owner, forgotten))
+        })
+        .collect();
+    for (id, owner, forgotten) in late {
+        if forgotten {
+            Stats::add(&shared.stats.claims_expired, 1);
+            let _ = release(state, owner, id);
+        } else if let Some(mut claim) = state.claims.map.remove(&id) {
+            settle(state, &mut claim);
+            state.claims.map.insert(id, claim);
+        }
+    }
+    admit_queued(shared, state);
+}

@@ -1,0 +1,354 @@
+//! Attachment to a depot: found or started, lost and found again in the background, at no cost to who asks (P6).
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use hashbrown::HashMap;
+use kvdepot_core::{Error, ErrorKind, NamespaceSpec, Result};
+use parking_lot::{Condvar, Mutex, RwLock};
+
+use crate::client::lane::{Lane, Welcome, unexpected};
+use crate::client::spawn::Spawner;
+use crate::depot::Depot;
+use crate::message::{NamespaceHandle, Request, Response};
+use crate::pool::PoolMapping;
+use crate::stats::Stats;
+
+/// Pauses between tries to attach.
+const RETRY_MIN: Duration = Duration::from_millis(20);
+const RETRY_MAX: Duration = Duration::from_secs(1);
+/// How long a depot may take to shake hands, or to open a namespace, in the background.
+const HANDSHAKE_WAIT: Duration = Duration::from_secs(5);
+/// Lanes kept for reuse.
+const IDLE_LANES_MAX: usize = 16;
+
+/// Where the depot is.
+pub(crate) enum Target {
+    Embedded(Depot),
+    Socket { path: PathBuf, spawner: Option<Spawner> },
+}
+
+/// One life of a depot, as this process sees it.
+pub(crate) struct Generation {
+    pub(crate) welcome: Welcome,
+    pub(crate) pool: Arc<PoolMapping>,
+    lanes: Mutex<Vec<Lane>>,
+    handles: RwLock<HashMap<String, NamespaceHandle>>,
+    /// The lane on which claims are leased: one, so that a call of the scheduler finds it warm.
+    claims: Mutex<Option<Lane>>,
+    lost: AtomicBool,
+}
+
+/// This process's attachment.
+pub struct Attachment {
+    target: Target,
+    current: RwLock<Option<Arc<Generation>>>,
+    /// Descriptions of namespaces to open whenever a depot is found.
+    namespaces: Mutex<Vec<Arc<NamespaceSpec>>>,
+    signal: Mutex<()>,
+    wake: Condvar,
+    refused: Mutex<Option<Error>>,
+    stopping: AtomicBool,
+    /// Bound of a call that an engine's thread waits for.
+    pub(crate) call_timeout: Duration,
+    /// Counters of this client; failures by kind.
+    pub(crate) stats: Stats,
+}
+
+impl Attachment {
+    /// Attaches to a depot inside this process.
+    pub fn embedded(depot: Depot) -> Result<Arc<Self>> {
+        let (id, pool, config) = (depot.id(), depot.pool(), depot.config().clone());
+        let this = Self::new(Target::Embedded(depot), Duration::from_millis(config.timeout_ms));
+        let welcome = Welcome {
+            depot: id,
+            timeout_ms: config.timeout_ms,
+            waiting_queue_depth: config.waiting_queue_depth as u64,
+            running_queue_depth: config.running_queue_depth as u64,
+        };
+        *this.current.write() = Some(Arc::new(Generation::new(welcome, pool)));
+        Ok(Arc::new(this))
+    }
+
+    /// Attaches to the depot at `path`, started with `command` when none answers; waits up to `wait` for the first
+    /// attachment, then goes on in the background. Only a peer that cannot be talked to is an error.
+    pub fn connect(path: PathBuf, command: Option<Vec<String>>, wait: Duration, call_timeout: Duration) -> Result<Arc<Self>> {
+        let spawner = command.map(|command| Spawner::new(path.clone(), command));
+        let this = Arc::new(Self::new(Target::Socket { path, spawner }, call_timeout));
+        let weak = Arc::downgrade(&this);
+        std::thread::Builder::new()
+            .name("kvdepot-attach".to_owned())
+            .spawn(move || keep_attached(&weak))
+            .map_err(|e| Error::io("cannot start a thread", e))?;
+        let deadline = Instant::now() + wait;
+        let mut signal = this.signal.lock();
+        while !this.attached() {
+            if let Some(error) = this.refused.lock().clone() {
+                return Err(error);
+            }
+            if this.wake.wait_until(&mut signal, deadline).timed_out() {
+                break;
+            }
+        }
+        drop(signal);
+        Ok(this)
+    }
+
+    fn new(target: Target, call_timeout: Duration) -> Self {
+        Self {
+            target,
+            current: RwLock::new(None),
+            namespaces: Mutex::new(Vec::new()),
+            signal: Mutex::new(()),
+            wake: Condvar::new(),
+            refused: Mutex::new(None),
+            stopping: AtomicBool::new(false),
+            call_timeout,
+            stats: Stats::default(),
+        }
+    }
+
+    /// Whether calls reach a depot now.
+    pub fn attached(&self) -> bool {
+        self.current.read().is_some()
+    }
+
+    pub(crate) fn generation(&self) -> Result<Arc<Generation>> {
+        let unattached = || Error::new(ErrorKind::Unavailable, "no depot is attached");
+        self.current.read().clone().ok_or_else(unattached)
+    }
+
+    /// Makes a namespace known here, and to the depot if one is attached.
+    pub fn register(self: &Arc<Self>, spec: &Arc<NamespaceSpec>) -> Result<()> {
+        {
+            let mut namespaces = self.namespaces.lock();
+            if !namespaces.iter().any(|known| known.canonical() == spec.canonical()) {
+                namespaces.push(Arc::clone(spec));
+            }
+        }
+        let Ok(generation) = self.generation() else { return Ok(()) };
+        match self.open(&generation, spec) {
+            Err(error) if matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Closed | ErrorKind::Unavailable) => Ok(()),
+            other => other.map(|_| ()),
+        }
+    }
+
+    fn open(self: &Arc<Self>, generation: &Arc<Generation>, spec: &NamespaceSpec) -> Result<NamespaceHandle> {
+        if let Some(handle) = generation.handles.read().get(spec.canonical()) {
+            return Ok(*handle);
+        }
+        let mut lane = self.lane(generation, HANDSHAKE_WAIT)?;
+        let request = Request::OpenNamespace { canonical: spec.canonical().into() };
+        let response = lane.call(request, Instant::now() + HANDSHAKE_WAIT);
+        let Response::Namespace { handle, .. } = response? else { return Err(unexpected()) };
+        lane.finish();
+        generation.handles.write().insert(spec.canonical().to_owned(), handle);
+        Ok(handle)
+    }
+
+    /// The namespace's number at the depot of this generation. Never waits: what is not open yet is being opened.
+    pub(crate) fn handle(&self, generation: &Generation, spec: &NamespaceSpec) -> Result<NamespaceHandle> {
+        let handle = generation.handles.read().get(spec.canonical()).copied();
+        handle.ok_or_else(|| Error::new(ErrorKind::Unavailable, "the depot does not know this namespace yet"))
+    }
+
+    /// A lane of this generation, new or used.
+    pub(crate) fn lane(self: &Arc<Self>, generation: &Arc<Generation>, wait: Duration) -> Result<LaneGuard> {
+        if let Some(lane) = generation.lanes.lock().pop() {
+            return Ok(LaneGuard { attachment: Arc::clone(self), generation: Arc::clone(generation), lane: Some(lane), whole: false });
+        }
+        let lane = match &self.target {
+            Target::Embedded(depot) => Lane::embedded(depot.session()),
+            Target::Socket { path, .. } => match Lane::connect(path, Instant::now() + wait, false) {
+                Ok((lane, welcome, _)) if welcome.depot == generation.welcome.depot => lane,
+                Ok(_) => {
+                    self.lost(generation, "another depot answers now");
+                    return Err(Error::new(ErrorKind::Unavailable, "the depot was replaced"));
+                }
+                Err(error) => {
+                    self.lost(generation, &error.to_string());
+                    return Err(error);
+                }
+            },
+        };
+        Ok(LaneGuard { attachment: Arc::clone(self), generation: Arc::clone(generation), lane: Some(lane), whole: false })
+    }
+
+    fn call_on(
+        &self,
+        generation: &Arc<Generation>,
+        slot: &mut Option<Lane>,
+        request: Request<'_>,
+        deadline: Instant,
+    ) -> Result<Response> {
+        let lane = slot.as_mut().ok_or_else(|| Error::new(ErrorKind::Closed, "the lane is out of step"))?;
+        match lane.call(request, deadline) {
+            Ok(response) => response.into_result(),
+            Err(error) => {
+                *slot = None;
+                self.lost(generation, &error.to_string());
+                Err(error)
+            }
+        }
+    }
+
+    /// The depot of this generation does not answer any more: every call is a miss until it, or another, does.
+    pub(crate) fn lost(&self, generation: &Arc<Generation>, why: &str) {
+        if matches!(self.target, Target::Embedded(_)) || generation.lost.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let mut current = self.current.write();
+        if current.as_ref().is_some_and(|now| Arc::ptr_eq(now, generation)) {
+            *current = None;
+            tracing::warn!("the depot was lost ({why}): the engine goes on without it, and attaches again by itself");
+        }
+        drop(current);
+        generation.lanes.lock().clear();
+        let _signal = self.signal.lock();
+        self.wake.notify_all();
+    }
+
+    /// Ends the attachment: the background thread stops, lanes close, leases end.
+    pub fn close(&self) {
+        self.stopping.store(true, Ordering::Release);
+        if matches!(self.target, Target::Socket { .. })
+            && let Some(generation) = self.current.write().take()
+        {
+            generation.lanes.lock().clear();
+        }
+        let _signal = self.signal.lock();
+        self.wake.notify_all();
+    }
+
+    fn try_attach(self: &Arc<Self>) -> Result<()> {
+        let Target::Socket { path, .. } = &self.target else { return Ok(()) };
+        let (lane, welcome, pool) = Lane::connect(path, Instant::now() + HANDSHAKE_WAIT, true)?;
+        let pool = pool.ok_or_else(unexpected)?;
+        let generation = Arc::new(Generation::new(welcome, pool));
+        generation.lanes.lock().push(lane);
+        let specs = self.namespaces.lock().clone();
+        for spec in specs {
+            if let Err(error) = self.open(&generation, &spec) {
+                tracing::warn!("a namespace cannot be opened: {error}");
+            }
+        }
+        *self.current.write() = Some(generation);
+        tracing::info!("attached to the depot at {}", path.display());
+        Ok(())
+    }
+}
+
+/// The background thread: attaches whenever there is no depot, until the attachment is dropped.
+fn keep_attached(weak: &Weak<Attachment>) {
+    let mut pause = RETRY_MIN;
+    loop {
+        let Some(this) = weak.upgrade() else { return };
+        if this.stopping.load(Ordering::Acquire) {
+            return;
+        }
+        if this.attached() {
+            pause = RETRY_MIN;
+        } else {
+            match this.try_attach() {
+                Ok(()) => *this.refused.lock() = None,
+                Err(error) => {
+                    let refused = matches!(error.kind(), ErrorKind::Version | ErrorKind::Protocol | ErrorKind::Permission);
+                    *this.refused.lock() = refused.then(|| error.clone());
+                    if error.kind() == ErrorKind::Unavailable
+                        && let Target::Socket { spawner: Some(spawner), .. } = &this.target
+                    {
+                        spawner.start();
+                    }
+                }
+            }
+            let _signal = this.signal.lock();
+            this.wake.notify_all();
+        }
+        let mut signal = this.signal.lock();
+        let stopping = this.stopping.load(Ordering::Acquire);
+        if this.attached() || stopping {
+            // Waked when the depot is lost; now and then all the same, so that a dropped attachment is noticed.
+            this.wake.wait_for(&mut signal, Duration::from_millis(200));
+        } else {
+            this.wake.wait_for(&mut signal, pause);
+            pause = (pause * 2).min(RETRY_MAX);
+        }
+    }
+}
+
+impl Generation {
+    fn new(welcome: Welcome, pool: Arc<PoolMapping>) -> Self {
+        Self {
+            welcome,
+            pool,
+            lanes: Mutex::new(Vec::new()),
+            handles: RwLock::new(HashMap::new()),
+            claims: Mutex::new(None),
+            lost: AtomicBool::new(false),
+        }
+    }
+
+    /// Asks on the lane of the claims; a lane out of step is dropped, and its claims' leases with it.
+    pub(crate) fn ask_claims(
+        self: &Arc<Self>,
+        attachment: &Arc<Attachment>,
+        request: Request<'_>,
+        deadline: Instant,
+    ) -> Result<Response> {
+        let mut claims = self.claims.lock();
+        if self.lost.load(Ordering::Acquire) {
+            *claims = None;
+            return Err(Error::new(ErrorKind::Unavailable, "the depot was lost"));
+        }
+        if claims.is_none() {
+            *claims = attachment.lane(self, attachment.call_timeout)?.into_lane();
+        }
+        attachment.call_on(self, &mut claims, request, deadline)
+    }
+}
+
+/// A lane in use. It closes when dropped, which ends its leases; `finish` gives it back for reuse instead, when
+/// nothing is leased on it any more.
+pub(crate) struct LaneGuard {
+    attachment: Arc<Attachment>,
+    generation: Arc<Generation>,
+    lane: Option<Lane>,
+    whole: bool,
+}
+
+impl LaneGuard {
+    /// Asks the depot; `Failed` answers come as errors and leave the lane in step.
+    pub(crate) fn call(&mut self, request: Request<'_>, deadline: Instant) -> Result<Response> {
+        let (attachment, generation) = (Arc::clone(&self.attachment), Arc::clone(&self.generation));
+        attachment.call_on(&generation, &mut self.lane, request, deadline)
+    }
+
+    fn into_lane(mut self) -> Option<Lane> {
+        self.lane.take()
+    }
+
+    /// The lane holds no lease any more and can serve the next user.
+    pub(crate) fn finish(mut self) {
+        self.whole = true;
+    }
+}
+
+impl Drop for LaneGuard {
+    fn drop(&mut self) {
+        if let (true, Some(lane)) = (self.whole, self.lane.take()) {
+            let mut lanes = self.generation.lanes.lock();
+            if lanes.len() < IDLE_LANES_MAX && !self.generation.lost.load(Ordering::Acquire) {
+                lanes.push(lane);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Attachment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Attachment(attached: {})", self.attached())
+    }
+}

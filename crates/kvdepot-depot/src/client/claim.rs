@@ -1,0 +1,173 @@
+//! A claim as its owner sees it. Operational failures settle it without a hit (P2, P6).
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvdepot_core::limits::BATCH_HASHES_MAX;
+use kvdepot_core::{BlockHash, Error, ErrorKind, NamespaceSpec, Result};
+
+use crate::client::attach::{Attachment, Generation};
+use crate::client::{hash_bytes, lane};
+use crate::message::{ClaimGroup, Hashes, Request, Response};
+
+/// Shortest time between two questions to the depot about one claim.
+const POLL_PAUSE: Duration = Duration::from_micros(500);
+
+/// One KV-cache group of a claim: namespaces of all ranks, window in blocks (0 = full), hashes per block.
+#[derive(Clone, Debug)]
+pub struct ClaimGroupSpec {
+    /// Namespaces of all ranks.
+    pub namespaces: Vec<Arc<NamespaceSpec>>,
+    /// Last blocks that the group needs; 0 = all.
+    pub window_blocks: u32,
+    /// Hash units per block, at least 1.
+    pub hashes_per_block: u32,
+}
+
+/// A hit that is being made ready. Leases live on the lane that opened the claim, and all claims of an attachment
+/// share that lane.
+pub struct Claim {
+    attachment: Arc<Attachment>,
+    generation: Option<Arc<Generation>>,
+    id: u64,
+    skip: u32,
+    settled: bool,
+    units: u32,
+    units_from_tier: u32,
+    asked: Instant,
+}
+
+impl Claim {
+    /// Opens a claim; on a depot that is absent, hung or out of step it is settled with no hit.
+    ///
+    /// # Errors
+    /// `Config` for arguments that no depot would take.
+    pub fn open(attachment: &Arc<Attachment>, groups: &[ClaimGroupSpec], hashes: &[BlockHash], skip: u32, limit: u32) -> Result<Self> {
+        if groups.is_empty() || groups.iter().any(|g| g.namespaces.is_empty() || g.hashes_per_block == 0) {
+            return Err(Error::new(ErrorKind::Config, "a claim needs groups, each with namespaces and hashes per block"));
+        }
+        // A frame holds this many; a longer prompt is claimed up to here.
+        let hashes = &hashes[..hashes.len().min(BATCH_HASHES_MAX)];
+        let mut claim = Self {
+            attachment: Arc::clone(attachment),
+            generation: None,
+            id: 0,
+            skip,
+            settled: true,
+            units: skip,
+            units_from_tier: 0,
+            asked: Instant::now(),
+        };
+        if limit > skip && (skip as usize) < hashes.len()
+            && let Err(error) = claim.ask_open(groups, hashes, limit)
+        {
+            claim.miss(&error);
+        }
+        Ok(claim)
+    }
+
+    fn ask_open(&mut self, groups: &[ClaimGroupSpec], hashes: &[BlockHash], limit: u32) -> Result<()> {
+        let generation = self.attachment.generation()?;
+        let groups = groups
+            .iter()
+            .map(|group| {
+                let handles = group.namespaces.iter().map(|spec| self.attachment.handle(&generation, spec));
+                Ok(ClaimGroup {
+                    namespaces: handles.collect::<Result<_>>()?,
+                    window_blocks: group.window_blocks,
+                    hashes_per_block: group.hashes_per_block,
+                })
+            })
+            .collect::<Result<_>>()?;
+        let hashes = Hashes(hash_bytes(hashes).into());
+        let request = Request::ClaimOpen { groups, hashes, skip: self.skip, limit };
+        self.generation = Some(generation);
+        self.ask(request)
+    }
+
+    /// Asks on the lane that all claims share.
+    fn ask(&mut self, request: Request<'_>) -> Result<()> {
+        let generation = self.generation.clone().ok_or_else(lane::unexpected)?;
+        let deadline = Instant::now() + self.attachment.call_timeout;
+        let answer = generation.ask_claims(&self.attachment, request, deadline)?;
+        self.asked = Instant::now();
+        match answer {
+            Response::Claim { claim, settled, units, units_from_tier } => {
+                self.id = claim;
+                self.settled = settled;
+                self.units = if settled { units.max(self.skip) } else { self.skip };
+                self.units_from_tier = units_from_tier;
+                Ok(())
+            }
+            Response::Ok => Ok(()),
+            _ => Err(lane::unexpected()),
+        }
+    }
+
+    fn miss(&mut self, error: &Error) {
+        self.attachment.stats.failed("claim", error);
+        self.generation = None;
+        self.settled = true;
+        self.units = self.skip;
+        self.units_from_tier = 0;
+    }
+
+    /// `(settled, units, units from a tier)`; asks the depot at most every half millisecond.
+    pub fn poll(&mut self) -> (bool, u32, u32) {
+        if !self.settled && self.asked.elapsed() >= POLL_PAUSE {
+            self.ask_or_miss(false);
+        }
+        (self.settled, self.units, self.units_from_tier)
+    }
+
+    /// Polls until settled or the time has passed.
+    pub fn wait(&mut self, timeout: Duration) -> (bool, u32, u32) {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let now = self.poll();
+            if now.0 || Instant::now() >= deadline {
+                return now;
+            }
+            std::thread::sleep(POLL_PAUSE);
+        }
+    }
+
+    /// Takes what has come so far.
+    pub fn settle_now(&mut self) -> (bool, u32, u32) {
+        if !self.settled {
+            self.ask_or_miss(true);
+            self.settled = true;
+        }
+        (self.settled, self.units, self.units_from_tier)
+    }
+
+    fn ask_or_miss(&mut self, settle: bool) {
+        if let Err(error) = self.ask(Request::ClaimPoll { claim: self.id, settle }) {
+            self.miss(&error);
+        }
+    }
+
+    /// Ends the leases; later calls do nothing.
+    pub fn release(&mut self) {
+        if self.generation.is_some() {
+            if let Err(error) = self.ask(Request::ClaimRelease { claim: self.id }) {
+                self.attachment.stats.failed("claim", &error);
+            }
+            self.generation = None;
+            self.settled = true;
+        }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+impl fmt::Debug for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Claim({}, settled: {}, units: {})", self.id, self.settled, self.units)
+    }
+}

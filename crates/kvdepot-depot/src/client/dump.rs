@@ -1,0 +1,195 @@
+//! Carrying out a dump: slots reserved, copied into, committed, a chunk of blocks at a time.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvdepot_copy::{CopyBatch, Direction, GroupSink};
+use kvdepot_core::runs::Runs;
+use kvdepot_core::{Error, ErrorKind, Result};
+use parking_lot::{Condvar, Mutex};
+
+use crate::client::attach::{Generation, LaneGuard};
+use crate::client::lane::unexpected;
+use crate::client::store::Work;
+use crate::client::{hash_bytes, partial};
+use crate::message::{Grant, Hashes, Request, Response, Shards};
+
+/// Bytes of a chunk: enough to hide the calls, little enough that the first blocks are soon visible.
+const CHUNK_BYTES: u64 = 32 << 20;
+/// Blocks of a chunk.
+pub(crate) const CHUNK_BLOCKS: usize = 512;
+
+/// How many blocks make a chunk of `bytes`, with no more shards under way than `running_queue_depth`.
+pub(crate) fn chunk_blocks(work: &Work, generation: &Generation, bytes: u64) -> usize {
+    let by_bytes = bytes / work.layout().block_bytes().max(1);
+    let by_depth = generation.welcome.running_queue_depth / work.layout().shard_count() as u64;
+    usize::try_from(by_bytes.min(by_depth)).unwrap_or(usize::MAX).clamp(1, CHUNK_BLOCKS)
+}
+
+/// A block with a slot of its own to go to or come from.
+pub(crate) struct Placed {
+    pub(crate) item: usize,
+    pub(crate) lease: u64,
+    pub(crate) runs: Runs,
+}
+
+/// What a reservation brought.
+pub(crate) struct Reserved {
+    /// Items that got a slot.
+    pub(crate) placed: Vec<Placed>,
+    /// Items for which the pool has no room now.
+    pub(crate) full: Vec<usize>,
+}
+
+/// Runs a dump task to its end.
+pub(crate) fn run(work: &Work) {
+    let whole = work.items.iter().all(|item| item.shards(work.layout()).len() == work.layout().shard_count());
+    let outcome = if whole { run_whole(work) } else { partial::run(work) };
+    if let Err(error) = outcome {
+        work.store.attachment.stats.failed("dump", &error);
+    }
+    work.state.finish();
+}
+
+fn run_whole(work: &Work) -> Result<()> {
+    let mut rest: Vec<usize> = (0..work.items.len()).collect();
+    let outcome = dump_chunks(work, &mut rest);
+    if let Err(error) = &outcome {
+        rest.iter().for_each(|&item| work.fail(item, error.kind()));
+    }
+    outcome
+}
+
+/// Dumps from the front of `rest`, which keeps what has not been decided when an error ends it.
+fn dump_chunks(work: &Work, rest: &mut Vec<usize>) -> Result<()> {
+    let attachment = &work.store.attachment;
+    let generation = attachment.generation()?;
+    let mut lane = attachment.lane(&generation, time_left(work)?)?;
+    let chunk = chunk_blocks(work, &generation, CHUNK_BYTES);
+    while !rest.is_empty() {
+        let now: Vec<usize> = rest[..chunk.min(rest.len())].to_vec();
+        let Reserved { placed, full } = reserve(work, &generation, &mut lane, &now)?;
+        copy(work, &generation, Direction::ToHost, &placed, None)?;
+        let leases = placed.iter().map(|placed| placed.lease).collect();
+        commit(work, &mut lane, leases, Shards::All)?;
+        // What found no room beside this chunk may find it in the chunk's place, once that is committed.
+        if placed.is_empty() {
+            full.iter().for_each(|&item| work.fail(item, ErrorKind::NoSpace));
+            rest.drain(..now.len());
+        } else {
+            rest.splice(..now.len(), full);
+        }
+    }
+    lane.finish();
+    Ok(())
+}
+
+/// What is left of the task's time.
+pub(crate) fn time_left(work: &Work) -> Result<Duration> {
+    let left = work.state.deadline().saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(Error::new(ErrorKind::Timeout, "the task's time is over: raise timeout_ms or move less at a time"));
+    }
+    Ok(left)
+}
+
+/// Slots for these items. Those that the depot has already have arrived; those that it refuses have failed.
+pub(crate) fn reserve(work: &Work, generation: &Arc<Generation>, lane: &mut LaneGuard, items: &[usize]) -> Result<Reserved> {
+    let namespace = work.store.attachment.handle(generation, &work.store.spec)?;
+    let hashes = Hashes(hash_bytes(items.iter().map(|&item| &work.items[item].hash)).into());
+    let answer = lane.call(Request::Reserve { namespace, hashes }, Instant::now() + time_left(work)?)?;
+    let Response::Grants(grants) = answer else { return Err(unexpected()) };
+    if grants.len() != items.len() {
+        return Err(unexpected());
+    }
+    let (mut placed, mut full) = (Vec::new(), Vec::new());
+    for (&item, grant) in items.iter().zip(grants) {
+        match grant {
+            Grant::Leased { lease, runs } => placed.push(Placed { item, lease, runs }),
+            Grant::Refused { kind } if kind == ErrorKind::NoSpace.as_str() => full.push(item),
+            Grant::Have => work.items[item].shards(work.layout()).into_iter().for_each(|s| work.state.arrived(s, 1)),
+            Grant::Refused { kind } => work.fail(item, ErrorKind::from_name(&kind).unwrap_or(ErrorKind::Busy)),
+        }
+    }
+    Ok(Reserved { placed, full })
+}
+
+pub(crate) fn commit(work: &Work, lane: &mut LaneGuard, leases: Vec<u64>, shards: Shards) -> Result<()> {
+    if leases.is_empty() {
+        return Ok(());
+    }
+    // The bytes are there: a commit is worth a short wait even when the task's time is over.
+    let deadline = Instant::now() + time_left(work).unwrap_or(Duration::from_secs(1));
+    lane.call(Request::Commit { leases, shards }, deadline).map(|_| ())
+}
+
+/// Copies shards of placed blocks (`only` one, or all), and reports each as soon as it has arrived. Returns when all
+/// bytes are where they belong.
+pub(crate) fn copy(work: &Work, generation: &Generation, direction: Direction, placed: &[Placed], only: Option<usize>) -> Result<()> {
+    if placed.is_empty() {
+        return Ok(());
+    }
+    let slots = placed.iter().map(|placed| generation.pool.slot(&placed.runs)).collect::<Result<Vec<_>>>()?;
+    if slots.iter().any(|slot| (slot.len() as u64) < work.layout().block_bytes()) {
+        return Err(unexpected());
+    }
+    let shards = only.map_or(0..work.layout().shard_count(), |shard| shard..shard + 1);
+    let mut batch = CopyBatch::new(direction);
+    let mut groups = Vec::new();
+    for shard in shards {
+        let mut count = 0;
+        for (placed, slot) in placed.iter().zip(&slots) {
+            let item = &work.items[placed.item];
+            count += usize::from(item.plan(work.layout(), work.pages.as_deref(), shard, slot, &mut batch));
+        }
+        batch.end_group();
+        groups.push((shard, count));
+    }
+    let sink = Arc::new(Sink { work: work.clone(), left: Mutex::new(groups.len()), groups, all: Condvar::new(), failed: Mutex::new(None) });
+    // SAFETY: device ranges are valid by the contract of the store's unsafe calls, until the task is done; the host ranges lie in
+    // leased slots, which `slots` and the caller's leases keep until `wait` has returned.
+    unsafe { work.store.engine.run(batch, Arc::clone(&sink) as Arc<dyn GroupSink>) }?;
+    sink.wait()
+}
+
+struct Sink {
+    work: Work,
+    /// `(shard, blocks)` of each group.
+    groups: Vec<(usize, usize)>,
+    left: Mutex<usize>,
+    all: Condvar,
+    failed: Mutex<Option<Error>>,
+}
+
+impl Sink {
+    fn wait(&self) -> Result<()> {
+        let mut left = self.left.lock();
+        while *left > 0 {
+            self.all.wait(&mut left);
+        }
+        self.failed.lock().take().map_or(Ok(()), Err)
+    }
+}
+
+impl std::fmt::Debug for Sink {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Sink({:?})", self.work.state)
+    }
+}
+
+impl GroupSink for Sink {
+    fn group_ended(&self, group: usize, outcome: Result<()>) {
+        match outcome {
+            Ok(()) => {
+                let (shard, count) = self.groups[group];
+                self.work.state.arrived(shard, count);
+            }
+            Err(error) => *self.failed.lock() = Some(error),
+        }
+        let mut left = self.left.lock();
+        *left -= 1;
+        if *left == 0 {
+            self.all.notify_all();
+        }
+    }
+}

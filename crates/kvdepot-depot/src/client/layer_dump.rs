@@ -1,0 +1,78 @@
+//! A dump that follows the engine layer by layer: slots are reserved with the first shard, the blocks are sealed with
+//! the last.
+
+use std::sync::Arc;
+
+use kvdepot_copy::Direction;
+use kvdepot_core::{Error, ErrorKind, Result};
+use parking_lot::Mutex;
+
+use crate::client::attach::{Generation, LaneGuard};
+use crate::client::dump::{CHUNK_BLOCKS, Placed, Reserved, commit, copy, reserve, time_left};
+use crate::client::store::Work;
+use crate::message::Shards;
+
+/// What has been done of it. The lane goes with it: if the dump is dropped half-way, so are its slots (P4).
+#[derive(Default)]
+pub(crate) struct LayerDumpState {
+    begun: Option<(Arc<Generation>, LaneGuard)>,
+    placed: Vec<Placed>,
+    copied: Vec<bool>,
+}
+
+impl LayerDumpState {
+    /// Copies one shard of every block; the last one seals them. Runs on an executor's thread.
+    pub(crate) fn run_shard(this: &Arc<Mutex<Self>>, work: &Work, shard: usize) {
+        let mut state = this.lock();
+        if work.state.done() {
+            return;
+        }
+        match state.try_shard(work, shard) {
+            Ok(false) => {}
+            Ok(true) => work.state.finish(),
+            Err(error) => state.end(work, &error),
+        }
+    }
+
+    /// No shard will be copied any more.
+    pub(crate) fn give_up(this: &Arc<Mutex<Self>>, work: &Work, error: &Error) {
+        this.lock().end(work, error);
+    }
+
+    fn end(&mut self, work: &Work, error: &Error) {
+        self.begun = None;
+        self.placed.clear();
+        work.fail_all(error);
+    }
+
+    /// Whether this was the last shard.
+    fn try_shard(&mut self, work: &Work, shard: usize) -> Result<bool> {
+        if self.begun.is_none() {
+            self.copied = vec![false; work.layout().shard_count()];
+            let generation = work.store.attachment.generation()?;
+            let mut lane = work.store.attachment.lane(&generation, time_left(work)?)?;
+            let items: Vec<usize> = (0..work.items.len()).collect();
+            for chunk in items.chunks(CHUNK_BLOCKS) {
+                let Reserved { placed, full } = reserve(work, &generation, &mut lane, chunk)?;
+                self.placed.extend(placed);
+                full.iter().for_each(|&item| work.fail(item, ErrorKind::NoSpace));
+            }
+            self.begun = Some((generation, lane));
+        }
+        let Some((generation, lane)) = &mut self.begun else { return Ok(false) };
+        if std::mem::replace(&mut self.copied[shard], true) {
+            return Ok(false);
+        }
+        copy(work, generation, Direction::ToHost, &self.placed, Some(shard))?;
+        if !self.copied.iter().all(|&copied| copied) {
+            return Ok(false);
+        }
+        for chunk in self.placed.chunks(CHUNK_BLOCKS) {
+            commit(work, lane, chunk.iter().map(|placed| placed.lease).collect(), Shards::All)?;
+        }
+        if let Some((_, lane)) = self.begun.take() {
+            lane.finish();
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,76 @@
+//! Carrying out a load: leases on slots, copied from, given back, as many blocks at a time as the pool has room for.
+
+use std::time::Instant;
+
+use kvdepot_copy::Direction;
+use kvdepot_core::{ErrorKind, Result};
+
+use crate::client::dump::{self, Placed, chunk_blocks, time_left};
+use crate::client::hash_bytes;
+use crate::client::lane::unexpected;
+use crate::client::store::Work;
+use crate::message::{Grant, Hashes, Request, Response};
+
+/// Bytes of a chunk when a block is one shard: copies overlap the reads of the next chunk.
+const CHUNK_BYTES: u64 = 16 << 20;
+/// Bytes of a chunk when the engine waits layer by layer: its first layer is there when all blocks are.
+const LAYERED_CHUNK_BYTES: u64 = 512 << 20;
+
+/// Runs a load task to its end.
+pub(crate) fn run(work: &Work) {
+    let mut rest: Vec<usize> = (0..work.items.len()).collect();
+    if let Err(error) = load_chunks(work, &mut rest) {
+        rest.iter().for_each(|&item| work.fail(item, error.kind()));
+        work.store.attachment.stats.failed("load", &error);
+    }
+    work.state.finish();
+}
+
+/// Loads from the front of `rest`, which keeps what has not been decided when an error ends it.
+fn load_chunks(work: &Work, rest: &mut Vec<usize>) -> Result<()> {
+    let attachment = &work.store.attachment;
+    let generation = attachment.generation()?;
+    let namespace = attachment.handle(&generation, &work.store.spec)?;
+    let mut lane = attachment.lane(&generation, time_left(work)?)?;
+    let layered = work.layout().shard_count() > 1;
+    let chunk = chunk_blocks(work, &generation, if layered { LAYERED_CHUNK_BYTES } else { CHUNK_BYTES });
+    if rest.len() > chunk {
+        let ahead = &rest[chunk..rest.len().min(dump::CHUNK_BLOCKS * 4)];
+        let hashes = Hashes(hash_bytes(ahead.iter().map(|&item| &work.items[item].hash)).into());
+        lane.call(Request::Prefetch { namespace, hashes }, Instant::now() + time_left(work)?)?;
+    }
+    while !rest.is_empty() {
+        let now: Vec<usize> = rest[..chunk.min(rest.len())].to_vec();
+        let left = time_left(work)?;
+        let wait_ms = u32::try_from(left.as_millis()).unwrap_or(u32::MAX);
+        let hashes = Hashes(hash_bytes(now.iter().map(|&item| &work.items[item].hash)).into());
+        // The depot answers by the deadline; what is added covers a busy machine.
+        let deadline = Instant::now() + left + attachment.call_timeout;
+        let answer = lane.call(Request::Acquire { namespace, hashes, wait_ms }, deadline)?;
+        let Response::Grants(grants) = answer else { return Err(unexpected()) };
+        if grants.len() != now.len() {
+            return Err(unexpected());
+        }
+        let mut placed = Vec::new();
+        let mut again = Vec::new();
+        let mut missed = Vec::new();
+        for (&item, grant) in now.iter().zip(grants) {
+            match grant {
+                Grant::Leased { lease, runs } => placed.push(Placed { item, lease, runs }),
+                // No room while others of this chunk were leased: there will be when those are given back.
+                Grant::Refused { kind } if kind == ErrorKind::NoSpace.as_str() => again.push(item),
+                Grant::Refused { kind } => missed.push((item, ErrorKind::from_name(&kind).unwrap_or(ErrorKind::NotFound))),
+                Grant::Have => return Err(unexpected()),
+            }
+        }
+        dump::copy(work, &generation, Direction::ToDevice, &placed, None)?;
+        missed.iter().for_each(|&(item, kind)| work.fail(item, kind));
+        rest.splice(..now.len(), again);
+        let leases: Vec<u64> = placed.iter().map(|placed| placed.lease).collect();
+        if !leases.is_empty() {
+            lane.call(Request::Release { leases }, Instant::now() + left)?;
+        }
+    }
+    lane.finish();
+    Ok(())
+}

@@ -1,0 +1,126 @@
+//! The client of a depot: attachment, claims, and stores that dump and load.
+
+pub mod attach;
+pub mod claim;
+mod dump;
+mod executor;
+mod lane;
+mod layer_dump;
+mod load;
+mod partial;
+pub mod plan;
+mod spawn;
+pub mod store;
+pub mod task;
+
+pub use attach::Attachment;
+pub use claim::{Claim, ClaimGroupSpec};
+pub use plan::PageTable;
+pub use store::{LayerDump, Store};
+pub use task::{Operation, TaskState};
+
+use kvdepot_core::limits::BATCH_HASHES_MAX;
+use kvdepot_core::{BlockHash, NamespaceSpec, Result};
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::message::{Hashes, Request, Response};
+
+/// The bytes of hashes as frames carry them.
+pub(crate) fn hash_bytes<'a>(hashes: impl IntoIterator<Item = &'a BlockHash>) -> Vec<u8> {
+    hashes.into_iter().flat_map(|hash| hash.0).collect()
+}
+
+impl Attachment {
+    /// Moves namespaces to their next epoch: blocks dumped before are not served again, from any tier.
+    pub fn reset(self: &Arc<Self>, namespaces: &[Arc<NamespaceSpec>]) -> Result<()> {
+        let generation = self.generation()?;
+        let handles = namespaces.iter().map(|spec| self.handle(&generation, spec)).collect::<Result<_>>()?;
+        let wait = std::time::Duration::from_millis(generation.welcome.timeout_ms);
+        let mut lane = self.lane(&generation, self.call_timeout)?;
+        let answer = lane.call(Request::Reset { namespaces: handles }, Instant::now() + wait)?;
+        lane.finish();
+        if let Response::Epochs(_) = answer { Ok(()) } else { Err(lane::unexpected()) }
+    }
+
+    /// Waits until what was dumped so far is in the tiers; false when the time passed first.
+    pub fn drain(self: &Arc<Self>, wait: std::time::Duration) -> Result<bool> {
+        let generation = self.generation()?;
+        let mut lane = self.lane(&generation, self.call_timeout)?;
+        let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
+        // The depot answers by its own deadline; what is added covers a busy machine.
+        let answer = lane.call(Request::Drain { wait_ms }, Instant::now() + wait + std::time::Duration::from_secs(1))?;
+        lane.finish();
+        if let Response::Drained(drained) = answer { Ok(drained) } else { Err(lane::unexpected()) }
+    }
+
+    /// Counters of this client, and under `depot` those of the depot when one is attached.
+    pub fn stats(self: &Arc<Self>) -> serde_json::Value {
+        let mut map = self.stats.to_json();
+        map.retain(|name, _| name == "failures");
+        map.insert("attached".to_owned(), self.attached().into());
+        if let Ok(text) = self.depot_stats() {
+            map.insert("depot".to_owned(), serde_json::from_str(&text).unwrap_or_default());
+        }
+        map.into()
+    }
+
+    fn depot_stats(self: &Arc<Self>) -> Result<String> {
+        let generation = self.generation()?;
+        let mut lane = self.lane(&generation, self.call_timeout)?;
+        let answer = lane.call(Request::Stats, Instant::now() + std::time::Duration::from_secs(1))?;
+        lane.finish();
+        if let Response::Stats(text) = answer { Ok(text) } else { Err(lane::unexpected()) }
+    }
+
+    /// Which blocks the depot has, in pool or tier, within `wait`.
+    pub(crate) fn lookup(self: &Arc<Self>, spec: &NamespaceSpec, hashes: &[BlockHash], wait: std::time::Duration) -> Result<Vec<u8>> {
+        let generation = self.generation()?;
+        let namespace = self.handle(&generation, spec)?;
+        let mut lane = self.lane(&generation, self.call_timeout)?;
+        let mut present = Vec::with_capacity(hashes.len());
+        for batch in hashes.chunks(BATCH_HASHES_MAX) {
+            let request = Request::Lookup { namespace, hashes: Hashes(hash_bytes(batch).into()) };
+            let Response::Present(bytes) = lane.call(request, Instant::now() + wait)? else {
+                return Err(lane::unexpected());
+            };
+            present.extend_from_slice(&bytes);
+        }
+        lane.finish();
+        if present.len() == hashes.len() { Ok(present) } else { Err(lane::unexpected()) }
+    }
+
+    /// How many leading blocks the depot has, within `wait`.
+    pub(crate) fn lookup_prefix(self: &Arc<Self>, spec: &NamespaceSpec, hashes: &[BlockHash], wait: std::time::Duration) -> Result<usize> {
+        let generation = self.generation()?;
+        let namespace = self.handle(&generation, spec)?;
+        let mut lane = self.lane(&generation, self.call_timeout)?;
+        let mut prefix = 0;
+        for batch in hashes.chunks(BATCH_HASHES_MAX) {
+            let hashes = Hashes(hash_bytes(batch).into());
+            let request = Request::LookupPrefix { namespaces: vec![namespace], hashes };
+            let Response::Prefix(count) = lane.call(request, Instant::now() + wait)? else {
+                return Err(lane::unexpected());
+            };
+            prefix += (count as usize).min(batch.len());
+            if (count as usize) < batch.len() {
+                break;
+            }
+        }
+        lane.finish();
+        Ok(prefix)
+    }
+
+    /// Asks for blocks to be brought into the pool.
+    pub(crate) fn prefetch(self: &Arc<Self>, spec: &NamespaceSpec, hashes: &[BlockHash]) -> Result<()> {
+        let generation = self.generation()?;
+        let namespace = self.handle(&generation, spec)?;
+        let mut lane = self.lane(&generation, self.call_timeout)?;
+        for batch in hashes.chunks(BATCH_HASHES_MAX) {
+            let request = Request::Prefetch { namespace, hashes: Hashes(hash_bytes(batch).into()) };
+            lane.call(request, Instant::now() + self.call_timeout)?;
+        }
+        lane.finish();
+        Ok(())
+    }
+}

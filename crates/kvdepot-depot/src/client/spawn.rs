@@ -1,0 +1,73 @@
+//! Starting the node's depot when none answers. Racing starters are sorted out by a lock file: one of them starts,
+//! and a depot that finds another one serving ends at once.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::fs::FlockOperation;
+
+/// How long a started depot may take to answer before it is started again.
+const START_PATIENCE: Duration = Duration::from_secs(15);
+
+/// Starts depots for one socket.
+#[derive(Debug)]
+pub(crate) struct Spawner {
+    socket: PathBuf,
+    command: Vec<String>,
+    started: Mutex<Option<(Instant, Child)>>,
+}
+
+/// A file beside the socket: `suffix` is `.log` or `.starting`.
+fn beside(socket: &Path, suffix: &str) -> PathBuf {
+    let mut name = socket.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+impl Spawner {
+    pub(crate) const fn new(socket: PathBuf, command: Vec<String>) -> Self {
+        Self { socket, command, started: Mutex::new(None) }
+    }
+
+    /// Starts a depot unless this or another process has just done so.
+    pub(crate) fn start(&self) {
+        let mut started = self.started.lock();
+        if let Some((at, child)) = started.as_mut() {
+            let running = matches!(child.try_wait(), Ok(None));
+            if running && at.elapsed() < START_PATIENCE {
+                return;
+            }
+        }
+        match self.try_start() {
+            Ok(Some(child)) => *started = Some((Instant::now(), child)),
+            Ok(None) => {}
+            Err(error) => tracing::warn!("cannot start a depot with {:?}: {error}", self.command),
+        }
+    }
+
+    fn try_start(&self) -> std::io::Result<Option<Child>> {
+        let open = |path: PathBuf| OpenOptions::new().create(true).append(true).mode(0o600).open(path);
+        let lock = open(beside(&self.socket, ".starting"))?;
+        if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+            return Ok(None);
+        }
+        let log = open(beside(&self.socket, ".log"))?;
+        let Some((program, arguments)) = self.command.split_first() else { return Ok(None) };
+        // A process group of its own: what ends the engine's group must not end the node's depot. The child inherits
+        // the lock, and so holds other starters off until it serves or ends.
+        let child = Command::new(program)
+            .args(arguments)
+            .stdin(Stdio::from(lock))
+            .stdout(Stdio::from(log.try_clone()?))
+            .stderr(Stdio::from(log))
+            .process_group(0)
+            .spawn()?;
+        tracing::info!("started a depot (pid {}) at {}", child.id(), self.socket.display());
+        Ok(Some(child))
+    }
+}

@@ -1,0 +1,304 @@
+//! Dumps and loads blocks of one namespace between this process's memory and a depot.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hashbrown::HashMap;
+use kvdepot_copy::CopyEngine;
+use kvdepot_core::{BlockHash, BlockLayout, Error, ErrorKind, NamespaceSpec, Result};
+use parking_lot::{Mutex, RwLock};
+
+use crate::client::attach::Attachment;
+use crate::client::executor::Executor;
+use crate::client::layer_dump::LayerDumpState;
+use crate::client::partial::Partial;
+use crate::client::plan::{Item, PageTable, Source};
+use crate::client::task::{Operation, TaskState};
+use crate::client::{dump, load};
+
+/// Tasks that may wait while no depot has said otherwise.
+const WAITING_QUEUE_DEPTH: u64 = 8192;
+
+/// See the module. Cheap to clone.
+#[derive(Clone)]
+pub struct Store {
+    pub(crate) inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub(crate) attachment: Arc<Attachment>,
+    pub(crate) spec: Arc<NamespaceSpec>,
+    pub(crate) engine: Arc<dyn CopyEngine>,
+    pub(crate) pages: RwLock<Option<Arc<PageTable>>>,
+    pub(crate) partial: Mutex<Partial>,
+    executor: Executor,
+    timeout: Duration,
+}
+
+/// What a task works on.
+#[derive(Clone)]
+pub(crate) struct Work {
+    pub(crate) store: Arc<Inner>,
+    pub(crate) state: Arc<TaskState>,
+    pub(crate) items: Arc<Vec<Item>>,
+    pub(crate) pages: Option<Arc<PageTable>>,
+}
+
+impl Store {
+    /// A store over a copy engine of the caller's; `timeout` bounds each task (P2).
+    pub fn new(attachment: &Arc<Attachment>, spec: Arc<NamespaceSpec>, engine: Arc<dyn CopyEngine>, timeout: Duration) -> Result<Self> {
+        attachment.register(&spec)?;
+        let depth = attachment.generation().map_or(WAITING_QUEUE_DEPTH, |g| g.welcome.waiting_queue_depth);
+        let depth = usize::try_from(depth).unwrap_or(usize::MAX).clamp(1, 1 << 20);
+        let inner = Inner {
+            attachment: Arc::clone(attachment),
+            spec,
+            engine,
+            pages: RwLock::new(None),
+            partial: Mutex::new(Partial::default()),
+            executor: Executor::start(depth)?,
+            timeout,
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// The namespace's description.
+    pub fn spec(&self) -> &Arc<NamespaceSpec> {
+        &self.inner.spec
+    }
+
+    /// Says where the engine's pages lie, for the `…_pages` calls.
+    pub fn register_pages(&self, bases: Vec<u64>, strides: Vec<i64>, page_count: u64) -> Result<()> {
+        let pages = PageTable::new(self.inner.spec.layout(), bases, strides, page_count)?;
+        *self.inner.pages.write() = Some(Arc::new(pages));
+        Ok(())
+    }
+
+    /// Stores page `pages[i]` as block `hashes[i]`.
+    ///
+    /// # Safety
+    /// The registered pages must be readable, and not written by others, until the task is done.
+    pub unsafe fn dump_pages(&self, hashes: Vec<BlockHash>, pages: &[i64]) -> Result<Arc<TaskState>> {
+        let work = self.page_work(Operation::Dump, hashes, pages)?;
+        self.run(Operation::Dump, work, dump::run)
+    }
+
+    /// Loads block `hashes[i]` into page `pages[i]`, shard by shard.
+    ///
+    /// # Safety
+    /// The registered pages must be writable, and not touched by others, until the task is done.
+    pub unsafe fn load_pages(&self, hashes: Vec<BlockHash>, pages: &[i64]) -> Result<Arc<TaskState>> {
+        let work = self.page_work(Operation::Load, hashes, pages)?;
+        self.run(Operation::Load, work, load::run)
+    }
+
+    /// Like `dump_pages`, but a shard is read only after `LayerDump::submit_shard`.
+    ///
+    /// # Safety
+    /// From its submission until the task is done, a shard's memory must be readable and not written by others.
+    pub unsafe fn begin_dump_pages(&self, hashes: Vec<BlockHash>, pages: &[i64]) -> Result<LayerDump> {
+        let work = self.page_work(Operation::Dump, hashes, pages)?;
+        if work.items.is_empty() {
+            work.state.finish();
+        }
+        Ok(LayerDump { work, layers: Arc::new(Mutex::new(LayerDumpState::default())) })
+    }
+
+    /// Stores shard `shards[i]` of block `hashes[i]` from `addresses[i][t]`.
+    ///
+    /// # Safety
+    /// The addressed memory must be readable, and not written by others, until the task is done.
+    pub unsafe fn dump(&self, hashes: Vec<BlockHash>, shards: &[i64], addresses: &[u64]) -> Result<Arc<TaskState>> {
+        let work = self.address_work(Operation::Dump, hashes, shards, addresses)?;
+        self.run(Operation::Dump, work, dump::run)
+    }
+
+    /// Loads shard `shards[i]` of block `hashes[i]` to `addresses[i][t]`.
+    ///
+    /// # Safety
+    /// The addressed memory must be writable, and not touched by others, until the task is done.
+    pub unsafe fn load(&self, hashes: Vec<BlockHash>, shards: &[i64], addresses: &[u64]) -> Result<Arc<TaskState>> {
+        let work = self.address_work(Operation::Load, hashes, shards, addresses)?;
+        self.run(Operation::Load, work, load::run)
+    }
+
+    /// Which blocks the depot has; all absent when no depot answers.
+    pub fn lookup(&self, hashes: &[BlockHash]) -> Vec<u8> {
+        let inner = &self.inner;
+        inner.attachment.lookup(&inner.spec, hashes, inner.timeout).unwrap_or_else(|error| {
+            inner.attachment.stats.failed("lookup", &error);
+            vec![0; hashes.len()]
+        })
+    }
+
+    /// How many leading blocks the depot has; none when no depot answers.
+    pub fn lookup_on_prefix(&self, hashes: &[BlockHash]) -> usize {
+        let inner = &self.inner;
+        inner.attachment.lookup_prefix(&inner.spec, hashes, inner.timeout).unwrap_or_else(|error| {
+            inner.attachment.stats.failed("lookup", &error);
+            0
+        })
+    }
+
+    /// Asks for blocks to be brought into the pool.
+    pub fn prefetch(&self, hashes: &[BlockHash]) {
+        let inner = &self.inner;
+        if let Err(error) = inner.attachment.prefetch(&inner.spec, hashes) {
+            inner.attachment.stats.failed("prefetch", &error);
+        }
+    }
+
+    fn run(&self, operation: Operation, work: Work, body: fn(&Work)) -> Result<Arc<TaskState>> {
+        let state = Arc::clone(&work.state);
+        if work.items.is_empty() {
+            state.finish();
+            return Ok(state);
+        }
+        let refused = work.clone();
+        if let Err(error) = self.inner.executor.submit(operation, Box::new(move || body(&work))) {
+            refused.fail_all(&error);
+        }
+        Ok(state)
+    }
+
+    fn page_work(&self, operation: Operation, hashes: Vec<BlockHash>, pages: &[i64]) -> Result<Work> {
+        let table = self.inner.pages.read().clone();
+        let table = table.ok_or_else(|| Error::new(ErrorKind::Config, "no pages are registered"))?;
+        if hashes.len() != pages.len() {
+            return Err(Error::new(ErrorKind::Config, "each block needs one page")
+                .with("hashes", hashes.len())
+                .with("pages", pages.len()));
+        }
+        pages.iter().try_for_each(|&page| table.check(page))?;
+        let items: Vec<Item> =
+            hashes.into_iter().zip(pages).map(|(hash, &page)| Item { hash, source: Source::Page(page) }).collect();
+        let layout = self.inner.spec.layout();
+        let left = vec![items.len(); layout.shard_count()];
+        let (count, bytes) = (items.len(), items.len() as u64 * layout.block_bytes());
+        Ok(self.work(operation, items, Some(table), left, count, bytes))
+    }
+
+    fn address_work(&self, operation: Operation, hashes: Vec<BlockHash>, shards: &[i64], addresses: &[u64]) -> Result<Work> {
+        let layout = self.inner.spec.layout();
+        let columns = if hashes.is_empty() { 0 } else { addresses.len() / hashes.len() };
+        if hashes.len() != shards.len() || columns * hashes.len() != addresses.len() {
+            return Err(Error::new(ErrorKind::Config, "each entry needs a hash, a shard and a row of addresses")
+                .with("hashes", hashes.len())
+                .with("shards", shards.len())
+                .with("addresses", addresses.len()));
+        }
+        let (count, mut bytes) = (hashes.len(), 0);
+        let mut left = vec![0; layout.shard_count()];
+        let mut by_hash: HashMap<BlockHash, usize> = HashMap::new();
+        let mut items: Vec<Item> = Vec::new();
+        for (entry, hash) in hashes.into_iter().enumerate() {
+            let shard = check_shard(layout, shards[entry], columns)?;
+            let range = layout.shard_range(shard);
+            bytes += range.end - range.start;
+            left[shard] += 1;
+            let at = *by_hash.entry(hash).or_insert_with(|| {
+                items.push(Item { hash, source: Source::Shards(Vec::new()) });
+                items.len() - 1
+            });
+            if let Source::Shards(have) = &mut items[at].source {
+                if have.iter().any(|&(other, ..)| other == shard) {
+                    return Err(Error::new(ErrorKind::Config, "a shard of a block comes twice in one task").with("shard", shard));
+                }
+                have.push((shard, entry, addresses[entry * columns..(entry + 1) * columns].to_vec()));
+            }
+        }
+        Ok(self.work(operation, items, None, left, count, bytes))
+    }
+
+    fn work(&self, operation: Operation, items: Vec<Item>, pages: Option<Arc<PageTable>>, left: Vec<usize>, count: usize, bytes: u64) -> Work {
+        let id = self.inner.executor.next_task();
+        let state = TaskState::new(id, operation, left, count, bytes, self.inner.timeout);
+        Work { store: Arc::clone(&self.inner), state: Arc::new(state), items: Arc::new(items), pages }
+    }
+}
+
+fn check_shard(layout: &BlockLayout, shard: i64, columns: usize) -> Result<usize> {
+    let known = usize::try_from(shard).ok().filter(|&shard| shard < layout.shard_count());
+    let shard = known.ok_or_else(|| {
+        Error::new(ErrorKind::Config, "no such shard").with("shard", shard).with("shards", layout.shard_count())
+    })?;
+    let tensors = layout.tensor_sizes(shard).len();
+    if tensors != columns {
+        return Err(Error::new(ErrorKind::Config, "a shard needs one address for each of its tensors")
+            .with("shard", shard)
+            .with("tensors", tensors)
+            .with("addresses", columns));
+    }
+    Ok(shard)
+}
+
+impl Work {
+    pub(crate) fn layout(&self) -> &BlockLayout {
+        self.store.spec.layout()
+    }
+
+    /// The item will not be moved.
+    pub(crate) fn fail(&self, item: usize, kind: ErrorKind) {
+        let entry = &self.items[item];
+        match &entry.source {
+            Source::Page(_) => self.state.failed_block(item, entry.shards(self.layout()).into_iter(), kind),
+            Source::Shards(shards) => {
+                for &(shard, index, _) in shards {
+                    self.state.failed_block(index, std::iter::once(shard), kind);
+                }
+            }
+        }
+    }
+
+    /// None of the items will be moved.
+    pub(crate) fn fail_all(&self, error: &Error) {
+        for item in 0..self.items.len() {
+            self.fail(item, error.kind());
+        }
+        let operation = if self.state.operation() == Operation::Load { "load" } else { "dump" };
+        self.store.attachment.stats.failed(operation, error);
+        self.state.finish();
+    }
+}
+
+/// A dump whose shards are handed over one by one, as layers are computed.
+pub struct LayerDump {
+    work: Work,
+    layers: Arc<Mutex<LayerDumpState>>,
+}
+
+impl LayerDump {
+    /// The task's progress.
+    pub fn state(&self) -> &Arc<TaskState> {
+        &self.work.state
+    }
+
+    /// Shard `shard` of every block may be read now. A shard submitted twice is copied once.
+    pub fn submit_shard(&self, shard: usize) -> Result<()> {
+        if shard >= self.work.layout().shard_count() {
+            return Err(Error::new(ErrorKind::Config, "no such shard").with("shard", shard));
+        }
+        if self.work.state.done() {
+            return Ok(());
+        }
+        let (work, layers) = (self.work.clone(), Arc::clone(&self.layers));
+        let job = move || LayerDumpState::run_shard(&layers, &work, shard);
+        if let Err(error) = self.work.store.executor.submit(Operation::Dump, Box::new(job)) {
+            LayerDumpState::give_up(&self.layers, &self.work, &error);
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for LayerDump {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LayerDump({:?})", self.work.state)
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Store({})", self.inner.spec.root())
+    }
+}

@@ -1,0 +1,183 @@
+//! A task: blocks on their way, counted shard by shard, waited for by whoever wants.
+
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use kvdepot_core::ErrorKind;
+use parking_lot::{Condvar, Mutex};
+use rustix::event::EventfdFlags;
+
+/// Which way a task goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Engine to depot.
+    Dump,
+    /// Depot to engine.
+    Load,
+}
+
+impl Operation {
+    /// As the log lines spell it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Dump => "DUMP",
+            Self::Load => "LOAD",
+        }
+    }
+}
+
+struct Progress {
+    /// Blocks of each shard that have neither arrived nor failed.
+    left: Vec<usize>,
+    failed: Vec<(usize, ErrorKind)>,
+    done: bool,
+}
+
+/// How far a task is.
+pub struct TaskState {
+    id: u64,
+    operation: Operation,
+    block_count: usize,
+    bytes: u64,
+    begun: Instant,
+    deadline: Instant,
+    progress: Mutex<Progress>,
+    changed: Condvar,
+    event: OnceLock<Option<OwnedFd>>,
+}
+
+impl TaskState {
+    pub(crate) fn new(id: u64, operation: Operation, left: Vec<usize>, block_count: usize, bytes: u64, wait: Duration) -> Self {
+        let begun = Instant::now();
+        let subtasks: usize = left.iter().sum();
+        tracing::debug!("Cache task({id},{},{subtasks},{bytes}) dispatching.", operation.as_str());
+        Self {
+            id,
+            operation,
+            block_count,
+            bytes,
+            begun,
+            deadline: begun + wait,
+            progress: Mutex::new(Progress { left, failed: Vec::new(), done: false }),
+            changed: Condvar::new(),
+            event: OnceLock::new(),
+        }
+    }
+
+    /// Number of the task in this process.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Blocks (or shards, for tasks by address) that the task moves.
+    pub fn block_count(&self) -> usize {
+        self.block_count
+    }
+
+    pub(crate) fn operation(&self) -> Operation {
+        self.operation
+    }
+
+    pub(crate) fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    /// Whether all has ended: the engine's memory is free again (dump) or filled (load).
+    pub fn done(&self) -> bool {
+        self.progress.lock().done
+    }
+
+    /// Waits until done, at most `timeout`; whether it is.
+    pub fn wait(&self, timeout: Option<Duration>) -> bool {
+        self.wait_until(timeout, |progress| progress.done)
+    }
+
+    /// Waits until a shard of every block has arrived or failed; whether it has. A shard that the task does not move
+    /// is there at once.
+    pub fn wait_shard(&self, shard: usize, timeout: Option<Duration>) -> bool {
+        self.wait_until(timeout, |progress| progress.done || progress.left.get(shard).is_none_or(|&left| left == 0))
+    }
+
+    fn wait_until(&self, timeout: Option<Duration>, ready: impl Fn(&Progress) -> bool) -> bool {
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        let mut progress = self.progress.lock();
+        while !ready(&progress) {
+            match deadline {
+                None => self.changed.wait(&mut progress),
+                Some(deadline) => {
+                    if self.changed.wait_until(&mut progress, deadline).timed_out() {
+                        return ready(&progress);
+                    }
+                }
+            }
+        }
+        true
+    }
+
+    /// Blocks that were not moved, ascending, with the reason's kind. Final when done.
+    pub fn failed(&self) -> Vec<(usize, ErrorKind)> {
+        let mut failed = self.progress.lock().failed.clone();
+        failed.sort_unstable_by_key(|&(block, _)| block);
+        failed.dedup_by_key(|&mut (block, _)| block);
+        failed
+    }
+
+    /// `count` blocks of a shard arrived.
+    pub(crate) fn arrived(&self, shard: usize, count: usize) {
+        let mut progress = self.progress.lock();
+        progress.left[shard] = progress.left[shard].saturating_sub(count);
+        if progress.left[shard] == 0 {
+            self.changed.notify_all();
+        }
+    }
+
+    /// A block will not come: it counts as ended for each of its shards.
+    pub(crate) fn failed_block(&self, block: usize, shards: impl Iterator<Item = usize>, kind: ErrorKind) {
+        let mut progress = self.progress.lock();
+        progress.failed.push((block, kind));
+        for shard in shards {
+            progress.left[shard] = progress.left[shard].saturating_sub(1);
+        }
+        self.changed.notify_all();
+    }
+
+    /// All has ended.
+    pub(crate) fn finish(&self) {
+        let mut progress = self.progress.lock();
+        if progress.done {
+            return;
+        }
+        progress.done = true;
+        self.changed.notify_all();
+        let event = self.event.get().and_then(Option::as_ref);
+        if let Some(event) = event {
+            let _ = rustix::io::write(event, &1u64.to_le_bytes());
+        }
+        drop(progress);
+        let cost_ms = self.begun.elapsed().as_secs_f64() * 1e3;
+        let (id, operation, bytes) = (self.id, self.operation.as_str(), self.bytes);
+        tracing::debug!("Cache task({id},{operation},{},{bytes}) finished, cost {cost_ms:.3}ms.", self.block_count);
+    }
+
+    /// A descriptor that is readable once the task is done.
+    pub fn event(&self) -> Option<BorrowedFd<'_>> {
+        // Under the lock, so that `finish` either sees the descriptor or comes before it is looked at.
+        let progress = self.progress.lock();
+        let event = self.event.get_or_init(|| {
+            let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()?;
+            if progress.done {
+                let _ = rustix::io::write(&event, &1u64.to_le_bytes());
+            }
+            Some(event)
+        });
+        event.as_ref().map(AsFd::as_fd)
+    }
+}
+
+impl fmt::Debug for TaskState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Task({}, {:?}, {} blocks, done: {})", self.id, self.operation, self.block_count, self.done())
+    }
+}

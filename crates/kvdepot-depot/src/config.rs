@@ -1,0 +1,82 @@
+//! What a depot is built from. The Python face parses and checks the user's files; this is its outcome as JSON.
+
+use kvdepot_core::limits::{BLOCK_ALIGN_BYTES, POOL_BYTES_MIN};
+use kvdepot_core::{Error, ErrorKind, Result};
+use serde::{Deserialize, Serialize};
+
+/// Configuration of one depot. Unknown keys are errors (P10).
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DepotConfig {
+    /// Pool and tiers in order: `Cache|Posix`.
+    pub pipeline: String,
+    /// Size of the pool in bytes (P5).
+    pub pool_bytes: u64,
+    /// Eviction policy of the pool: `s3fifo` or `lru`.
+    #[serde(default = "default_eviction")]
+    pub eviction: String,
+    /// Tasks that may wait in a client before new ones are refused.
+    #[serde(default = "default_waiting_queue_depth")]
+    pub waiting_queue_depth: usize,
+    /// Shards that may be under way in a client.
+    #[serde(default = "default_running_queue_depth")]
+    pub running_queue_depth: usize,
+    /// How long anything may wait before it is a miss (P2).
+    #[serde(default = "default_timeout_ms")]
+    pub timeout_ms: u64,
+    /// Whether the pool's memory is touched in the background at start.
+    #[serde(default = "default_populate")]
+    pub populate: bool,
+    /// Configuration of the `Posix` tier, read by its registry entry.
+    #[serde(default)]
+    pub posix: serde_json::Value,
+    /// Configuration of the `Fake` tier.
+    #[serde(default)]
+    pub fake: serde_json::Value,
+}
+
+fn default_eviction() -> String {
+    "s3fifo".to_owned()
+}
+const fn default_waiting_queue_depth() -> usize {
+    8192
+}
+const fn default_running_queue_depth() -> usize {
+    524_288
+}
+const fn default_timeout_ms() -> u64 {
+    30_000
+}
+const fn default_populate() -> bool {
+    true
+}
+
+impl DepotConfig {
+    /// Parses and checks the JSON text.
+    pub fn from_json(text: &str) -> Result<Self> {
+        let mut config: Self = serde_json::from_str(text).map_err(|e| {
+            Error::new(ErrorKind::Config, "the depot's configuration cannot be read").with_source(e)
+        })?;
+        if config.pool_bytes < POOL_BYTES_MIN {
+            return Err(Error::new(ErrorKind::Config, "the pool is too small")
+                .with("pool_bytes", config.pool_bytes)
+                .with("pool_bytes_min", POOL_BYTES_MIN));
+        }
+        config.pool_bytes -= config.pool_bytes % BLOCK_ALIGN_BYTES;
+        for (name, value) in [
+            ("timeout_ms", config.timeout_ms),
+            ("waiting_queue_depth", config.waiting_queue_depth as u64),
+            ("running_queue_depth", config.running_queue_depth as u64),
+        ] {
+            if value == 0 {
+                return Err(Error::new(ErrorKind::Config, "this value must be at least 1").with("key", name));
+            }
+        }
+        Ok(config)
+    }
+
+    /// The deadline of an operation that begins now.
+    pub fn deadline(&self) -> std::time::Instant {
+        std::time::Instant::now() + std::time::Duration::from_millis(self.timeout_ms)
+    }
+}

@@ -1,0 +1,189 @@
+//! A depot: pool, index and tiers behind one handle. The same value runs inside a process or behind the local door.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Sender;
+use kvdepot_core::pipeline::{PipelineSpec, PoolKind};
+use kvdepot_core::{Error, ErrorKind, Result, eviction};
+use kvdepot_tier::Tier;
+use parking_lot::{Condvar, Mutex};
+
+use crate::config::DepotConfig;
+use crate::pool::PoolMapping;
+use crate::resolver::Job;
+use crate::session::Session;
+use crate::state::{GROW_BYTES, State};
+use crate::stats::Stats;
+use crate::{claim, io_queue, resolver};
+
+/// How often claims are looked over for expiry.
+const JANITOR_TICK: Duration = Duration::from_millis(100);
+/// How long a depot that ends waits for its last writes.
+const DRAIN_AT_END: Duration = Duration::from_secs(10);
+
+/// What all threads of a depot share.
+pub(crate) struct Shared {
+    pub(crate) config: DepotConfig,
+    pub(crate) id: u64,
+    pub(crate) pool: Arc<PoolMapping>,
+    pub(crate) tiers: Vec<Arc<dyn Tier>>,
+    pub(crate) state: Mutex<State>,
+    /// Signalled whenever a fetch, a write, a lease or a claim ends.
+    pub(crate) changed: Condvar,
+    pub(crate) stats: Stats,
+    pub(crate) jobs: Sender<Job>,
+    pub(crate) stopping: AtomicBool,
+    owners: AtomicU64,
+    tasks: AtomicU64,
+}
+
+impl Shared {
+    /// A number for a log line's task.
+    pub(crate) fn next_task(&self) -> u64 {
+        self.tasks.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// A running depot. Dropping it writes what is dirty, within bounds, and stops its threads.
+pub struct Depot {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Depot {
+    /// Starts a depot: opens its tiers, makes its pool, and populates it in the background.
+    pub fn start(config: DepotConfig) -> Result<Self> {
+        let spec = PipelineSpec::parse(&config.pipeline)?;
+        let mut tiers = Vec::new();
+        for kind in &spec.tiers {
+            kind.ensure_available()?;
+            let name = kind.to_string();
+            let value = match name.as_str() {
+                "Posix" => &config.posix,
+                "Fake" => &config.fake,
+                _ => &serde_json::Value::Null,
+            };
+            tiers.push(kvdepot_tier::registry::build(&name, value)?);
+        }
+        Self::with_tiers(config, spec.pool, tiers)
+    }
+
+    /// Starts a depot over tiers made by the caller; for tests and embedders.
+    pub fn with_tiers(config: DepotConfig, pool_kind: PoolKind, tiers: Vec<Arc<dyn Tier>>) -> Result<Self> {
+        let keeps = pool_kind == PoolKind::Cache;
+        if !keeps && tiers.is_empty() {
+            return Err(Error::new(ErrorKind::Config, "a Staging pool keeps nothing: it needs a tier below it")
+                .with("pipeline", &config.pipeline));
+        }
+        let slots_hint = usize::try_from(config.pool_bytes >> 16).unwrap_or(usize::MAX).clamp(64, 1 << 24);
+        let policy = eviction::by_name(&config.eviction, slots_hint)?;
+        let pool = Arc::new(PoolMapping::create(config.pool_bytes)?);
+        let state = State::new(config.pool_bytes, policy, !tiers.is_empty(), keeps);
+        let (jobs, receiver) = crossbeam_channel::unbounded();
+        let shared = Arc::new(Shared {
+            id: fresh_id(),
+            pool,
+            tiers,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            stats: Stats::default(),
+            jobs,
+            stopping: AtomicBool::new(false),
+            owners: AtomicU64::new(1),
+            tasks: AtomicU64::new(1),
+            config,
+        });
+        let mut threads = resolver::spawn(&shared, &receiver)?;
+        threads.push(spawn("kvdepot-janitor", &shared, janitor)?);
+        if shared.config.populate {
+            threads.push(spawn("kvdepot-populate", &shared, populate)?);
+        }
+        Ok(Self { shared, threads })
+    }
+
+    /// A new owner of leases: one a connection, or one a lane of an embedded client.
+    pub fn session(&self) -> Session {
+        Session::new(Arc::clone(&self.shared), self.shared.owners.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The pool's memory.
+    pub fn pool(&self) -> Arc<PoolMapping> {
+        Arc::clone(&self.shared.pool)
+    }
+
+    /// A number that no other depot has.
+    pub fn id(&self) -> u64 {
+        self.shared.id
+    }
+
+    /// What the depot was built from.
+    pub fn config(&self) -> &DepotConfig {
+        &self.shared.config
+    }
+}
+
+impl Drop for Depot {
+    fn drop(&mut self) {
+        io_queue::drain(&self.shared, Instant::now() + DRAIN_AT_END);
+        self.shared.stopping.store(true, Ordering::Release);
+        for _ in 0..resolver::THREADS {
+            let _ = self.shared.jobs.send(Job::Stop);
+        }
+        self.shared.changed.notify_all();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl fmt::Debug for Depot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Depot({}, {} bytes)", self.shared.config.pipeline, self.shared.config.pool_bytes)
+    }
+}
+
+fn fresh_id() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    // The standard library's random keys: no crate is worth this.
+    std::collections::hash_map::RandomState::new().build_hasher().finish()
+}
+
+pub(crate) fn spawn(name: &str, shared: &Arc<Shared>, body: fn(&Arc<Shared>)) -> Result<JoinHandle<()>> {
+    let shared = Arc::clone(shared);
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(move || body(&shared))
+        .map_err(|e| Error::io("cannot start a thread", e).with("thread", name))
+}
+
+/// Touches the pool from its beginning and hands it over piece by piece; dumps that come faster grow the pool
+/// themselves and meet page faults.
+fn populate(shared: &Arc<Shared>) {
+    // Background work: nothing waits for it.
+    let _ = rustix::process::nice(10);
+    let mut start = 0;
+    while start < shared.pool.bytes() && !shared.stopping.load(Ordering::Acquire) {
+        let len = GROW_BYTES.min(shared.pool.bytes() - start);
+        if let Err(error) = shared.pool.populate(start, len) {
+            tracing::warn!("the pool is populated on first use only: {error}");
+            return;
+        }
+        start += len;
+        shared.state.lock().grow(Some(start));
+    }
+}
+
+fn janitor(shared: &Arc<Shared>) {
+    while !shared.stopping.load(Ordering::Acquire) {
+        let mut state = shared.state.lock();
+        // A spurious or early wake only looks over the claims once more.
+        shared.changed.wait_for(&mut state, JANITOR_TICK);
+        claim::expire(shared, &mut state, Instant::now());
+        drop(state);
+        io_queue::pump(shared);
+    }
+}

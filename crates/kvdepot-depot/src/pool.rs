@@ -1,0 +1,131 @@
+//! The pool's memory: one memfd, mapped once by the depot and once by every client process.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use kvdepot_core::runs::Run;
+use kvdepot_core::{Error, ErrorKind, Result};
+use kvdepot_io::{MemRun, SlotBuf};
+use rustix::fs::MemfdFlags;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+/// A mapping of the pool, unmapped when the last holder lets go: copies under way keep it alive, a dead depot or not.
+#[derive(Debug)]
+pub struct PoolMapping {
+    base: NonNull<u8>,
+    bytes: u64,
+    fd: OwnedFd,
+}
+
+// SAFETY: the mapping is plain shared memory; who may touch which slot is decided by the depot's block states (P1).
+unsafe impl Send for PoolMapping {}
+// SAFETY: as for Send.
+unsafe impl Sync for PoolMapping {}
+
+impl PoolMapping {
+    /// Makes the pool's memory. Nothing is touched yet: pages come with `populate` or first use.
+    pub fn create(bytes: u64) -> Result<Self> {
+        let fd = rustix::fs::memfd_create("kvdepot-pool", MemfdFlags::CLOEXEC)
+            .map_err(|e| Error::io("cannot make the pool's memory", e.into()))?;
+        rustix::fs::ftruncate(&fd, bytes)
+            .map_err(|e| Error::io("cannot size the pool", e.into()).with("pool_bytes", bytes))?;
+        Self::map(fd, bytes)
+    }
+
+    /// Maps a pool that another process made; `bytes` is what that process said.
+    pub fn map(fd: OwnedFd, bytes: u64) -> Result<Self> {
+        let len = usize::try_from(bytes)
+            .ok()
+            .filter(|&len| len > 0)
+            .ok_or_else(|| Error::new(ErrorKind::Config, "a pool of this size cannot be mapped").with("pool_bytes", bytes))?;
+        let real = rustix::fs::fstat(&fd).map_err(|e| Error::io("cannot look at the pool", e.into()))?.st_size;
+        if u64::try_from(real).unwrap_or(0) < bytes {
+            // A mapping past the end would end in SIGBUS.
+            return Err(Error::new(ErrorKind::Protocol, "the pool is smaller than the depot said")
+                .with("pool_bytes", bytes)
+                .with("real_bytes", real));
+        }
+        // SAFETY: a fresh shared mapping at an address of the kernel's choice replaces nothing.
+        let base = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &fd, 0)
+        }
+        .map_err(|e| Error::io("cannot map the pool", e.into()).with("pool_bytes", bytes))?;
+        let base: NonNull<u8> = NonNull::new(base.cast()).ok_or_else(|| Error::new(ErrorKind::Io, "the pool was mapped at address 0"))?;
+        // Huge pages only where the system allows them for shared memory; a refusal changes nothing but speed.
+        // SAFETY: the range is the mapping just made.
+        let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), len, Advice::LinuxHugepage) };
+        // SAFETY: as above. A forked child must not keep (or copy) the pool's page tables.
+        let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), len, Advice::LinuxDontFork) };
+        Ok(Self { base, bytes, fd })
+    }
+
+    /// Size in bytes.
+    pub const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The descriptor to pass to clients.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Touches `start..start + len` so that later copies meet no page faults.
+    pub fn populate(&self, start: u64, len: u64) -> Result<()> {
+        let run = self.resolve(Run { offset: start, len })?;
+        // SAFETY: `resolve` checked that the range lies in the mapping.
+        unsafe { rustix::mm::madvise(run.ptr.cast(), run.len, Advice::LinuxPopulateWrite) }
+            .map_err(|e| Error::io("cannot populate the pool", e.into()).with("offset_bytes", start).with("bytes", len))
+    }
+
+    /// The memory of a run; an error when a peer names bytes outside of the pool.
+    pub fn resolve(&self, run: Run) -> Result<MemRun> {
+        let inside = run.offset.checked_add(run.len).is_some_and(|end| end <= self.bytes);
+        let len = usize::try_from(run.len).ok().filter(|_| inside).ok_or_else(|| {
+            Error::new(ErrorKind::Protocol, "a slot lies outside of the pool")
+                .with("offset_bytes", run.offset)
+                .with("bytes", run.len)
+                .with("pool_bytes", self.bytes)
+        })?;
+        // SAFETY: `offset + len <= bytes`, so the address lies in the mapping (`bytes` fitted a usize in `map`).
+        let ptr = unsafe { self.base.as_ptr().add(run.offset as usize) };
+        Ok(MemRun { ptr, len })
+    }
+
+    /// The memory of a slot, which keeps the mapping alive.
+    pub fn slot(self: &Arc<Self>, runs: &[Run]) -> Result<SlotBuf> {
+        let runs: Vec<MemRun> = runs.iter().map(|&run| self.resolve(run)).collect::<Result<_>>()?;
+        let keep: Arc<Self> = Arc::clone(self);
+        // SAFETY: the runs lie in this mapping, which `keep` holds; the depot gives a slot to one writer or to readers,
+        // never to both (P1), and takes it back only when they have let go (P4).
+        Ok(unsafe { SlotBuf::new(runs, keep) })
+    }
+}
+
+impl Drop for PoolMapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map` with this length; no SlotBuf is left, because each holds an Arc of this value.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes as usize) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_mappings_share_bytes_and_refuse_what_lies_outside() {
+        let ours = Arc::new(PoolMapping::create(1 << 20).unwrap());
+        let fd = ours.fd().try_clone_to_owned().unwrap();
+        let theirs = Arc::new(PoolMapping::map(fd.try_clone().unwrap(), 1 << 20).unwrap());
+        ours.populate(0, 1 << 16).unwrap();
+        ours.slot(&[Run { offset: 4096, len: 4096 }]).unwrap().write_at(0, b"hello");
+        let mut out = [0; 5];
+        theirs.slot(&[Run { offset: 4096, len: 4096 }]).unwrap().read_at(0, &mut out);
+        assert_eq!(&out, b"hello");
+        for (offset, len) in [(1 << 20, 1), (0, (1 << 20) + 1), (u64::MAX, 2)] {
+            assert_eq!(ours.resolve(Run { offset, len }).unwrap_err().kind(), ErrorKind::Protocol);
+        }
+        assert_eq!(PoolMapping::map(fd, 1 << 21).unwrap_err().kind(), ErrorKind::Protocol);
+    }
+}

@@ -1,0 +1,306 @@
+//! What the depot knows, under one lock: slots, index, free space, leases, claims, queues. No I/O happens here.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use hashbrown::HashMap;
+use kvdepot_core::block::{Block, Phase};
+use kvdepot_core::eviction::{EvictionPolicy, SlotId};
+use kvdepot_core::lease::{LeaseId, LeaseTable};
+use kvdepot_core::limits::POOL_EXTENT_BYTES;
+use kvdepot_core::runs::{RunAllocator, Runs};
+use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceSpec, Result};
+
+use crate::claim::Claims;
+use crate::namespace::Namespaces;
+
+/// Space that the pool takes in use at a time, when it grows into memory not touched yet.
+pub(crate) const GROW_BYTES: u64 = 64 << 20;
+/// Share of the pool that bytes not yet in a tier may take: beyond it dumps are dropped, so that loads find room.
+const DIRTY_SHARE_PERCENT: u64 = 70;
+
+/// One block in the pool.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub(crate) key: BlockKey,
+    pub(crate) spec: Arc<NamespaceSpec>,
+    pub(crate) block: Block,
+    pub(crate) runs: Runs,
+    pub(crate) bytes: u64,
+    /// Claims that wait for this block to be fetched.
+    pub(crate) waiters: Vec<u64>,
+}
+
+/// A block that a tier is to read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fetch {
+    pub(crate) slot: SlotId,
+    pub(crate) tier: usize,
+    pub(crate) deadline: Instant,
+}
+
+/// A block that a tier is to write.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Write {
+    pub(crate) slot: SlotId,
+    pub(crate) tier: usize,
+    /// Whether a tier before this one took it.
+    pub(crate) saved: bool,
+}
+
+/// Bytes of the pool by what holds them; they overlap only where said.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Held {
+    /// Being filled by clients.
+    pub(crate) filling: u64,
+    /// Being filled by tiers.
+    pub(crate) fetching: u64,
+    /// Sealed and not yet in a tier.
+    pub(crate) dirty: u64,
+    /// Leased by at least one reader (may also be dirty).
+    pub(crate) leased: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) slots: Vec<Option<Slot>>,
+    free_ids: Vec<SlotId>,
+    pub(crate) index: HashMap<BlockKey, SlotId, foldhash::fast::RandomState>,
+    alloc: RunAllocator,
+    pub(crate) policy: Box<dyn EvictionPolicy>,
+    pub(crate) leases: LeaseTable,
+    pub(crate) namespaces: Namespaces,
+    pub(crate) claims: Claims,
+    pub(crate) fetches: VecDeque<Fetch>,
+    pub(crate) fetches_in_flight: usize,
+    pub(crate) writes: VecDeque<Write>,
+    pub(crate) writes_in_flight: usize,
+    /// Whether a thread is handing queued work to the tiers now.
+    pub(crate) pumping: bool,
+    pub(crate) held: Held,
+    pool_bytes: u64,
+    grown_bytes: u64,
+    /// Whether sealed blocks are to be written to a tier.
+    pub(crate) has_tiers: bool,
+    /// Whether blocks stay in the pool after they were written or loaded.
+    pub(crate) keeps: bool,
+    pub(crate) evicted: u64,
+}
+
+impl State {
+    pub(crate) fn new(pool_bytes: u64, policy: Box<dyn EvictionPolicy>, has_tiers: bool, keeps: bool) -> Self {
+        Self {
+            slots: Vec::new(),
+            free_ids: Vec::new(),
+            index: HashMap::default(),
+            alloc: RunAllocator::new(POOL_EXTENT_BYTES),
+            policy,
+            leases: LeaseTable::new(),
+            namespaces: Namespaces::default(),
+            claims: Claims::default(),
+            fetches: VecDeque::new(),
+            fetches_in_flight: 0,
+            writes: VecDeque::new(),
+            writes_in_flight: 0,
+            pumping: false,
+            held: Held::default(),
+            pool_bytes,
+            grown_bytes: 0,
+            has_tiers,
+            keeps,
+            evicted: 0,
+        }
+    }
+
+    pub(crate) fn slot(&self, id: SlotId) -> &Slot {
+        self.slots[id as usize].as_ref().expect("a slot id in use names a slot")
+    }
+
+    pub(crate) fn slot_mut(&mut self, id: SlotId) -> &mut Slot {
+        self.slots[id as usize].as_mut().expect("a slot id in use names a slot")
+    }
+
+    /// The slot of a block that may be read now.
+    pub(crate) fn readable(&self, key: &BlockKey) -> Option<SlotId> {
+        self.index.get(key).copied().filter(|&id| self.slot(id).block.is_readable())
+    }
+
+    /// Bytes that no eviction can free now.
+    pub(crate) const fn pinned_bytes(&self) -> u64 {
+        self.held.filling + self.held.fetching + self.held.dirty + self.held.leased
+    }
+
+    pub(crate) const fn pool_bytes(&self) -> u64 {
+        self.pool_bytes
+    }
+
+    pub(crate) fn free_bytes(&self) -> u64 {
+        self.alloc.free_bytes() + (self.pool_bytes - self.grown_bytes)
+    }
+
+    /// Takes the next piece of the pool in use; `upto` is where a background thread has populated to.
+    pub(crate) fn grow(&mut self, upto: Option<u64>) -> bool {
+        let start = self.grown_bytes;
+        let end = upto.unwrap_or(start + GROW_BYTES).min(self.pool_bytes);
+        if end <= start {
+            return false;
+        }
+        self.alloc.add_extent(start, end - start);
+        self.grown_bytes = end;
+        true
+    }
+
+    /// Room for a block, evicting what is cold. None when all that is left is in use.
+    fn allocate(&mut self, bytes: u64) -> Option<Runs> {
+        loop {
+            if let Some(runs) = self.alloc.alloc(bytes) {
+                return Some(runs);
+            }
+            if self.grow(None) {
+                continue;
+            }
+            if self.pinned_bytes() >= self.pool_bytes {
+                return None;
+            }
+            let slots = &self.slots;
+            let victim = self
+                .policy
+                .victim(&mut |id| slots[id as usize].as_ref().is_some_and(|slot| slot.block.is_evictable()))?;
+            self.evicted += 1;
+            self.free(victim);
+        }
+    }
+
+    /// Makes room for a block and enters it into the index. The caller has checked that the key is not there.
+    pub(crate) fn insert(&mut self, key: BlockKey, spec: &Arc<NamespaceSpec>, block: Block) -> Result<SlotId> {
+        let bytes = spec.layout().slot_bytes();
+        let filling = block.phase() == Phase::Filling;
+        if filling && self.has_tiers {
+            let not_saved = self.held.filling + self.held.dirty + bytes;
+            if not_saved > self.pool_bytes * DIRTY_SHARE_PERCENT / 100 {
+                return Err(Error::new(ErrorKind::Busy, "the tiers do not keep up with what is dumped"));
+            }
+        }
+        let runs = self.allocate(bytes).ok_or_else(|| {
+            Error::new(ErrorKind::NoSpace, "every slot of the pool is in use")
+                .with("block_bytes", bytes)
+                .with("pool_bytes", self.pool_bytes)
+        })?;
+        if filling {
+            self.held.filling += bytes;
+        } else {
+            self.held.fetching += bytes;
+        }
+        let slot = Slot { key, spec: Arc::clone(spec), block, runs, bytes, waiters: Vec::new() };
+        let id = match self.free_ids.pop() {
+            Some(id) => {
+                self.slots[id as usize] = Some(slot);
+                id
+            }
+            None => {
+                self.slots.push(Some(slot));
+                SlotId::try_from(self.slots.len() - 1).expect("slots fit 32 bits: each takes at least a page")
+            }
+        };
+        self.index.insert(key, id);
+        Ok(id)
+    }
+
+    /// Gives a slot's space back. Nothing may touch its bytes any more (P4).
+    pub(crate) fn free(&mut self, id: SlotId) {
+        let slot = self.slots[id as usize].take().expect("a slot is freed once");
+        debug_assert!(slot.block.leases() == 0 && !slot.block.is_writing(), "a slot in use is not freed");
+        match slot.block.phase() {
+            Phase::Filling | Phase::Quarantined => self.held.filling -= slot.bytes,
+            Phase::Fetching => self.held.fetching -= slot.bytes,
+            Phase::Sealed => {
+                if slot.block.is_dirty() {
+                    self.held.dirty -= slot.bytes;
+                }
+                self.policy.remove(id);
+            }
+        }
+        if self.index.get(&slot.key) == Some(&id) {
+            self.index.remove(&slot.key);
+        }
+        self.alloc.free(&slot.runs);
+        self.free_ids.push(id);
+    }
+
+    /// Frees the slot if it was doomed, or is not to be kept, and nothing touches it any more.
+    pub(crate) fn free_if_over(&mut self, id: SlotId) {
+        let block = &self.slot(id).block;
+        if block.is_freeable() || (!self.keeps && block.is_evictable()) {
+            self.free(id);
+        }
+    }
+
+    /// A reader's lease on a readable slot.
+    pub(crate) fn lease(&mut self, owner: u64, id: SlotId) -> Result<LeaseId> {
+        let lease = self.leases.grant(owner, id)?;
+        let slot = self.slots[id as usize].as_mut().expect("a slot id in use names a slot");
+        slot.block.lease();
+        if slot.block.leases() == 1 {
+            self.held.leased += slot.bytes;
+        }
+        Ok(lease)
+    }
+
+    /// The end of a lease, whoever held it: a reader's, or a dumper's who did not finish (`writer_is_gone` when it
+    /// cannot write any more).
+    pub(crate) fn lease_ended(&mut self, id: SlotId) {
+        let slot = self.slot_mut(id);
+        let bytes = slot.bytes;
+        if slot.block.phase() == Phase::Filling {
+            // Only the dumper holds a lease on a slot that is being filled, and it has let go of the memory: it gave
+            // the lease back itself, or its connection ended, which it does only after its copies (P4).
+            slot.block.abandon();
+            slot.block.quarantine_ended();
+        } else {
+            slot.block.unlease();
+            if slot.block.leases() == 0 {
+                self.held.leased -= bytes;
+            }
+        }
+        self.free_if_over(id);
+    }
+
+    /// A block's last shard came: visible from now on, and queued for the tiers.
+    pub(crate) fn sealed(&mut self, id: SlotId) {
+        let has_tiers = self.has_tiers;
+        let slot = self.slot_mut(id);
+        let (bytes, key) = (slot.bytes, slot.key);
+        let readable = slot.block.is_readable();
+        if !has_tiers || !readable {
+            slot.block.seal_clean();
+        }
+        self.held.filling -= bytes;
+        self.policy.insert(id, key);
+        if has_tiers && readable {
+            self.held.dirty += bytes;
+            self.writes.push_back(Write { slot: id, tier: 0, saved: false });
+        }
+        self.free_if_over(id);
+    }
+
+    /// Dooms every block of a namespace id that was left behind.
+    pub(crate) fn doom_namespace(&mut self, old: kvdepot_core::NamespaceId) {
+        // A queue entry must not outlive its slot: what is not being written yet is forgotten first.
+        let slots = &self.slots;
+        self.writes.retain(|write| {
+            let slot = slots[write.slot as usize].as_ref();
+            slot.is_some_and(|slot| slot.key.namespace != old || slot.block.is_writing())
+        });
+        for id in 0..self.slots.len() as SlotId {
+            let Some(slot) = self.slots[id as usize].as_mut().filter(|slot| slot.key.namespace == old) else {
+                continue;
+            };
+            if slot.block.is_dirty() {
+                self.held.dirty -= slot.bytes;
+            }
+            slot.block.doom();
+            self.free_if_over(id);
+        }
+    }
+}

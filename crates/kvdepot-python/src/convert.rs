@@ -1,0 +1,42 @@
+//! Python values to the core's, and small pure functions.
+
+use kvdepot_core::{BlockHash, BlockLayout, Error, ErrorKind, NamespaceSpec, Result};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+
+use crate::errors::OrRaise;
+
+/// Block hashes from a sequence of `bytes`; a list, as vLLM hands it over, costs some 11 ns a hash.
+pub(crate) fn hashes(sequence: &Bound<'_, PyAny>) -> PyResult<Vec<BlockHash>> {
+    if let Ok(list) = sequence.cast::<PyList>() {
+        let mut out = Vec::with_capacity(list.len());
+        for item in list.iter() {
+            out.push(BlockHash::from_engine(item.cast::<PyBytes>()?.as_bytes()).or_raise()?);
+        }
+        return Ok(out);
+    }
+    sequence.try_iter()?.map(|item| BlockHash::from_engine(item?.cast::<PyBytes>()?.as_bytes()).or_raise()).collect()
+}
+
+/// A description from the facts and the layout, both JSON.
+pub(crate) fn spec(facts_json: &str, layout_json: &str) -> Result<NamespaceSpec> {
+    let layout: serde_json::Value = serde_json::from_str(layout_json)
+        .map_err(|e| Error::new(ErrorKind::Config, "the layout is not JSON").with_source(e))?;
+    NamespaceSpec::new(facts_json, BlockLayout::from_json(&layout)?)
+}
+
+#[pyfunction]
+pub(crate) fn crc64nvme(data: &[u8]) -> u64 {
+    crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, data)
+}
+
+#[pyfunction]
+pub(crate) fn block_hash<'py>(py: Python<'py>, engine_hash: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
+    Ok(PyBytes::new(py, &BlockHash::from_engine(engine_hash).or_raise()?.0))
+}
+
+#[pyfunction]
+#[pyo3(signature = (facts_json, layout_json, epoch = 0))]
+pub(crate) fn namespace_id(facts_json: &str, layout_json: &str, epoch: u32) -> PyResult<String> {
+    Ok(spec(facts_json, layout_json).or_raise()?.id(epoch).to_string())
+}

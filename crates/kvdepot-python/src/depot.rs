@@ -1,0 +1,138 @@
+//! `Depot`: this process's attachment.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvdepot_copy::{CopyEngine, HostEngine};
+use kvdepot_core::NamespaceSpec;
+use kvdepot_depot::client::{Attachment, ClaimGroupSpec, Store as CoreStore};
+use kvdepot_depot::{Depot as CoreDepot, DepotConfig};
+use parking_lot::Mutex;
+use pyo3::prelude::*;
+
+use crate::claim::Claim;
+use crate::convert::{hashes, spec};
+use crate::errors::OrRaise;
+use crate::namespace::Namespace;
+use crate::store::Store;
+
+#[pyclass(frozen, module = "kvdepot._native")]
+pub(crate) struct Depot {
+    attachment: Mutex<Option<Arc<Attachment>>>,
+    /// Copy engines by thread count, shared by the stores of this attachment.
+    engines: Mutex<Vec<(usize, Arc<dyn CopyEngine>)>>,
+}
+
+impl Depot {
+    fn new(attachment: Arc<Attachment>) -> Self {
+        Self { attachment: Mutex::new(Some(attachment)), engines: Mutex::new(Vec::new()) }
+    }
+
+    fn attachment(&self) -> PyResult<Arc<Attachment>> {
+        let closed = || kvdepot_core::Error::new(kvdepot_core::ErrorKind::Closed, "the depot was closed");
+        self.attachment.lock().clone().ok_or_else(closed).or_raise()
+    }
+
+    fn engine(&self, threads: usize) -> kvdepot_core::Result<Arc<dyn CopyEngine>> {
+        let mut engines = self.engines.lock();
+        if let Some((_, engine)) = engines.iter().find(|(have, _)| *have == threads) {
+            return Ok(Arc::clone(engine));
+        }
+        let engine: Arc<dyn CopyEngine> = Arc::new(HostEngine::new(threads)?);
+        engines.push((threads, Arc::clone(&engine)));
+        Ok(engine)
+    }
+
+    fn open(&self, py: Python<'_>, spec: NamespaceSpec) -> PyResult<Namespace> {
+        let spec = Arc::new(spec);
+        let attachment = self.attachment()?;
+        // Opened here so that a description which the depot refuses is an error at attach, not a silent miss.
+        py.detach(|| attachment.register(&spec)).or_raise()?;
+        Ok(Namespace { spec })
+    }
+}
+
+#[pymethods]
+impl Depot {
+    #[staticmethod]
+    fn embedded(py: Python<'_>, config_json: &str) -> PyResult<Self> {
+        let attachment = py.detach(|| Attachment::embedded(CoreDepot::start(DepotConfig::from_json(config_json)?)?));
+        Ok(Self::new(attachment.or_raise()?))
+    }
+
+    #[staticmethod]
+    #[pyo3(signature = (socket_path, spawn = None, wait_ms = 10_000, call_timeout_ms = 8))]
+    fn connect(py: Python<'_>, socket_path: &str, spawn: Option<Vec<String>>, wait_ms: u64, call_timeout_ms: u64) -> PyResult<Self> {
+        let (wait, call_timeout) = (Duration::from_millis(wait_ms), Duration::from_millis(call_timeout_ms.max(1)));
+        let attachment = py.detach(|| Attachment::connect(socket_path.into(), spawn, wait, call_timeout));
+        Ok(Self::new(attachment.or_raise()?))
+    }
+
+    #[getter]
+    fn attached(&self) -> bool {
+        self.attachment.lock().as_ref().is_some_and(|attachment| attachment.attached())
+    }
+
+    fn open_namespace(&self, py: Python<'_>, facts_json: &str, layout_json: &str) -> PyResult<Namespace> {
+        self.open(py, spec(facts_json, layout_json).or_raise()?)
+    }
+
+    fn open_canonical(&self, py: Python<'_>, canonical: &str) -> PyResult<Namespace> {
+        self.open(py, NamespaceSpec::from_canonical(canonical).or_raise()?)
+    }
+
+    #[pyo3(signature = (namespace, copy_threads = 0, timeout_ms = 30_000))]
+    fn store(&self, py: Python<'_>, namespace: &Namespace, copy_threads: usize, timeout_ms: u64) -> PyResult<Store> {
+        let (attachment, spec) = (self.attachment()?, Arc::clone(&namespace.spec));
+        let timeout = Duration::from_millis(timeout_ms.max(1));
+        let store = py.detach(|| CoreStore::new(&attachment, spec, self.engine(copy_threads)?, timeout));
+        Ok(Store::new(store.or_raise()?))
+    }
+
+    #[expect(clippy::type_complexity, reason = "the shape of the Python argument")]
+    fn claim(
+        &self,
+        py: Python<'_>,
+        groups: Vec<(Vec<PyRef<'_, Namespace>>, u32, u32)>,
+        #[pyo3(from_py_with = hashes)] hashes: Vec<kvdepot_core::BlockHash>,
+        skip: u32,
+        limit: u32,
+    ) -> PyResult<Claim> {
+        let attachment = self.attachment()?;
+        let groups: Vec<ClaimGroupSpec> = groups
+            .into_iter()
+            .map(|(namespaces, window_blocks, hashes_per_block)| ClaimGroupSpec {
+                namespaces: namespaces.iter().map(|namespace| Arc::clone(&namespace.spec)).collect(),
+                window_blocks,
+                hashes_per_block,
+            })
+            .collect();
+        let claim = py.detach(|| kvdepot_depot::client::Claim::open(&attachment, &groups, &hashes, skip, limit));
+        Ok(Claim::new(claim.or_raise()?))
+    }
+
+    fn reset(&self, py: Python<'_>, namespaces: Vec<PyRef<'_, Namespace>>) -> PyResult<()> {
+        let attachment = self.attachment()?;
+        let specs: Vec<Arc<NamespaceSpec>> = namespaces.iter().map(|namespace| Arc::clone(&namespace.spec)).collect();
+        py.detach(|| attachment.reset(&specs)).or_raise()
+    }
+
+    fn drain(&self, py: Python<'_>, timeout_ms: u64) -> PyResult<bool> {
+        let attachment = self.attachment()?;
+        py.detach(|| attachment.drain(Duration::from_millis(timeout_ms))).or_raise()
+    }
+
+    fn stats_json(&self, py: Python<'_>) -> PyResult<String> {
+        let attachment = self.attachment()?;
+        Ok(py.detach(|| attachment.stats().to_string()))
+    }
+
+    fn close(&self, py: Python<'_>) {
+        let attachment = self.attachment.lock().take();
+        py.detach(|| {
+            if let Some(attachment) = attachment {
+                attachment.close();
+            }
+        });
+    }
+}

@@ -1,0 +1,41 @@
+//! The Python module `kvdepot._native`: thin; every call lets go of the interpreter lock before it waits or copies.
+#![allow(missing_docs, reason = "docstrings stand in _native.pyi, which stubtest holds against this module")]
+
+mod claim;
+mod convert;
+mod depot;
+mod errors;
+mod namespace;
+mod serve;
+mod store;
+mod task;
+
+use pyo3::prelude::*;
+
+#[pymodule(gil_used = false, name = "_native")]
+mod native {
+    use super::PyModule;
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use super::claim::Claim;
+    #[pymodule_export]
+    use super::convert::{block_hash, crc64nvme, namespace_id};
+    #[pymodule_export]
+    use super::depot::Depot;
+    #[pymodule_export]
+    use super::namespace::Namespace;
+    #[pymodule_export]
+    use super::serve::{init_logging, serve};
+    #[pymodule_export]
+    use super::store::Store;
+    #[pymodule_export]
+    use super::task::Task;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        module.add("PROTOCOL_VERSION", kvdepot_depot::message::PROTOCOL_VERSION)?;
+        super::errors::register(module)
+    }
+}

@@ -1,0 +1,32 @@
+//! `serve` and `init_logging`.
+
+use std::path::Path;
+use std::time::Duration;
+
+use kvdepot_depot::DepotConfig;
+use pyo3::prelude::*;
+
+use crate::errors::OrRaise;
+
+#[pyfunction]
+#[pyo3(signature = (config_json, socket_path, idle_exit_ms = 0))]
+pub(crate) fn serve(py: Python<'_>, config_json: &str, socket_path: &str, idle_exit_ms: u64) -> PyResult<()> {
+    let config = DepotConfig::from_json(config_json).or_raise()?;
+    let idle_exit = (idle_exit_ms > 0).then(|| Duration::from_millis(idle_exit_ms));
+    let mut interrupted = None;
+    let ended = py.detach(|| {
+        kvdepot_server::serve(config, Path::new(socket_path), idle_exit, &mut || {
+            // Python's own signal handlers decide: SIGINT raises KeyboardInterrupt, SIGTERM what the command line set.
+            interrupted = Python::attach(|py| py.check_signals()).err();
+            interrupted.is_none()
+        })
+    });
+    ended.or_raise()?;
+    interrupted.map_or(Ok(()), Err)
+}
+
+#[pyfunction]
+#[pyo3(signature = (level, path = None))]
+pub(crate) fn init_logging(level: &str, path: Option<&str>) -> PyResult<()> {
+    kvdepot_server::logging::init(level, path.map(Path::new)).or_raise().map(|_| ())
+}

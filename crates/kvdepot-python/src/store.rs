@@ -1,0 +1,151 @@
+//! `Store`.
+
+use std::sync::Arc;
+
+use kvdepot_core::{BlockHash, Error, ErrorKind};
+use kvdepot_depot::client::{PageTable, Store as CoreStore};
+use numpy::{PyArray1, PyReadonlyArray1, PyReadonlyArray2, PyUntypedArrayMethods};
+use parking_lot::Mutex;
+use pyo3::prelude::*;
+
+use crate::convert::hashes;
+use crate::errors::OrRaise;
+use crate::namespace::Namespace;
+use crate::task::Task;
+
+#[pyclass(frozen, module = "kvdepot._native")]
+pub(crate) struct Store {
+    inner: Mutex<Option<CoreStore>>,
+    namespace: Arc<kvdepot_core::NamespaceSpec>,
+}
+
+impl Store {
+    pub(crate) fn new(store: CoreStore) -> Self {
+        let namespace = Arc::clone(store.spec());
+        Self { inner: Mutex::new(Some(store)), namespace }
+    }
+
+    fn store(&self) -> PyResult<CoreStore> {
+        let closed = || Error::new(ErrorKind::Closed, "the store was closed");
+        self.inner.lock().clone().ok_or_else(closed).or_raise()
+    }
+}
+
+/// A numpy argument as a slice; strided views are refused rather than read wrongly.
+fn contiguous<'a, T: numpy::Element>(array: &'a PyReadonlyArray1<'_, T>, name: &str) -> PyResult<&'a [T]> {
+    array.as_slice().map_err(|_| {
+        let message = format!("{name} must be a contiguous array: pass numpy.ascontiguousarray({name})");
+        crate::errors::raise(&Error::new(ErrorKind::Config, message))
+    })
+}
+
+fn rows<'a>(array: &'a PyReadonlyArray2<'_, u64>) -> PyResult<&'a [u64]> {
+    array.as_slice().map_err(|_| {
+        let shape = format!("{:?}", array.shape());
+        crate::errors::raise(&Error::new(ErrorKind::Config, "addresses must be a contiguous array").with("shape", shape))
+    })
+}
+
+#[pymethods]
+impl Store {
+    #[getter]
+    fn namespace(&self) -> Namespace {
+        Namespace { spec: Arc::clone(&self.namespace) }
+    }
+
+    fn register_pages(&self, bases: PyReadonlyArray1<'_, u64>, strides: PyReadonlyArray1<'_, i64>, page_count: u64) -> PyResult<()> {
+        let (bases, strides) = (contiguous(&bases, "bases")?.to_vec(), contiguous(&strides, "strides")?.to_vec());
+        PageTable::new(self.namespace.layout(), bases.clone(), strides.clone(), page_count).or_raise()?;
+        self.store()?.register_pages(bases, strides, page_count).or_raise()
+    }
+
+    fn dump_pages(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = hashes)] hashes: Vec<BlockHash>,
+        pages: PyReadonlyArray1<'_, i64>,
+    ) -> PyResult<Task> {
+        let (store, pages) = (self.store()?, contiguous(&pages, "pages")?.to_vec());
+        // SAFETY: the stub's contract: registered pages stay mapped, and are left alone until the task is done.
+        let state = py.detach(|| unsafe { store.dump_pages(hashes, &pages) });
+        Ok(Task::whole(state.or_raise()?))
+    }
+
+    fn begin_dump_pages(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = hashes)] hashes: Vec<BlockHash>,
+        pages: PyReadonlyArray1<'_, i64>,
+    ) -> PyResult<Task> {
+        let (store, pages) = (self.store()?, contiguous(&pages, "pages")?.to_vec());
+        // SAFETY: as for `dump_pages`, from each shard's submission on.
+        let layers = py.detach(|| unsafe { store.begin_dump_pages(hashes, &pages) });
+        Ok(Task::layered(layers.or_raise()?))
+    }
+
+    fn load_pages(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = hashes)] hashes: Vec<BlockHash>,
+        pages: PyReadonlyArray1<'_, i64>,
+    ) -> PyResult<Task> {
+        let (store, pages) = (self.store()?, contiguous(&pages, "pages")?.to_vec());
+        // SAFETY: as for `dump_pages`; the caller owns the pages until the task is done.
+        let state = py.detach(|| unsafe { store.load_pages(hashes, &pages) });
+        Ok(Task::whole(state.or_raise()?))
+    }
+
+    fn dump(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = hashes)] hashes: Vec<BlockHash>,
+        shards: PyReadonlyArray1<'_, i64>,
+        addresses: PyReadonlyArray2<'_, u64>,
+    ) -> PyResult<Task> {
+        let store = self.store()?;
+        let (shards, addresses) = (contiguous(&shards, "shards")?.to_vec(), rows(&addresses)?.to_vec());
+        // SAFETY: the caller vouches for its addresses until the task is done.
+        let state = py.detach(|| unsafe { store.dump(hashes, &shards, &addresses) });
+        Ok(Task::whole(state.or_raise()?))
+    }
+
+    fn load(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = hashes)] hashes: Vec<BlockHash>,
+        shards: PyReadonlyArray1<'_, i64>,
+        addresses: PyReadonlyArray2<'_, u64>,
+    ) -> PyResult<Task> {
+        let store = self.store()?;
+        let (shards, addresses) = (contiguous(&shards, "shards")?.to_vec(), rows(&addresses)?.to_vec());
+        // SAFETY: the caller vouches for its addresses until the task is done.
+        let state = py.detach(|| unsafe { store.load(hashes, &shards, &addresses) });
+        Ok(Task::whole(state.or_raise()?))
+    }
+
+    fn lookup<'py>(
+        &self,
+        py: Python<'py>,
+        #[pyo3(from_py_with = hashes)] hashes: Vec<BlockHash>,
+    ) -> PyResult<Bound<'py, PyArray1<bool>>> {
+        let store = self.store()?;
+        let present = py.detach(|| store.lookup(&hashes));
+        Ok(PyArray1::from_iter(py, present.into_iter().map(|byte| byte != 0)))
+    }
+
+    fn lookup_on_prefix(&self, py: Python<'_>, #[pyo3(from_py_with = hashes)] hashes: Vec<BlockHash>) -> PyResult<usize> {
+        let store = self.store()?;
+        Ok(py.detach(|| store.lookup_on_prefix(&hashes)))
+    }
+
+    fn prefetch(&self, py: Python<'_>, #[pyo3(from_py_with = hashes)] hashes: Vec<BlockHash>) -> PyResult<()> {
+        let store = self.store()?;
+        py.detach(|| store.prefetch(&hashes));
+        Ok(())
+    }
+
+    fn close(&self, py: Python<'_>) {
+        let store = self.inner.lock().take();
+        py.detach(|| drop(store));
+    }
+}

@@ -1,0 +1,200 @@
+//! P4 and P6: processes are killed with -9 or stopped at any moment; nothing leaks, nobody waits, all goes on.
+//!
+//! Roles run in children: this very test binary, started again with `KVDEPOT_TEST_ROLE`.
+
+mod common;
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{Engine, LONG, Served, config, hash, spec};
+use kvdepot_core::{BlockLayout, NamespaceSpec};
+use kvdepot_depot::client::{Attachment, Claim, ClaimGroupSpec};
+use rustix::process::{Pid, Signal, kill_process};
+
+const ROLE: &str = "KVDEPOT_TEST_ROLE";
+const SOCKET: &str = "KVDEPOT_TEST_SOCKET";
+
+fn kills() -> usize {
+    std::env::var("KVDEPOT_KILLS").map_or(12, |text| text.parse().expect("KVDEPOT_KILLS is a number"))
+}
+
+fn namespace() -> Arc<NamespaceSpec> {
+    spec("death", BlockLayout::uniform(4, &[64 << 10]).unwrap())
+}
+
+fn role(name: &str, socket: &Path) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "role_main", "--nocapture", "--test-threads=1"])
+        .env(ROLE, name)
+        .env(SOCKET, socket)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// What the children run; does nothing when called as a test.
+#[test]
+fn role_main() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let socket = std::path::PathBuf::from(std::env::var(SOCKET).unwrap());
+    match role.as_str() {
+        "depot" => {
+            kvdepot_server::serve(config(32 << 20, serde_json::json!({})), &socket, None, &mut || true).unwrap();
+        }
+        "client" => busy_client(&socket),
+        other => panic!("no such role: {other}"),
+    }
+}
+
+/// Dumps and loads for ever, by all ways; says a word after each round.
+fn busy_client(socket: &Path) {
+    let attachment = Attachment::connect(socket.to_owned(), None, LONG, LONG).unwrap();
+    let spec = namespace();
+    let mut engine = Engine::new(&attachment, &spec, 16);
+    engine.fill(1);
+    for round in 0u64.. {
+        let hashes: Vec<u64> = (0..8).map(|i| 1000 + (round * 8 + i) % 200).collect();
+        engine.dump(&hashes, &engine.all_pages()[..8]);
+        // SAFETY: the engine lives for ever.
+        let dump = unsafe { engine.store.begin_dump_pages((0..4).map(|i| hash(5000 + round * 4 + i)).collect(), &[0, 1, 2, 3]) }.unwrap();
+        dump.submit_shard(0).unwrap();
+        let group = ClaimGroupSpec { namespaces: vec![Arc::clone(&spec)], window_blocks: 0, hashes_per_block: 1 };
+        let wanted: Vec<_> = hashes.iter().map(|&n| hash(n)).collect();
+        let _claim = Claim::open(&attachment, &[group], &wanted, 0, 8).unwrap();
+        engine.load(&hashes, &engine.all_pages()[8..]);
+        println!("round {round}");
+    }
+}
+
+fn gauge(attachment: &Arc<Attachment>, name: &str) -> u64 {
+    attachment.stats()["depot"][name].as_u64().unwrap_or(u64::MAX)
+}
+
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + LONG;
+    while !holds() {
+        assert!(Instant::now() < deadline, "{what} did not come true");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn killed_clients_leak_nothing() {
+    let served = Served::start(config(32 << 20, serde_json::json!({})));
+    let attachment = served.attach();
+    for kill in 0..kills() {
+        let mut child = role("client", &served.socket);
+        // It dies in the middle of whatever it does after its n-th word: another moment each time.
+        let words = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+        assert_eq!(words.filter(|line| line.starts_with("round")).take(1 + kill % 5).count(), 1 + kill % 5);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        eventually("everything held by the dead given back", || {
+            ["pool_filling_bytes", "pool_leased_bytes", "claims_open"].iter().all(|name| gauge(&attachment, name) == 0)
+        });
+    }
+    let mut engine = Engine::new(&attachment, &namespace(), 128);
+    engine.fill(9);
+    let all: Vec<u64> = (0..128).map(|i| 90_000 + i).collect();
+    assert!(engine.dump(&all, &engine.all_pages()).is_empty(), "the whole pool is usable: {}", attachment.stats());
+    engine.clear();
+    assert!(engine.load(&all, &engine.all_pages()).is_empty());
+    assert!((0..128).all(|page| engine.holds(page, page, 9)));
+}
+
+#[test]
+fn killed_depots_are_misses_until_the_next_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("d.sock");
+    let mut child = role("depot", &socket);
+    let attachment = Attachment::connect(socket.clone(), None, LONG, LONG).unwrap();
+    assert!(attachment.attached());
+    let mut engine = Engine::new(&attachment, &namespace(), 16);
+    for kill in 0..kills().div_ceil(2) {
+        engine.fill(kill as u8);
+        let hashes: Vec<u64> = (0..8).collect();
+        assert!(engine.dump(&hashes, &engine.all_pages()[..8]).is_empty());
+        let wanted: Vec<_> = hashes.iter().map(|&n| hash(n)).collect();
+        // SAFETY: the engine outlives the task.
+        let load = unsafe { engine.store.load_pages(wanted.clone(), &engine.all_pages()[8..]) }.unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // Loaded in time or missed, but never wrong.
+        assert!(load.wait(Some(LONG)));
+        let failed: Vec<usize> = load.failed().into_iter().map(|(block, _)| block).collect();
+        assert!((0..8).all(|i| failed.contains(&i) || engine.holds(8 + i, i, kill as u8)));
+        assert_eq!(engine.store.lookup_on_prefix(&wanted), 0);
+        assert!(!engine.load(&hashes, &engine.all_pages()[..8]).is_empty());
+        child = role("depot", &socket);
+        eventually("attached again", || attachment.attached());
+        assert_eq!(engine.store.lookup_on_prefix(&wanted), 0, "a new depot is empty");
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn a_hung_depot_costs_one_bounded_wait() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("d.sock");
+    let mut child = role("depot", &socket);
+    let pid = Pid::from_child(&child);
+    let call_timeout = Duration::from_millis(200);
+    let attachment = Attachment::connect(socket, None, LONG, call_timeout).unwrap();
+    let spec = namespace();
+    let engine = Engine::new(&attachment, &spec, 8);
+    assert!(engine.dump(&[1, 2], &[0, 1]).is_empty());
+    let group = || ClaimGroupSpec { namespaces: vec![Arc::clone(&spec)], window_blocks: 0, hashes_per_block: 1 };
+    let claim = || Claim::open(&attachment, &[group()], &[hash(1), hash(2)], 0, 2).unwrap();
+    assert_eq!(claim().wait(LONG), (true, 2, 0));
+    kill_process(pid, Signal::STOP).unwrap();
+    let stopped = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::UNTRACED).unwrap().unwrap();
+    assert!(stopped.1.stopped());
+    assert_eq!(claim().poll(), (true, 0, 0), "a hung depot is a miss");
+    assert!(!attachment.attached());
+    // From the second on it costs nothing: no call is made at all.
+    let begun = Instant::now();
+    (0..1000).for_each(|_| assert_eq!(claim().poll(), (true, 0, 0)));
+    assert!(begun.elapsed() < call_timeout * 10, "a thousand claims waited: {:?}", begun.elapsed());
+    kill_process(pid, Signal::CONT).unwrap();
+    eventually("attached again", || attachment.attached());
+    assert_eq!(claim().wait(LONG), (true, 2, 0), "what it held is still there");
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn racing_starters_start_one_depot() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("d.sock");
+    let test = std::env::current_exe().unwrap().display().to_string();
+    let script = format!("{ROLE}=depot {SOCKET}={} exec {test} --exact role_main --nocapture", socket.display());
+    let command = vec!["sh".to_owned(), "-c".to_owned(), script];
+    let threads: Vec<_> = (0..6)
+        .map(|_| {
+            let (socket, command) = (socket.clone(), command.clone());
+            std::thread::spawn(move || Attachment::connect(socket, Some(command), LONG, LONG).unwrap())
+        })
+        .collect();
+    let attachments: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+    let pids: Vec<u64> = attachments.iter().map(|attachment| gauge(attachment, "pid")).collect();
+    assert!(pids.iter().all(|&pid| pid == pids[0] && pid != u64::MAX), "one depot for all: {pids:?}");
+    // It outlives a kill by being started anew, by whoever notices.
+    let pid = Pid::from_raw(i32::try_from(pids[0]).unwrap()).unwrap();
+    kill_process(pid, Signal::KILL).unwrap();
+    eventually("another depot", || {
+        let now = gauge(&attachments[0], "pid");
+        now != pids[0] && now != u64::MAX
+    });
+    for attachment in &attachments {
+        attachment.close();
+    }
+    let last = Attachment::connect(socket, None, LONG, LONG).unwrap();
+    let pid = Pid::from_raw(i32::try_from(gauge(&last, "pid")).unwrap()).unwrap();
+    last.close();
+    kill_process(pid, Signal::KILL).unwrap();
+}

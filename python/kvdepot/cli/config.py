@@ -1,0 +1,64 @@
+"""``kvdepot config``: explain, check and list configurations."""
+
+import dataclasses
+import sys
+
+import click
+
+from kvdepot.cli.output import print_json, print_table
+from kvdepot.config import KVDepotConfig, load_config
+from kvdepot.config.reference import reference_markdown
+from kvdepot.errors import ConfigError
+
+FILE = click.argument("file", required=False, type=click.Path(dir_okay=False))
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.group()
+def command() -> None:
+    """Explains, checks and lists configurations."""
+
+
+@command.command()
+@FILE
+@JSON
+def explain(file: str | None, as_json: bool) -> None:
+    """Shows every key's value on this machine, and where it comes from. Without FILE: the defaults."""
+    settings = load_config(file).effective()
+    if as_json:
+        print_json([dataclasses.asdict(setting) for setting in settings])
+        return
+    print_table(["key", "value", "unit", "origin"], [dataclasses.astuple(setting) for setting in settings])
+
+
+@command.command()
+@click.argument("file", type=click.Path(dir_okay=False))
+@JSON
+def check(file: str, as_json: bool) -> None:
+    """Checks FILE; every mistake is a line. Exit status 2 when there is one."""
+    try:
+        load_config(file)
+    except ConfigError as error:
+        if not as_json:
+            raise
+        print_json({"file": file, "ok": False, "problems": str(error).splitlines()})
+        sys.exit(2)
+    if as_json:
+        print_json({"file": file, "ok": True, "problems": []})
+    else:
+        click.echo(f"{file}: good")
+
+
+@command.command()
+@JSON
+@click.option("--markdown", is_flag=True, help="Print docs/configuration.md.")
+def keys(as_json: bool, markdown: bool) -> None:
+    """Lists all keys with type, default, unit and meaning."""
+    table = KVDepotConfig.key_table()
+    if markdown:
+        click.echo(reference_markdown(), nl=False)
+    elif as_json:
+        print_json([dataclasses.asdict(key) for key in table])
+    else:
+        rows = [(key.name, key.type, key.default, key.facts.unit, key.meaning) for key in table]
+        print_table(["key", "type", "default", "unit", "meaning"], rows)

@@ -1,0 +1,41 @@
+"""What verbs print: JSON for programs, tables for people."""
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+
+import click
+
+COLUMNS_WITHOUT_TERMINAL = 200
+
+
+def print_json(value: object) -> None:
+    """Prints a value as indented JSON."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Prints a table that fits the terminal; cells are folded, never cut."""
+    from rich.console import Console  # only tables pay for its import
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(cell_text(cell)) for cell in row))
+    Console(width=None if sys.stdout.isatty() else COLUMNS_WITHOUT_TERMINAL).print(table)
+
+
+def cell_text(value: object) -> str:
+    """A value as the configuration file would spell it."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple | list):
+        return ", ".join(map(str, value))
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)

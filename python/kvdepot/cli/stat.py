@@ -1,0 +1,44 @@
+"""``kvdepot stat``: what a depot holds and has done."""
+
+import json
+from collections.abc import Iterator
+
+import click
+
+from kvdepot import _native
+from kvdepot.cli.output import print_json, print_table
+from kvdepot.config import load_config
+from kvdepot.errors import UnavailableError
+
+WAIT_MS = 1000
+
+
+@click.command()
+@click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration file; defaults without one.")
+@click.option("--socket", type=click.Path(), help="Unix socket; made from the configuration when left out.")
+@click.option("--block-bytes", type=click.IntRange(min=1), help="Bytes of a block, as for serve.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(file: str | None, socket: str | None, block_bytes: int | None, as_json: bool) -> None:
+    """Shows the counters and gauges of a running depot."""
+    if socket is None:
+        socket = load_config(file).socket_path(block_bytes)
+    depot = _native.Depot.connect(socket, None, wait_ms=WAIT_MS, call_timeout_ms=WAIT_MS)
+    try:
+        if not depot.attached:
+            raise UnavailableError(f"no depot answers on {socket}: start one with kvdepot serve, or name its --socket")
+        stats = json.loads(depot.stats_json())
+    finally:
+        depot.close()
+    if as_json:
+        print_json(stats)
+    else:
+        print_table(["name", "value"], flat(stats))
+
+
+def flat(value: object, name: str = "") -> Iterator[tuple[str, object]]:
+    """Nested objects as ``(dotted name, value)`` rows, in the order of the depot."""
+    if not isinstance(value, dict):
+        yield name, value
+        return
+    for key, inner in value.items():
+        yield from flat(inner, f"{name}.{key}" if name else str(key))

@@ -1,0 +1,13 @@
+"""Configuration: one typed model, read from YAML in our own spelling or the seeds'.
+
+``load_config`` reads and checks; ``KVDepotConfig`` is what everything else takes. ``KVDepotConfig.key_table()`` is the
+table of all keys, from which ``docs/configuration.md`` is written.
+"""
+
+from kvdepot.config.explain import Setting
+from kvdepot.config.keys import Key, KeyFacts
+from kvdepot.config.loader import ConfigSource, load_config
+from kvdepot.config.machine import Machine
+from kvdepot.config.model import SECTIONS, KVDepotConfig
+
+__all__ = ["SECTIONS", "ConfigSource", "KVDepotConfig", "Key", "KeyFacts", "Machine", "Setting", "load_config"]

@@ -1,0 +1,113 @@
+"""Keys of the depot itself: where it runs, its pool, its queues and deadlines."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, field_validator
+
+from kvdepot.config.keys import key
+from kvdepot.config.pipeline import normal_pipeline
+
+TIMEOUT_MS_MAX = 3_600_000
+QUEUE_DEPTH_MAX = 1 << 24
+GIB_MAX = float(1 << 40)
+
+
+class DepotKeys(BaseModel):
+    """Where the depot runs, its pool, its queues and deadlines."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+    pipeline: str = key(
+        "Cache|Posix",
+        "The pool (`Cache` keeps blocks, `Staging` only passes them on) and the tiers under it, nearest first. "
+        "`Posix` alone is `Staging|Posix`.",
+        seeds=["store_pipeline"],
+    )
+    mode: Literal["auto", "node", "embedded"] = key(
+        "auto",
+        "`node`: one depot process a node, shared by its engines. `embedded`: a depot inside this process. "
+        "`auto`: `node` for engines, `embedded` for `kvdepot.open`.",
+    )
+    socket: str | None = key(
+        None,
+        "Unix socket of the node's depot; an absolute path.",
+        by_default="made from the configuration, in the user's runtime directory",
+    )
+    share_depot: bool = key(
+        True,
+        "Engines with the same configuration share one depot and its pool; false gives each engine its own.",
+        seeds=["share_buffer_enable"],
+    )
+    idle_exit_s: int = key(
+        600,
+        "A depot that an engine has started ends when nobody was attached for so long; 0 = never.",
+        unit="s",
+        ge=0,
+        le=31_536_000,
+    )
+    attach_timeout_ms: int = key(
+        10_000,
+        "How long an engine waits at its start for the depot; after that it goes on without and attaches later.",
+        unit="ms",
+        ge=0,
+        le=TIMEOUT_MS_MAX,
+    )
+    call_timeout_ms: int = key(
+        8,
+        "Bound of every call that an engine's thread waits for (lookup, claim).",
+        unit="ms",
+        ge=1,
+        le=60_000,
+    )
+    timeout_ms: int = key(
+        30_000,
+        "Bound of every dump, load and tier operation; what has not come by then is a miss.",
+        unit="ms",
+        seeds=["timeout_ms"],
+        ge=1,
+        le=TIMEOUT_MS_MAX,
+    )
+    pool_gb: float | None = key(
+        None,
+        "Host memory of the pool. More than the machine has is an error.",
+        unit="GiB",
+        seeds=["cache_buffer_capacity_gb"],
+        by_default="256, or half of the machine's memory when that is less",
+        gt=0,
+        le=GIB_MAX,
+    )
+    pool_slots: int | None = key(
+        None,
+        "Blocks that a `Staging` pool has room for, instead of `pool_gb`.",
+        unit="blocks",
+        seeds=["buffer_number"],
+        by_default="4096 in a `Staging` pipeline, or what fits half of the machine's memory when that is less",
+        ge=1,
+        le=1 << 24,
+    )
+    eviction: Literal["s3fifo", "lru"] = key("s3fifo", "Which clean blocks leave a full pool first.")
+    waiting_queue_depth: int = key(
+        8192,
+        "Tasks that may wait in the depot; one more is refused at once.",
+        unit="tasks",
+        seeds=["waiting_queue_depth"],
+        ge=1,
+        le=QUEUE_DEPTH_MAX,
+    )
+    running_queue_depth: int = key(
+        524_288,
+        "Block copies that may be under way or queued behind running tasks.",
+        unit="blocks",
+        seeds=["running_queue_depth"],
+        ge=1,
+        le=QUEUE_DEPTH_MAX,
+    )
+    log_level: Literal["error", "warn", "info", "debug", "trace"] = key(
+        "info",
+        "How much is logged. The environment's `KVDEPOT_LOG`, then `UC_LOGGER_LEVEL`, go before it.",
+    )
+
+    @field_validator("pipeline")
+    @classmethod
+    def _normal_pipeline(cls, value: str) -> str:
+        return normal_pipeline(value)

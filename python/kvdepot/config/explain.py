@@ -1,0 +1,64 @@
+"""Which value holds for each key, and where it comes from."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvdepot.config import core
+from kvdepot.config.environment import log_level
+from kvdepot.config.machine import Machine
+
+if TYPE_CHECKING:
+    from kvdepot.config.model import KVDepotConfig
+
+DEFAULT = "default"
+MACHINE = "machine"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A key's effective value.
+
+    Attributes:
+        key: name in our own spelling.
+        value: the value that holds; ``None`` = none, or decided by the caller.
+        unit: unit of ``value``; empty for names and switches.
+        origin: ``default``, ``machine``, ``path:line``, ``argument`` or ``environment VARIABLE``.
+    """
+
+    key: str
+    value: object
+    unit: str
+    origin: str
+
+
+def effective(config: "KVDepotConfig", machine: Machine) -> tuple[Setting, ...]:
+    """Every key's setting, in the order of the table of keys."""
+    decided = _decided(config, machine)
+    settings = []
+    for key in type(config).key_table():
+        value = getattr(config, key.name)
+        origin = config.origins.get(key.name, "argument" if key.name in config.model_fields_set else DEFAULT)
+        if key.name in decided:
+            value, origin = decided[key.name]
+        settings.append(Setting(key.name, value, key.facts.unit, origin))
+    return tuple(settings)
+
+
+def _decided(config: "KVDepotConfig", machine: Machine) -> dict[str, tuple[object, str]]:
+    """Keys whose value is not the configuration's own: sized to the machine or overruled by the environment."""
+    decided: dict[str, tuple[object, str]] = {}
+    if config.pool_gb is None and config.pool != "Staging":
+        size = core.pool_size(config, None, machine)
+        decided["pool_gb"] = (round(size.bytes / core.GIB, 3), MACHINE if size.from_machine else DEFAULT)
+    if config.pool == "Staging" and config.pool_gb is None and config.pool_slots is None:
+        decided["pool_slots"] = (core.POOL_SLOTS_DEFAULT, DEFAULT)
+    if "Posix" in config.tiers:
+        if config.directories is None:
+            decided["directories"] = (core.directories(config, machine), MACHINE)
+        if config.posix_capacity_gb is None:
+            size = core.capacity(config, machine)
+            decided["posix_capacity_gb"] = (round(size.bytes / core.GIB, 3), MACHINE if size.from_machine else DEFAULT)
+    level, variable = log_level(config.log_level, machine.environ)
+    if variable:
+        decided["log_level"] = (level, f"environment {variable}")
+    return decided

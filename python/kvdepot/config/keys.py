@@ -1,0 +1,93 @@
+"""What is known about a configuration key beside its type: unit, spelling in the seeds, what it accepts so far."""
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import Field, JsonValue
+from pydantic.fields import FieldInfo
+
+
+@dataclass(frozen=True)
+class KeyFacts:
+    """Facts of a key that its type annotation cannot say.
+
+    Attributes:
+        unit: unit of the value; empty for names and switches.
+        seeds: the key's names in a file with ``ucm_connectors``, first the one of ``UcmPipelineStore``.
+        by_default: what a value of ``None`` comes to, in words; empty when the default speaks for itself.
+        only: the values that this version accepts; empty when all that the type allows are accepted.
+        instead: what to do when another value than ``only`` is asked for.
+    """
+
+    unit: str = ""
+    seeds: tuple[str, ...] = ()
+    by_default: str = ""
+    only: tuple[object, ...] = ()
+    instead: str = ""
+
+
+@dataclass(frozen=True)
+class Key:
+    """One row of the table of keys."""
+
+    name: str
+    type: str
+    default: object
+    meaning: str
+    facts: KeyFacts
+
+
+def key(
+    default: object,
+    meaning: str,
+    *,
+    unit: str = "",
+    seeds: Iterable[str] = (),
+    by_default: str = "",
+    only: Iterable[JsonValue] = (),
+    instead: str = "",
+    **bounds: Any,
+) -> Any:
+    """A pydantic field that carries ``KeyFacts``; ``bounds`` are pydantic's own (``ge``, ``le``, ``max_length`` …)."""
+    facts: dict[str, JsonValue] = {
+        "unit": unit,
+        "seeds": list(seeds),
+        "by_default": by_default,
+        "only": list(only),
+        "instead": instead,
+    }
+    return Field(default, description=meaning, json_schema_extra=facts, **bounds)
+
+
+def key_of_field(name: str, field: FieldInfo) -> Key:
+    """The table's row of a field that was made by ``key``."""
+    facts: Any = field.json_schema_extra
+    table_row = KeyFacts(
+        unit=facts["unit"],
+        seeds=tuple(facts["seeds"]),
+        by_default=facts["by_default"],
+        only=tuple(facts["only"]),
+        instead=facts["instead"],
+    )
+    return Key(name, type_text(field), field.default, field.description or "", table_row)
+
+
+def type_text(field: FieldInfo) -> str:
+    """The field's type as a reader of the documentation wants it: such as ``int``, ``number`` or ``a | b``."""
+    text = str(field.annotation) if not isinstance(field.annotation, type) else field.annotation.__name__
+    text = text.replace("typing.", "").removesuffix(" | None")
+    if text.startswith("Optional["):
+        text = text.removeprefix("Optional[").removesuffix("]")
+    if text.startswith("Literal["):
+        return text.removeprefix("Literal[").removesuffix("]").replace("'", "").replace(", ", " | ")
+    return {"float": "number", "str": "text", "bool": "true | false", "tuple[str, ...]": "list of paths"}.get(
+        text, text
+    )
+
+
+def nearest(name: object, known: Iterable[str]) -> str | None:
+    """The known name that is most like ``name``, if any is like it at all."""
+    found = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
+    return found[0] if found else None

@@ -1,0 +1,104 @@
+"""Reads a configuration from a file, a dict or nothing, in either spelling."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from kvdepot.config import core
+from kvdepot.config.document import Document, read_document
+from kvdepot.config.keys import nearest
+from kvdepot.config.machine import Machine
+from kvdepot.config.model import KVDepotConfig
+from kvdepot.config.rules import Problem
+from kvdepot.config.said import Said
+from kvdepot.config.seeds import SeedReader
+from kvdepot.errors import config_error
+
+ConfigSource = str | os.PathLike[str] | Mapping[str, object] | KVDepotConfig | None
+
+
+def load_config(source: ConfigSource = None, *, machine: Machine | None = None) -> KVDepotConfig:
+    """Reads a configuration and checks all of it.
+
+    Args:
+        source: path of a YAML file, a dict like such a file, a configuration (returned as it is), or ``None`` for
+            defaults sized to the machine. Files and dicts may be in our own spelling (``docs/configuration.md``) or
+            in the seeds' (``ucm_connectors``).
+        machine: what sizes are checked against; this machine when left out.
+
+    Returns:
+        The configuration; ``origins`` knows the file and line of each key that was said.
+
+    Raises:
+        ConfigError: every mistake found, one a line, each with file, line, key, value and what to do.
+    """
+    machine = machine or Machine.here()
+    if isinstance(source, KVDepotConfig):
+        config, document, said = source, Document("configuration", {}), []
+    else:
+        document = _document(source)
+        said = _read(document)
+        config = _validate(document, said)
+    problem = core.memory_problem(config, machine)
+    if problem:
+        raise config_error(_problem_text(document, said, problem))
+    return config
+
+
+def _document(source: str | os.PathLike[str] | Mapping[str, object] | None) -> Document:
+    if source is None or isinstance(source, Mapping):
+        return Document("configuration", source or {})
+    return read_document(Path(source))
+
+
+def _read(document: Document) -> list[Said]:
+    if "ucm_connectors" in document.root:
+        reader = SeedReader(document, KVDepotConfig.key_table())
+        reader.read()
+        said, problems = reader.said, reader.problems
+    else:
+        known = {key.name for key in KVDepotConfig.key_table()}
+        said = [Said(name, value, (name,)) for name, value in document.root.items() if name in known]
+        problems = [_unknown_text(document, name) for name in document.root if name not in known]
+    if problems:
+        raise config_error("\n".join(problems))
+    return said
+
+
+def _unknown_text(document: Document, name: str) -> str:
+    keys = KVDepotConfig.key_table()
+    for key in keys:
+        if name in key.facts.seeds:
+            return f"{document.at((name,))}: unknown key: outside of ucm_connector_config it is spelled {key.name}"
+    hint = nearest(name, [*(key.name for key in keys), "ucm_connectors"])
+    said = f"did you mean {hint}?" if hint else "`kvdepot config keys` lists the known ones"
+    return f"{document.at((name,))}: unknown key: {said}"
+
+
+def _validate(document: Document, said: Sequence[Said]) -> KVDepotConfig:
+    try:
+        config = KVDepotConfig.model_validate({one.field: one.value for one in said})
+    except ValidationError as error:
+        problems: list[str] = []
+        for details in error.errors():
+            problems += _texts(document, said, details)
+        raise config_error("\n".join(dict.fromkeys(problems))) from None
+    return config.with_origins({one.field: document.where(one.path) for one in said})
+
+
+def _texts(document: Document, said: Sequence[Said], details: ErrorDetails) -> list[str]:
+    if details["type"] == "rules":
+        return [_problem_text(document, said, problem) for problem in details["ctx"]["problems"]]
+    name = str(details["loc"][0])
+    text = details["msg"].replace("Input should be", "must be").replace("Input should have", "must have")
+    return [_problem_text(document, said, Problem(name, text))]
+
+
+def _problem_text(document: Document, said: Sequence[Said], problem: Problem) -> str:
+    for one in said:
+        if one.field == problem.key:
+            return f"{document.at(one.path)}: {problem.text}, got {one.value!r}"
+    return f"{document.name}: {problem.key}: {problem.text}"

@@ -1,0 +1,78 @@
+"""Facts of the machine that defaults are sized to: memory, free disk space, the user's directories."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What defaults depend on; tests make their own.
+
+    Attributes:
+        memory_bytes: memory that this process may use: the machine's, or its control group's when that is less.
+        environ: environment variables.
+        free_disk_bytes: free space where the default directory lies; ``None`` = asked when it is needed.
+    """
+
+    memory_bytes: int
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    free_disk_bytes: int | None = None
+
+    @staticmethod
+    def here() -> "Machine":
+        """The machine that this process runs on."""
+        return Machine(memory_bytes=usable_memory_bytes())
+
+    def cache_directory(self) -> str:
+        """``kvdepot`` in the user's cache directory (``XDG_CACHE_HOME`` or ``~/.cache``)."""
+        base = self.environ.get("XDG_CACHE_HOME", "")
+        if not os.path.isabs(base):
+            base = os.path.join(self.environ.get("HOME") or os.path.expanduser("~"), ".cache")
+        return os.path.join(base, "kvdepot")
+
+    def free_bytes(self, directory: str) -> int:
+        """Free space of the disk that holds ``directory``, which need not exist yet."""
+        if self.free_disk_bytes is not None:
+            return self.free_disk_bytes
+        path = directory
+        while not os.path.isdir(path):
+            path = os.path.dirname(path)
+        facts = os.statvfs(path)
+        return facts.f_bavail * facts.f_frsize
+
+
+def usable_memory_bytes() -> int:
+    """The machine's memory, or the least limit of the control groups above this process when that is less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [limit for limit in map(_read_limit, _limit_files()) if limit]
+    return min([total, *limits])
+
+
+def _limit_files() -> list[Path]:
+    files = []
+    try:
+        lines = Path("/proc/self/cgroup").read_text("utf-8").splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if not controllers:
+            root, name = CGROUP_ROOT, "memory.max"
+        elif "memory" in controllers.split(","):
+            root, name = CGROUP_ROOT / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        own = Path(group.lstrip("/"))
+        files += [root / part / name for part in (own, *own.parents)]
+    return files
+
+
+def _read_limit(file: Path) -> int | None:
+    try:
+        return int(file.read_text("ascii"))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,139 @@
+"""The configuration, typed and checked: ``KVDepotConfig``."""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from pydantic import ConfigDict, PrivateAttr, model_validator
+from pydantic_core import PydanticCustomError
+from typing_extensions import Self
+
+from kvdepot.config import core, environment, explain, socket_path
+from kvdepot.config.depot_keys import DepotKeys
+from kvdepot.config.engine_keys import EngineKeys
+from kvdepot.config.keys import Key, key_of_field
+from kvdepot.config.machine import Machine
+from kvdepot.config.pipeline import split_pipeline
+from kvdepot.config.posix_keys import PosixKeys
+from kvdepot.config.rules import problems
+
+SECTIONS: tuple[tuple[str, type[DepotKeys | PosixKeys | EngineKeys]], ...] = (
+    ("Depot and pool", DepotKeys),
+    ("Posix tier", PosixKeys),
+    ("Engine", EngineKeys),
+)
+
+
+class KVDepotConfig(EngineKeys, PosixKeys, DepotKeys):
+    """A whole configuration: immutable, checked, equal for equal meaning whichever spelling it was read from.
+
+    Read one with ``kvdepot.config.load_config``. Sizes end in ``_gb`` and count GiB (2^30 bytes), times end in
+    ``_ms`` or ``_s``. A value of ``None`` is decided by the machine or the caller when it is needed.
+
+    Raises:
+        pydantic.ValidationError: made directly from wrong values; ``load_config`` raises ``ConfigError`` instead.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+    _origins: Mapping[str, str] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check_rules(self) -> Self:
+        found = tuple(problems(self))
+        if found:
+            text = "; ".join(f"{problem.key}: {problem.text}" for problem in found)
+            raise PydanticCustomError("rules", "{text}", {"text": text, "problems": found})
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, KVDepotConfig):
+            return NotImplemented
+        return self.model_dump() == other.model_dump()
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.model_dump().values()))
+
+    @classmethod
+    @cache
+    def key_table(cls) -> tuple[Key, ...]:
+        """The table of all keys, in the order of the documentation."""
+        return tuple(key_of_field(name, field) for name, field in cls.model_fields.items())
+
+    @property
+    def pool(self) -> str:
+        """First word of the pipeline: ``Cache`` or ``Staging``."""
+        return split_pipeline(self.pipeline)[0]
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """The words of the pipeline after the pool, nearest tier first."""
+        return split_pipeline(self.pipeline)[1]
+
+    @property
+    def origins(self) -> Mapping[str, str]:
+        """Where each key that was said comes from: ``path:line`` or ``argument``; other keys are defaults."""
+        return self._origins
+
+    def with_origins(self, origins: Mapping[str, str]) -> "KVDepotConfig":
+        """The same configuration that remembers where its keys were said."""
+        copy = self.model_copy()
+        copy._origins = dict(origins)  # noqa: SLF001 - its own class
+        return copy
+
+    def with_values(self, **values: Any) -> "KVDepotConfig":
+        """A copy with other values, checked as a whole; ``None`` goes back to the default.
+
+        Raises:
+            pydantic.ValidationError: the result is no valid configuration.
+        """
+        said = {name: getattr(self, name) for name in self.model_fields_set} | values
+        copy = type(self)(**{name: value for name, value in said.items() if value is not None})
+        origins = {**self._origins, **dict.fromkeys(values, "argument")}
+        return copy.with_origins({name: origin for name, origin in origins.items() if name in copy.model_fields_set})
+
+    def pool_bytes(self, block_bytes: int | None = None, machine: Machine | None = None) -> int:
+        """Size of the pool in bytes; see ``to_core_json`` for the arguments and errors."""
+        return core.pool_size(self, block_bytes, machine or Machine.here()).bytes
+
+    def to_core_json(self, block_bytes: int | None = None, machine: Machine | None = None) -> str:
+        """What the Rust core reads: a JSON object with keys in a fixed order, every size in bytes.
+
+        Args:
+            block_bytes: bytes of the engine's block; needed when the pool is sized in blocks (``Staging`` without
+                ``pool_gb``), not used otherwise.
+            machine: what defaults are sized to; this machine when left out.
+
+        Raises:
+            ConfigError: the pool is larger than the machine's memory, or ``block_bytes`` is needed and missing.
+        """
+        return core.core_json(self, block_bytes, machine or Machine.here())
+
+    def socket_path(self, block_bytes: int | None = None, suffix: str | None = None) -> str:
+        """Path of the node depot's socket: engines with one configuration get one path, and so share a depot.
+
+        Args:
+            block_bytes: as for ``to_core_json``.
+            suffix: what tells this engine from others (its engine id); needed when ``share_depot`` is false, else
+                ignored, because the depot is shared.
+
+        Raises:
+            ConfigError: ``suffix`` is needed and missing, or the runtime directory is not safely the user's own.
+        """
+        return socket_path.socket_path(self, block_bytes, suffix, Machine.here())
+
+    def depot_command(self, socket: str, block_bytes: int | None = None) -> list[str]:
+        """The command that starts this configuration's depot on ``socket``: what ``Depot.connect`` spawns."""
+        return core.depot_command(self, socket, block_bytes, Machine.here())
+
+    def effective_log_level(self) -> str:
+        """``log_level``, unless the environment says another: error, warn, info, debug or trace.
+
+        Raises:
+            ConfigError: the environment names an unknown level.
+        """
+        return environment.log_level(self.log_level, Machine.here().environ)[0]
+
+    def effective(self, machine: Machine | None = None) -> tuple[explain.Setting, ...]:
+        """Every key with the value that holds on this machine and where it comes from."""
+        return explain.effective(self, machine or Machine.here())

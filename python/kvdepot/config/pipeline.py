@@ -1,0 +1,44 @@
+"""Pipeline strings: a pool and the tiers under it, by the names and rules of the Rust core."""
+
+from kvdepot.config.keys import nearest
+
+POOLS = ("Cache", "Staging")
+TIERS = ("Posix", "Slab", "Dax", "Remote", "Object", "Fake", "Empty")
+TIERS_AVAILABLE = ("Posix", "Fake", "Empty")
+
+
+def normal_pipeline(pipeline: str) -> str:
+    """One spelling for one meaning: no spaces, and a single tier has its ``Staging`` pool before it."""
+    words = [word.strip() for word in pipeline.split("|")]
+    if len(words) == 1 and words[0] in TIERS:
+        words.insert(0, "Staging")
+    return "|".join(words)
+
+
+def split_pipeline(pipeline: str) -> tuple[str, tuple[str, ...]]:
+    """The pool's word and the tiers' words of a normal spelling, unchecked."""
+    pool, *tiers = pipeline.split("|")
+    return pool, tuple(tiers)
+
+
+def pipeline_problem(pipeline: str) -> str | None:
+    """What is wrong with a pipeline in its normal spelling and what to write; ``None`` when nothing is."""
+    pool, tiers = split_pipeline(pipeline)
+    if pool not in POOLS:
+        hint = nearest(pool, POOLS)
+        said = f"did you mean {hint}?" if hint else f"write {' or '.join(POOLS)} first, as in Cache|Posix"
+        return f"a pipeline begins with its pool, but {pool!r} is none: {said}"
+    for tier in tiers:
+        if tier in POOLS:
+            return f"{tier} is a pool, which stands once, and first"
+        if tier not in TIERS:
+            hint = nearest(tier, TIERS)
+            said = f"did you mean {hint}?" if hint else f"tiers are {', '.join(TIERS)}"
+            return f"{tier!r} is no tier: {said}"
+        if tier not in TIERS_AVAILABLE:
+            return f"this version does not have the tier {tier}: use {', '.join(TIERS_AVAILABLE)}"
+        if tiers.count(tier) > 1:
+            return f"the tier {tier} stands in it twice: name it once (a Posix tier takes several directories)"
+    if pool == "Staging" and not tiers:
+        return "a Staging pool keeps nothing, so it needs a tier: write Staging|Posix"
+    return None

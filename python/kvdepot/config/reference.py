@@ -1,0 +1,105 @@
+"""``docs/configuration.md``, written from the table of keys by ``kvdepot config keys --markdown``."""
+
+from kvdepot.config import seeds
+from kvdepot.config.keys import Key, key_of_field
+from kvdepot.config.model import SECTIONS, KVDepotConfig
+
+_HEAD = """\
+# Configuration
+
+<!-- Written by `kvdepot config keys --markdown` from the table in python/kvdepot/config; a test compares them. -->
+
+A configuration is one YAML file, or a dict with the same keys. Every key has a default, and no file at all is fine:
+sizes then follow the machine. An unknown key is an error that names the nearest known one.
+`kvdepot config check FILE` finds every mistake; `kvdepot config explain FILE` shows the values that hold on this
+machine and where each comes from.
+
+```yaml
+pipeline: "Cache|Posix"
+directories: ["/mnt/nvme0/kvdepot", "/mnt/nvme1/kvdepot"]
+pool_gb: 64
+posix_capacity_gb: 1024
+```
+
+Sizes in GiB (2^30 bytes) may be fractions. Paths are absolute; `~` is the user's home.
+"""
+
+_SEEDS_HEAD = """\
+## Files with `ucm_connectors`
+
+Files in this spelling are read unchanged. Keys of the two spellings do not mix in one file.
+
+```yaml
+ucm_connectors:
+  - ucm_connector_name: "UcmPipelineStore"
+    ucm_connector_config:
+      store_pipeline: "Cache|Posix"
+      storage_backends: "/mnt/test"
+use_layerwise: true
+```
+"""
+
+_ENVIRONMENT = """\
+## Environment
+
+| variable | meaning |
+| --- | --- |
+| `KVDEPOT_LOG`, then `UC_LOGGER_LEVEL` | goes before `log_level`, same levels |
+| `XDG_CACHE_HOME` | where the default directory of the `Posix` tier lies; `~/.cache` without it |
+| `XDG_RUNTIME_DIR` | where the depot's socket lies; `/tmp/kvdepot-UID` without it |
+"""
+
+
+def reference_markdown() -> str:
+    """The whole page."""
+    parts = [_HEAD]
+    for title, keys in SECTIONS:
+        own = keys.__annotations__
+        rows = [_row(key_of_field(name, field)) for name, field in keys.model_fields.items() if name in own]
+        parts.append(_table(title, ["key", "type", "default", "unit", "meaning"], rows))
+    parts.append(_SEEDS_HEAD)
+    names = {seed: key for key in KVDepotConfig.key_table() for seed in key.facts.seeds}
+    for store, store_keys in seeds.STORES.items():
+        rows = [_seed_row(seed, names[seed], required=seed in seeds.REQUIRED[store]) for seed in store_keys]
+        parts.append(_table(f"`ucm_connector_config` of `{store}`", ["key", "is our", "default"], rows, level=3))
+    rows = [_seed_row(seed, names[seed], required=False) for seed in seeds.TOP_LEVEL]
+    parts.append(_table("Top level", ["key", "is our", "default"], rows, level=3))
+    parts.append(
+        "`UcmNfsStore` is the pipeline `Staging|Posix`. `ucm_connector_module_path` may name the store's own module\n"
+        "and changes nothing.\n"
+    )
+    parts.append(_ENVIRONMENT)
+    return "\n".join(parts)
+
+
+def _table(title: str, columns: list[str], rows: list[list[str]], level: int = 2) -> str:
+    lines = [f"{'#' * level} {title}", "", _line(columns), _line(["---"] * len(columns)), *map(_line, rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _row(key: Key) -> list[str]:
+    meaning = key.meaning
+    if key.facts.only:
+        accepted = " or ".join(f"`{_spelled(value)}`" for value in key.facts.only if value not in (None, ""))
+        meaning += f" Not in this version: {f'only {accepted} is accepted' if accepted else 'leave it out'}."
+    return [f"`{key.name}`", _escaped(key.type), _default(key), key.facts.unit, _escaped(meaning)]
+
+
+def _seed_row(seed: str, key: Key, *, required: bool) -> list[str]:
+    return [f"`{seed}`", f"`{key.name}`", "required" if required else _default(key)]
+
+
+def _default(key: Key) -> str:
+    return _escaped(key.facts.by_default) if key.default is None else f"`{_escaped(_spelled(key.default))}`"
+
+
+def _spelled(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|")

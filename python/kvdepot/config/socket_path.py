@@ -1,0 +1,73 @@
+"""Where the node's depot listens: a path that engines with one configuration compute alike."""
+
+import hashlib
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from kvdepot.config.core import identity_json
+from kvdepot.config.machine import Machine
+from kvdepot.config.rules import SOCKET_PATH_BYTES_MAX
+from kvdepot.errors import config_error
+
+if TYPE_CHECKING:
+    from kvdepot.config.model import KVDepotConfig
+
+HEX_DIGITS = 12
+
+
+def socket_path(config: "KVDepotConfig", block_bytes: int | None, suffix: str | None, machine: Machine) -> str:
+    """The depot's socket; its directory is made when it is missing.
+
+    Raises:
+        ConfigError: an engine's own depot is asked for without ``suffix``, or no directory is safely the user's own.
+    """
+    if config.socket is not None:
+        return config.socket
+    name = f"depot-{_hex(identity_json(config, block_bytes, machine))}"
+    if not config.share_depot:
+        if not suffix:
+            raise config_error("share_depot is false, so every engine has a socket of its own: say which engine")
+        name += f"-{_hex(suffix)}"
+    name += ".sock"
+    path = os.path.join(runtime_directory(machine), name)
+    if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
+        path = os.path.join(own_directory(_short_directory()), name)
+    return path
+
+
+def runtime_directory(machine: Machine) -> str:
+    """The user's own directory for sockets: below ``XDG_RUNTIME_DIR`` where there is one, else below ``/tmp``."""
+    base = machine.environ.get("XDG_RUNTIME_DIR", "")
+    if os.path.isabs(base) and os.access(base, os.W_OK | os.X_OK):
+        return own_directory(os.path.join(base, "kvdepot"))
+    return own_directory(_short_directory())
+
+
+def own_directory(path: str) -> str:
+    """Makes ``path`` with mode 0700 when it is missing, and checks that nobody else can reach into it.
+
+    Raises:
+        ConfigError: it is no directory, belongs to another user, or is open to others.
+    """
+    try:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        facts = os.lstat(path)
+    except OSError as error:
+        raise config_error(f"{path}: cannot make the directory for the depot's socket: {error}") from error
+    if not stat.S_ISDIR(facts.st_mode):
+        raise config_error(f"{path}: must be a directory for the depot's socket, no link or file: remove it")
+    if facts.st_uid != os.getuid():
+        raise config_error(f"{path}: belongs to user {facts.st_uid}, not to {os.getuid()}: write socket: PATH")
+    if facts.st_mode & 0o077:
+        mode = stat.S_IMODE(facts.st_mode)
+        raise config_error(f"{path}: has mode {mode:04o}, open to other users: chmod 700 it")
+    return path
+
+
+def _short_directory() -> str:
+    return f"/tmp/kvdepot-{os.getuid()}"  # noqa: S108 - own_directory checks who owns it
+
+
+def _hex(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:HEX_DIGITS]

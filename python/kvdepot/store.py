@@ -1,0 +1,215 @@
+"""The library's face: ``kvdepot.open`` and the ``Store`` that it gives."""
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import Self
+
+from kvdepot import _native
+from kvdepot.config import ConfigSource, KVDepotConfig, load_config
+from kvdepot.errors import config_error
+from kvdepot.layout import BlockLayout
+from kvdepot.logs import set_up_logging
+from kvdepot.memory import Buffers, addresses_of
+from kvdepot.task import Task, TaskResult
+
+
+def open_store(
+    config: ConfigSource = None,
+    *,
+    layout: BlockLayout | Iterable[int],
+    namespace: Mapping[str, object],
+    engine_id: str | None = None,
+) -> "Store":
+    """Opens a store: a depot inside this process, or with ``mode: node`` the node's own, started when none answers.
+
+    Args:
+        config: path of a YAML file, dict, ``KVDepotConfig``, or ``None`` for defaults sized to the machine.
+        layout: how a block is cut: a ``BlockLayout``, or the sizes in bytes of the tensors of a block of one shard.
+        namespace: everything that changes a block's bytes and is not in the layout: model, revision, dtype,
+            rank, salt … (P8). Text, integers, booleans, lists and dicts; no fractions. Stores with different facts
+            never read each other's blocks.
+        engine_id: what tells this engine from others, when ``share_depot`` is false and ``mode`` is ``node``;
+            the process id when left out.
+
+    Returns:
+        The store; close it, or use it as a context manager.
+
+    Raises:
+        ConfigError: the configuration, layout or namespace is wrong.
+        StorageError: a directory cannot be used.
+        ProtocolError: something else, or another version, answers on the node's socket.
+    """
+    config = load_config(config)
+    layout = BlockLayout.of(layout)
+    if not namespace:
+        raise config_error("namespace: must say what changes the blocks' bytes, such as {'model': ..., 'dtype': ...}")
+    try:
+        facts_json = json.dumps(namespace, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise config_error(f"namespace: must be text, integers, booleans, lists and dicts: {error}") from error
+    set_up_logging(config)
+    depot = _attach(config, layout, engine_id or str(os.getpid()))
+    try:
+        opened = depot.open_namespace(facts_json, layout.to_json())
+        native = depot.store(opened, copy_threads=config.copy_threads, timeout_ms=config.timeout_ms)
+    except BaseException:
+        depot.close()
+        raise
+    return Store(config, layout, depot, native)
+
+
+def _attach(config: KVDepotConfig, layout: BlockLayout, engine_id: str) -> _native.Depot:
+    if config.mode != "node":
+        return _native.Depot.embedded(config.to_core_json(layout.block_bytes))
+    socket = config.socket_path(layout.block_bytes, suffix=engine_id)
+    return _native.Depot.connect(
+        socket,
+        spawn=config.depot_command(socket, layout.block_bytes),
+        wait_ms=config.attach_timeout_ms,
+        call_timeout_ms=config.call_timeout_ms,
+    )
+
+
+class Store:
+    """Dumps and loads the blocks of one namespace. Made by ``kvdepot.open``.
+
+    Blocks are named by the engine's hashes, ``bytes`` of 1 to 64. Calls that move bytes give a ``Task`` and return at
+    once. A failure of the depot is a miss, never an exception (P2): ``lookup`` finds nothing, a task's blocks fail.
+    """
+
+    def __init__(self, config: KVDepotConfig, layout: BlockLayout, depot: _native.Depot, native: _native.Store) -> None:
+        self._config = config
+        self._layout = layout
+        self._depot = depot
+        self._native = native
+        self._under_way: set[Task] = set()
+        self._closed = False
+
+    @property
+    def config(self) -> KVDepotConfig:
+        """The configuration that the store was opened with."""
+        return self._config
+
+    @property
+    def layout(self) -> BlockLayout:
+        """How a block is cut."""
+        return self._layout
+
+    @property
+    def namespace_id(self) -> str:
+        """32 hex digits that every key of this store begins with; another after each ``reset``."""
+        return self._native.namespace.id
+
+    @property
+    def attached(self) -> bool:
+        """Whether calls reach a depot now."""
+        return self._depot.attached
+
+    def lookup(self, hashes: Sequence[bytes]) -> npt.NDArray[np.bool_]:
+        """Which of these blocks the depot has, in its pool or a tier."""
+        return self._native.lookup(hashes)
+
+    def lookup_on_prefix(self, hashes: Sequence[bytes]) -> int:
+        """How many leading blocks the depot has."""
+        return self._native.lookup_on_prefix(hashes)
+
+    def prefetch(self, hashes: Sequence[bytes]) -> None:
+        """Asks for blocks to be brought from the tiers into the pool; returns at once."""
+        self._native.prefetch(hashes)
+
+    def dump(self, hashes: Sequence[bytes], buffers: Buffers, shards: Sequence[int] | None = None) -> Task:
+        """Stores blocks.
+
+        Args:
+            hashes: name of each row's block.
+            buffers: one row of tensors a hash: torch tensors or numpy arrays in host memory, contiguous, with the
+                layout's sizes; or their addresses as a 2-D ``uint64`` array, whose memory the caller keeps.
+            shards: shard of each row, whose tensors are those of one shard. ``None`` = whole blocks: a row has the
+                tensors of all shards in order.
+
+        Returns:
+            The task. The memory must not change before it is done. A block is found by ``lookup`` when all its shards
+            were stored, in one task or several.
+
+        Raises:
+            ConfigError: sizes or counts do not fit the layout; nothing was stored.
+            UnsupportedError: a tensor is not in host memory.
+        """
+        return self._submit(self._native.dump, hashes, buffers, shards, writable=False)
+
+    def load(self, hashes: Sequence[bytes], buffers: Buffers, shards: Sequence[int] | None = None) -> Task:
+        """Loads blocks into ``buffers``; arguments, result and errors as for ``dump``.
+
+        The bytes of a block that the result names as failed are undefined: compute it again.
+        """
+        return self._submit(self._native.load, hashes, buffers, shards, writable=True)
+
+    def check(self, task: Task) -> bool:
+        """Whether a task is done."""
+        return task.done()
+
+    def wait(self, task: Task, timeout_ms: int | None = None) -> TaskResult:
+        """Waits until a task is done; see ``Task.wait``."""
+        return task.wait(timeout_ms)
+
+    def drain(self, timeout_ms: int) -> bool:
+        """Waits until what was dumped so far has been written to the tiers; false when the time passed first."""
+        return self._depot.drain(timeout_ms)
+
+    def reset(self) -> None:
+        """Makes every block dumped so far unreachable, in every tier: the model's weights changed.
+
+        Raises:
+            UnavailableError, DepotTimeoutError: the depot has not confirmed it.
+        """
+        self._depot.reset([self._native.namespace])
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and gauges of the depot and of this process's attachment."""
+        stats: dict[str, Any] = json.loads(self._depot.stats_json())
+        return stats
+
+    def close(self) -> None:
+        """Waits for tasks under way, as long as ``timeout_ms`` allows, and detaches. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        for task in self._under_way:
+            task.wait()
+        self._under_way.clear()
+        self._native.close()
+        self._depot.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _submit(
+        self, verb: Any, hashes: Sequence[bytes], buffers: Buffers, shards: Sequence[int] | None, *, writable: bool
+    ) -> Task:
+        whole = shards is None
+        sizes = self._layout.tensor_sizes_bytes * (self._layout.shards if whole else 1)
+        addresses = addresses_of(buffers, len(hashes), sizes, writable=writable)
+        rows_per_block = self._layout.shards if whole else 1
+        if shards is None:
+            shard_rows = np.tile(np.arange(rows_per_block, dtype=np.int64), len(hashes))
+            hash_rows = [name for name in hashes for _ in range(rows_per_block)]
+            addresses = addresses.reshape(-1, len(self._layout.tensor_sizes_bytes))
+        else:
+            shard_rows, hash_rows = np.asarray(shards, dtype=np.int64), list(hashes)
+            if shard_rows.shape != (len(hashes),):
+                raise config_error(f"there must be one shard a hash: {len(hashes)}, got shape {shard_rows.shape}")
+        task = Task(verb(hash_rows, shard_rows, addresses), buffers, rows_per_block)
+        self._under_way = {other for other in self._under_way if not other.done()}
+        self._under_way.add(task)
+        return task

@@ -1,0 +1,131 @@
+"""A dump or a load under way, to wait for or to await."""
+
+import asyncio
+import os
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvdepot import _native, errors
+
+_ERROR_OF_KIND: Mapping[str, type[errors.KVDepotError]] = {
+    "not_found": errors.BlockNotFoundError,
+    "no_space": errors.NoSpaceError,
+    "corrupt": errors.CorruptError,
+    "timeout": errors.DepotTimeoutError,
+    "busy": errors.BusyError,
+    "unavailable": errors.UnavailableError,
+    "closed": errors.UnavailableError,
+    "unsupported": errors.UnsupportedError,
+    "protocol": errors.ProtocolError,
+    "version": errors.ProtocolError,
+    "config": errors.ConfigError,
+}
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """How a task ended.
+
+    Attributes:
+        failed: indexes of the blocks that were not stored or not loaded, ascending.
+        failures: how many of them by kind: ``not_found``, ``no_space``, ``timeout`` …
+    """
+
+    failed: npt.NDArray[np.int64]
+    failures: Mapping[str, int]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every block came through."""
+        return len(self.failed) == 0
+
+    def raise_for_failures(self) -> None:
+        """Raises the typed error of the commonest kind of failure; returns when there was none."""
+        if self.ok:
+            return
+        kind = max(self.failures, key=self.failures.__getitem__, default="io")
+        counts = ", ".join(f"{count} {name}" for name, count in sorted(self.failures.items()))
+        error = _ERROR_OF_KIND.get(kind, errors.StorageError)(
+            f"{len(self.failed)} blocks failed ({counts}), the first at index {self.failed[0]}"
+        )
+        error.kind = kind
+        raise error
+
+
+class Task:
+    """Blocks on their way. Keeps the tensors alive that it was given, until it is done.
+
+    ``await task`` waits without blocking the event loop and gives the ``TaskResult``, as ``wait`` does.
+    """
+
+    def __init__(self, native: _native.Task, keep: object, rows_per_block: int = 1) -> None:
+        self._native = native
+        self._keep: object = keep
+        self._rows_per_block = rows_per_block
+
+    @property
+    def id(self) -> int:
+        """Number of the task in the logs."""
+        return self._native.id
+
+    def done(self) -> bool:
+        """Whether the task's memory is the caller's again: read (dump) or in place (load)."""
+        done = self._native.done()
+        if done:
+            self._keep = None
+        return done
+
+    def wait(self, timeout_ms: int | None = None) -> TaskResult:
+        """Waits until done.
+
+        Args:
+            timeout_ms: how long; ``None`` waits for the task's own end, which ``timeout_ms`` of the configuration
+                bounds.
+
+        Raises:
+            DepotTimeoutError: the time passed first; the task goes on, and its memory must stay untouched.
+        """
+        if not self._native.wait(timeout_ms):
+            raise errors.DepotTimeoutError(f"task {self.id} is not done after {timeout_ms} ms: wait again")
+        return self.result()
+
+    def result(self) -> TaskResult:
+        """How a task that is done has ended.
+
+        Raises:
+            BusyError: it is not done yet.
+        """
+        if not self.done():
+            raise errors.BusyError(f"task {self.id} is not done: wait for it first")
+        failed = np.unique(self._native.failed() // self._rows_per_block)
+        return TaskResult(failed, self._native.failures())
+
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when the task is done; owned by the task."""
+        return self._native.fileno()
+
+    def __await__(self) -> Generator[Any, None, TaskResult]:
+        return self._wait_readable().__await__()
+
+    async def _wait_readable(self) -> TaskResult:
+        if not self.done():
+            loop = asyncio.get_running_loop()
+            ready: asyncio.Future[None] = loop.create_future()
+            # A loop knows one reader a descriptor, so every awaiter brings its own duplicate.
+            descriptor = os.dup(self._native.fileno())
+            try:
+                loop.add_reader(descriptor, _settle, ready)
+                await ready
+            finally:
+                loop.remove_reader(descriptor)
+                os.close(descriptor)
+        return self.result()
+
+
+def _settle(ready: "asyncio.Future[None]") -> None:
+    if not ready.done():
+        ready.set_result(None)

@@ -1,0 +1,34 @@
+"""What the tests of the Python package share."""
+
+from pathlib import Path
+
+import pytest
+
+from kvdepot.config import Machine
+
+GIB = 1 << 30
+DATA = Path(__file__).resolve().parent.parent / "data"
+
+
+@pytest.fixture
+def machine() -> Machine:
+    """A large machine whose defaults are known."""
+    return Machine(memory_bytes=1024 * GIB, environ={"HOME": "/home/somebody"}, free_disk_bytes=1000 * GIB)
+
+
+@pytest.fixture
+def small_machine() -> Machine:
+    """A machine with less memory than the documented defaults want."""
+    return Machine(memory_bytes=16 * GIB, environ={"HOME": "/home/somebody"}, free_disk_bytes=100 * GIB)
+
+
+@pytest.fixture
+def seeds() -> Path:
+    """The YAML files of the documents that the project came from, verbatim."""
+    return DATA / "seeds"
+
+
+@pytest.fixture(autouse=True)
+def _quiet_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("KVDEPOT_LOG", "UC_LOGGER_LEVEL"):
+        monkeypatch.delenv(variable, raising=False)

@@ -1,0 +1,99 @@
+"""The command kvdepot: verbs, exit statuses, JSON."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from kvdepot import _native
+from kvdepot.cli import VERBS, main
+from kvdepot.cli.stat import flat
+
+
+@pytest.fixture
+def kvdepot():
+    def run(*arguments, status=0):
+        result = CliRunner().invoke(main, list(map(str, arguments)))
+        assert result.exit_code == status, (result.output, result.exception)
+        return result
+
+    return run
+
+
+def test_every_verb_has_help(kvdepot):
+    shown = kvdepot("--help").output
+    for verb in VERBS:
+        assert f"  {verb} " in shown
+        assert "Usage: " in kvdepot(verb, "--help").output
+
+
+def test_runs_as_a_module():
+    result = subprocess.run([sys.executable, "-m", "kvdepot", "--help"], check=True, capture_output=True, text=True)
+    assert "Keeps the KV caches of LLM engines." in result.stdout
+
+
+def test_unknown_verb(kvdepot):
+    assert "No such command" in kvdepot("srve", status=2).stderr
+
+
+def test_check(kvdepot, seeds, tmp_path):
+    assert kvdepot("config", "check", seeds / "000_pipeline.yaml").output.endswith("000_pipeline.yaml: good\n")
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("pool_gb: -1\ntimeout_ms: x\n")
+    result = kvdepot("config", "check", wrong, status=2)
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith(f"error: {wrong}:") for line in lines)
+    found = json.loads(kvdepot("config", "check", wrong, "--json", status=2).output)
+    assert (found["ok"], len(found["problems"])) == (False, 2)
+
+
+def test_explain(kvdepot, seeds):
+    file = seeds / "000_pipeline.yaml"
+    table = kvdepot("config", "explain", file).output
+    assert "/mnt/test" in table
+    assert f"{file.name}:5" in table
+    settings = {row["key"]: row for row in json.loads(kvdepot("config", "explain", file, "--json").output)}
+    assert settings["directories"] == {"key": "directories", "value": ["/mnt/test"], "unit": "", "origin": f"{file}:5"}
+
+
+def test_keys(kvdepot):
+    assert "s3fifo | lru" in kvdepot("config", "keys").output
+    assert json.loads(kvdepot("config", "keys", "--json").output)[0]["name"] == "pipeline"
+    assert kvdepot("config", "keys", "--markdown").output.startswith("# Configuration\n")
+
+
+def test_serve_passes_what_it_was_told(kvdepot, monkeypatch, tmp_path):
+    served, logged = [], []
+    monkeypatch.setattr(_native, "serve", lambda *arguments: served.append(arguments))
+    monkeypatch.setattr(_native, "init_logging", lambda *arguments: logged.append(arguments))
+    kvdepot("serve", "--core-json", "{}", "--socket", "/s", "--idle-exit-s", 2, "--log-level", "debug")
+    assert (served, logged) == ([("{}", "/s", 2000)], [("debug", None)])
+
+    file = tmp_path / "kvdepot.yaml"
+    file.write_text(f"pipeline: Cache\npool_gb: 0.5\nsocket: {tmp_path}/s\nlog_level: error\n")
+    kvdepot("serve", "--config", file)
+    core, socket, idle_exit_ms = served[1]
+    assert json.loads(core)["pool_bytes"] == 1 << 29
+    assert (socket, idle_exit_ms) == (f"{tmp_path}/s", 0)
+    assert logged[1] == ("error", None)
+
+
+def test_serve_refuses_half_a_core(kvdepot):
+    assert "goes with --socket" in kvdepot("serve", "--core-json", "{}", status=2).stderr
+
+
+def test_stat_without_a_depot(kvdepot, tmp_path):
+    result = kvdepot("stat", "--socket", tmp_path / "nobody.sock", status=1)
+    assert result.stderr.startswith("error: no depot answers on ")
+
+
+def test_stat_of_nested_counters():
+    assert list(flat({"pool": {"bytes": 1, "blocks": 2}, "up": True})) == [
+        ("pool.bytes", 1),
+        ("pool.blocks", 2),
+        ("up", True),
+    ]

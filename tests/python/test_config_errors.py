@@ -1,0 +1,203 @@
+"""P10: every mistake is an error that names file, key, value and what to do."""
+
+import pytest
+
+from kvdepot.config import load_config
+from kvdepot.errors import ConfigError
+
+MINIMAL = """\
+ucm_connectors:
+  - ucm_connector_name: "UcmPipelineStore"
+    ucm_connector_config:
+      store_pipeline: "Cache|Posix"
+      storage_backends: "/mnt/test"
+"""
+
+
+def errors_of(text, machine, tmp_path):
+    file = tmp_path / "kvdepot.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, machine=machine)
+    assert caught.value.kind == "config"
+    lines = str(caught.value).splitlines()
+    assert all(line.startswith(str(file)) for line in lines), lines
+    return [line.removeprefix(str(file)) for line in lines]
+
+
+FLAT = [
+    # unknown keys and the nearest known one
+    ("pipelin: x", ":1: pipelin: unknown key: did you mean pipeline?"),
+    ("zzzzz: 1", ":1: zzzzz: unknown key: `kvdepot config keys` lists the known ones"),
+    ("cache_buffer_capacity_gb: 1", "it is spelled pool_gb"),
+    ("ucm_connector: []", "did you mean ucm_connectors?"),
+    # types
+    ("timeout_ms: '5'", ":1: timeout_ms: must be a valid integer, got '5'"),
+    ("timeout_ms: 1.5", "must be a valid integer, got 1.5"),
+    ("timeout_ms: true", "must be a valid integer, got True"),
+    ("io_direct: 1", "io_direct: must be a valid boolean, got 1"),
+    ("io_direct: 'yes'", "io_direct: must be a valid boolean, got 'yes'"),
+    ("pool_gb: 10GB", "pool_gb: must be a valid number, got '10GB'"),
+    ("directories: {a: 1}", "directories: must be a valid tuple"),
+    ("directories: [1]", "directories: must be a valid string, got [1]"),
+    ("pipeline: [Cache, Posix]", "pipeline: must be a valid string"),
+    # ranges and units
+    ("pool_gb: -1", "pool_gb: must be greater than 0, got -1"),
+    ("pool_gb: 0", "pool_gb: must be greater than 0"),
+    ("pool_gb: .nan", "pool_gb: must be a finite number"),
+    ("pool_gb: .inf", "pool_gb: must be a finite number"),
+    ("pool_gb: 0.0000001", "the unit is GiB"),
+    ("pool_gb: 1025", "pool_gb: makes a pool of 1025.0 GiB, but there are 1024.0 GiB of memory"),
+    ("posix_capacity_gb: -5", "posix_capacity_gb: must be greater than or equal to 0, got -5"),
+    ("timeout_ms: 0", "timeout_ms: must be greater than or equal to 1"),
+    ("timeout_ms: 100000000", "timeout_ms: must be less than or equal to 3600000"),
+    ("hit_ratio: 80", "hit_ratio: must be less than or equal to 1, got 80"),
+    ("waiting_queue_depth: 0", "waiting_queue_depth: must be greater than or equal to 1"),
+    ("eviction: lfu", "eviction: must be 's3fifo' or 'lru', got 'lfu'"),
+    # pipelines
+    ("pipeline: Cash|Posix", "a pipeline begins with its pool, but 'Cash' is none: did you mean Cache?"),
+    ("pipeline: Posix|Fake", "a pipeline begins with its pool, but 'Posix' is none"),
+    ("pipeline: Cache|Staging|Posix", "Staging is a pool, which stands once, and first"),
+    ("pipeline: Cache|", "'' is no tier"),
+    ("pipeline: Cache|Posiks", "'Posiks' is no tier: did you mean Posix?"),
+    ("pipeline: Cache|Posix|Posix", "the tier Posix stands in it twice"),
+    ("pipeline: Staging", "needs a tier"),
+    ("pipeline: ''", "a pipeline begins with its pool"),
+    # rules between keys
+    ("pipeline: Cache\ndirectories: /a", ":2: directories: has no use in the pipeline Cache"),
+    ("directories: a/b", "'a/b' must be an absolute path"),
+    ("directories: ''", "must be an absolute path"),
+    ("directories: []", "must be 1 to 64 directories, got []"),
+    ("directories: /a:/a", "stands in it twice"),
+    ("pool_slots: 5", "only a Staging pool is sized in blocks"),
+    ("pipeline: Staging|Posix\npool_slots: 5\npool_gb: 1", ":2: pool_slots: the pool's size is said twice"),
+    ("socket: kv.sock", "must be an absolute path"),
+    (f"socket: /{'x' * 107}", "at most 107 bytes"),
+    ("socket: /a\nshare_depot: false", "cannot share a socket"),
+    ("socket: /a\nmode: embedded", "an embedded depot has no socket"),
+    ("load_policy: deadline", "needs load_deadline_ms"),
+    ("load_deadline_ms: 5", "has no use with load_policy all"),
+    ("load_policy: deadline\nload_deadline_ms: 31000", "must not be more than timeout_ms"),
+    # what comes later
+    ("use_gdr: true", "use_gdr: this version does not have that (Copy between device and pool by GPUDirect RDMA)"),
+    ("use_lite: true", "write false or remove the key, got True"),
+    ("enable_record_traces: true", "write false or remove the key, got True"),
+    ("metrics_config_path: /m.yaml", "remove the key, got '/m.yaml'"),
+    ("io_engine: aio", "write psync or remove the key, got 'aio'"),
+    ("io_engine: io_uring", "write psync or remove the key, got 'io_uring'"),
+    ("io_engine: uring", "must be 'psync', 'aio' or 'io_uring', got 'uring'"),
+    ("pipeline: Cache|Dax", "this version does not have the tier Dax"),
+    ("pipeline: Cache|Remote|Posix", "this version does not have the tier Remote"),
+    ("pipeline: Cache|Object", "this version does not have the tier Object"),
+    # what is no configuration
+    ("", ": is empty"),
+    ("# only a comment\n", ": is empty"),
+    ("a: [", ":1: is no YAML"),
+    ("\tpool_gb: 1", ":1: is no YAML"),
+    ("just text", ": must be a mapping of keys to values, but is a str"),
+    ("- a", ": must be a mapping of keys to values, but is a list"),
+    ("pool_gb: 1\npool_gb: 2", ":2: pool_gb: is written twice, first in line 1"),
+    ("? [a, b]\n: 1", "keys must be plain names"),
+    ("base: &b {pool_gb: 1}\n<<: *b", "keys must be plain names"),
+    ("a: !!python/object:os.system x", "is no YAML"),
+    ("--- {pool_gb: 1}\n--- {pool_gb: 2}", "is no YAML"),
+    ("a: " + "[" * 5000, "is no YAML"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), FLAT, ids=[text[:40] for text, _ in FLAT])
+def test_flat_spelling(text, expected, machine, tmp_path):
+    (line,) = errors_of(text, machine, tmp_path)
+    assert expected in line
+
+
+def seed(replace, by, extra=""):
+    assert replace in MINIMAL
+    return MINIMAL.replace(replace, by) + extra
+
+
+CONFIG = "ucm_connectors[0].ucm_connector_config"
+SEEDS = [
+    (seed("UcmPipelineStore", "UcmPipelinStore"), ":2: ucm_connectors[0].ucm_connector_name: no known store"),
+    (seed("UcmPipelineStore", "UcmPipelinStore"), "did you mean UcmPipelineStore?"),
+    (seed('store_pipeline: "Cache|Posix"', "io_direct: false"), "store_pipeline: UcmPipelineStore needs it"),
+    (seed('storage_backends: "/mnt/test"', "io_direct: false"), "storage_backends: UcmPipelineStore needs it"),
+    (
+        seed('storage_backends: "/mnt/test"', "storage_backends:"),
+        f":5: {CONFIG}.storage_backends: UcmPipelineStore needs",
+    ),
+    (MINIMAL + "      io_dirct: true\n", f":6: {CONFIG}.io_dirct: unknown key: did you mean io_direct?"),
+    (MINIMAL + "      stream_number: 8\n", f":6: {CONFIG}.stream_number: is a key of UcmNfsStore only"),
+    (MINIMAL + "      use_layerwise: true\n", f":6: {CONFIG}.use_layerwise: stands in the wrong place"),
+    (MINIMAL + "io_direct: true\n", ":6: io_direct: stands in the wrong place"),
+    (MINIMAL + "use_layrwise: true\n", ":6: use_layrwise: unknown key: did you mean use_layerwise?"),
+    (MINIMAL + "eviction: lru\n", ":6: eviction: is of kvdepot's own spelling"),
+    (MINIMAL + "      timeout_ms: soon\n", f":6: {CONFIG}.timeout_ms: must be a valid integer, got 'soon'"),
+    (
+        MINIMAL + "      cache_buffer_capacity_gb: -1\n",
+        f":6: {CONFIG}.cache_buffer_capacity_gb: must be greater than 0",
+    ),
+    (
+        MINIMAL + "      cache_buffer_capacity_gb: 2000\n",
+        f":6: {CONFIG}.cache_buffer_capacity_gb: makes a pool of 2000",
+    ),
+    (MINIMAL + "      posix_io_engine: aio\n", f":6: {CONFIG}.posix_io_engine: this version does not have that"),
+    (MINIMAL + "      storage_backends: /b\n", f":6: {CONFIG}.storage_backends: is written twice, first in line 5"),
+    (seed("Cache|Posix", "Cache|Posix|Dax"), f":4: {CONFIG}.store_pipeline: this version does not have the tier Dax"),
+    (MINIMAL + "    ucm_connector_module_path: my.store\n", "loads no other module: remove the key, got 'my.store'"),
+    (MINIMAL + "    ucm_connector_nam: x\n", ":6: ucm_connectors[0].ucm_connector_nam: unknown key"),
+    (MINIMAL + "  - ucm_connector_name: x\n", ":1: ucm_connectors: must be a list with exactly one connector, got 2"),
+    ("ucm_connectors: []", "exactly one connector, got 0 entries"),
+    ("ucm_connectors: {}", "exactly one connector, got dict"),
+    ("ucm_connectors: [5]", "must be a mapping with ucm_connector_name"),
+    ("ucm_connectors:\n  - ucm_connector_name: UcmNfsStore\n", "ucm_connector_config: must be a mapping with at least"),
+    ("ucm_connectors:\n  - ucm_connector_name: [x]\n", "ucm_connector_name: no known store"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), SEEDS, ids=[expected[:50] for _, expected in SEEDS])
+def test_seeds_spelling(text, expected, machine, tmp_path):
+    (line,) = errors_of(text, machine, tmp_path)
+    assert expected in line
+
+
+def test_nfs_store_needs_directories_and_has_its_own_keys(machine, tmp_path):
+    text = "ucm_connectors:\n  - ucm_connector_name: UcmNfsStore\n    ucm_connector_config: {posix_capacity_gb: 1}\n"
+    lines = errors_of(text, machine, tmp_path)
+    assert len(lines) == 2
+    assert "storage_backends: UcmNfsStore needs it" in lines[0]
+    assert "posix_capacity_gb: is a key of UcmPipelineStore only" in lines[1]
+
+
+def test_all_mistakes_are_told_at_once(machine, tmp_path):
+    lines = errors_of("pool_gb: -1\ntimeout_ms: x\nio_direct: 3\n", machine, tmp_path)
+    assert [line.split(": ")[1] for line in lines] == ["timeout_ms", "pool_gb", "io_direct"]
+
+
+def test_files_that_cannot_be_read(machine, tmp_path):
+    with pytest.raises(ConfigError, match="cannot read the configuration: No such file"):
+        load_config(tmp_path / "missing.yaml", machine=machine)
+    with pytest.raises(ConfigError, match="cannot read the configuration: Is a directory"):
+        load_config(tmp_path, machine=machine)
+    (tmp_path / "latin.yaml").write_bytes(b"pool_gb: 1 # \xe9\n")
+    with pytest.raises(ConfigError, match="is no UTF-8 text"):
+        load_config(tmp_path / "latin.yaml", machine=machine)
+    (tmp_path / "long.yaml").write_bytes(b"#" * (2 << 20))
+    with pytest.raises(ConfigError, match="at most"):
+        load_config(tmp_path / "long.yaml", machine=machine)
+
+
+def test_a_dict_has_no_file_to_name(machine):
+    with pytest.raises(ConfigError, match=r"^configuration: pool_gb: must be greater than 0, got -1$"):
+        load_config({"pool_gb": -1}, machine=machine)
+
+
+def test_keys_of_a_dict_must_be_text(machine):
+    with pytest.raises(ConfigError, match="unknown key"):
+        load_config({1: 2}, machine=machine)
+
+
+def test_a_pool_of_blocks_may_not_exceed_memory(machine):
+    config = load_config({"pipeline": "Staging|Posix", "pool_slots": 1 << 20}, machine=machine)
+    with pytest.raises(ConfigError, match=r"pool_slots: makes a pool of 2048\.0 GiB"):
+        config.to_core_json(block_bytes=2 << 20, machine=machine)

@@ -1,0 +1,187 @@
+"""The seeds' YAML files run unchanged: every key is honoured with its documented default and meaning."""
+
+import json
+
+import pytest
+
+from kvdepot.config import KVDepotConfig, load_config
+from kvdepot.errors import ConfigError
+
+GIB = 1 << 30
+
+
+def nfs(**values):
+    return {"ucm_connectors": [{"ucm_connector_name": "UcmNfsStore", "ucm_connector_config": values}]}
+
+
+def pipeline(top=None, **values):
+    config = {"store_pipeline": "Cache|Posix", "storage_backends": "/mnt/test", **values}
+    connector = {"ucm_connector_name": "UcmPipelineStore", "ucm_connector_config": config}
+    return {"ucm_connectors": [connector], **(top or {})}
+
+
+def test_pipeline_store_file(seeds, machine):
+    config = load_config(seeds / "000_pipeline.yaml", machine=machine)
+    assert json.loads(config.to_core_json(machine=machine)) == {
+        "pipeline": "Cache|Posix",
+        "pool_bytes": 256 * GIB,
+        "eviction": "s3fifo",
+        "waiting_queue_depth": 8192,
+        "running_queue_depth": 524_288,
+        "timeout_ms": 30_000,
+        "posix": {
+            "directories": ["/mnt/test"],
+            "io_direct": False,
+            "engine": "psync",
+            "capacity_bytes": 0,
+            "shard_directories": True,
+            "read_threads": 8,
+            "write_threads": 4,
+            "durable": False,
+            "shared": True,
+        },
+    }
+    assert config.use_layerwise
+    assert config.enable_event_sync
+    assert config.share_depot
+    assert config.hit_ratio is None
+    assert config.persist_token_threshold == 0
+
+
+def test_core_json_keeps_its_order(seeds, machine):
+    text = load_config(seeds / "000_pipeline.yaml", machine=machine).to_core_json(machine=machine)
+    assert text.startswith('{"pipeline":"Cache|Posix","pool_bytes":274877906944,"eviction":"s3fifo",')
+
+
+def test_documented_pool_is_cut_to_half_of_a_small_machine(seeds, small_machine):
+    config = load_config(seeds / "000_pipeline.yaml", machine=small_machine)
+    assert config.pool_bytes(machine=small_machine) == 8 * GIB
+
+
+def test_gdr_file_is_refused_for_gdr_alone(seeds, machine):
+    with pytest.raises(ConfigError) as caught:
+        load_config(seeds / "001_gdr.yaml", machine=machine)
+    (line,) = str(caught.value).splitlines()
+    assert "001_gdr.yaml:7: ucm_connectors[0].ucm_connector_config.use_gdr" in line
+    assert "got True" in line
+    assert "write false" in line
+
+
+def test_gdr_file_without_gdr_has_a_pool_of_its_own(seeds, machine, tmp_path):
+    file = tmp_path / "ucm.yaml"
+    file.write_text((seeds / "001_gdr.yaml").read_text().replace("use_gdr: true", "use_gdr: false"))
+    config = load_config(file, machine=machine)
+    assert config.share_depot is False
+    assert config.pool_bytes(machine=machine) == 1 * GIB
+
+
+def test_nfs_store_file(seeds, machine):
+    config = load_config(seeds / "003_nfs.yaml", machine=machine)
+    assert config == load_config({"pipeline": "Staging|Posix", "directories": ["/mnt/test"], "io_direct": False})
+    core = json.loads(config.to_core_json(block_bytes=1 << 20, machine=machine))
+    assert core["pipeline"] == "Staging|Posix"
+    assert core["pool_bytes"] == 4096 << 20
+    assert core["timeout_ms"] == 30_000
+    assert core["posix"]["read_threads"] == 8
+    assert core["posix"]["write_threads"] == 4
+    assert core["posix"]["shard_directories"] is True
+
+
+def test_nfs_store_keys(machine):
+    said = nfs(storage_backends="/a:/b", stream_number=5, buffer_number=10, timeout_ms=7, shard_data_dir=False)
+    config = load_config(said, machine=machine)
+    core = json.loads(config.to_core_json(block_bytes=5000, machine=machine))
+    assert core["pool_bytes"] == 10 * 8192
+    assert core["timeout_ms"] == 7
+    assert core["posix"] == {
+        "directories": ["/a", "/b"],
+        "io_direct": False,
+        "engine": "psync",
+        "capacity_bytes": 0,
+        "shard_directories": False,
+        "read_threads": 5,
+        "write_threads": 3,
+        "durable": False,
+        "shared": True,
+    }
+
+
+def test_pool_sized_in_blocks_needs_the_block(seeds, machine):
+    config = load_config(seeds / "003_nfs.yaml", machine=machine)
+    with pytest.raises(ConfigError, match="write pool_gb"):
+        config.to_core_json(machine=machine)
+
+
+@pytest.mark.parametrize(
+    ("seed", "value", "ours", "meant"),
+    [
+        ("io_direct", True, "io_direct", True),
+        ("cache_buffer_capacity_gb", 64, "pool_gb", 64),
+        ("posix_capacity_gb", 1024, "posix_capacity_gb", 1024),
+        ("posix_io_engine", "psync", "io_engine", "psync"),
+        ("waiting_queue_depth", 16, "waiting_queue_depth", 16),
+        ("running_queue_depth", 32, "running_queue_depth", 32),
+        ("timeout_ms", 1000, "timeout_ms", 1000),
+        ("share_buffer_enable", False, "share_depot", False),
+        ("use_gdr", False, "use_gdr", False),
+        ("storage_backends", "/a:/b", "directories", ("/a", "/b")),
+    ],
+)
+def test_pipeline_store_keys(seed, value, ours, meant, machine):
+    config = load_config(pipeline(**{seed: value}), machine=machine)
+    assert getattr(config, ours) == meant
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("enable_event_sync", False),
+        ("use_layerwise", False),
+        ("hit_ratio", 0.5),
+        ("hit_ratio", 1),
+        ("enable_record_traces", False),
+        ("use_lite", False),
+        ("persist_token_threshold", 100),
+        ("metrics_config_path", ""),
+        ("metrics_config_path", None),
+    ],
+)
+def test_top_level_keys(name, value, machine):
+    assert getattr(load_config(pipeline({name: value}), machine=machine), name) == value
+
+
+@pytest.mark.parametrize("tier", ["Cache|Posix", "Staging|Posix"])
+def test_both_spellings_make_one_configuration(tier, machine):
+    ours = load_config({"pipeline": tier, "directories": "/a:/b", "timeout_ms": 5, "hit_ratio": 0.5}, machine=machine)
+    theirs = pipeline({"hit_ratio": 0.5}, store_pipeline=tier, storage_backends="/a:/b", timeout_ms=5)
+    assert load_config(theirs, machine=machine) == ours
+    assert hash(load_config(theirs, machine=machine)) == hash(ours)
+
+
+def test_known_module_path_is_accepted(machine):
+    said = pipeline()
+    said["ucm_connectors"][0]["ucm_connector_module_path"] = "ucm.store.pipeline.connector"
+    assert load_config(said, machine=machine).pipeline == "Cache|Posix"
+
+
+def test_every_seed_key_has_one_home():
+    named = [seed for key in KVDepotConfig.key_table() for seed in key.facts.seeds]
+    assert len(named) == len(set(named))
+
+
+def test_nothing_at_all_is_sized_to_the_machine(small_machine):
+    core = json.loads(load_config(machine=small_machine).to_core_json(machine=small_machine))
+    assert core["pool_bytes"] == 8 * GIB
+    assert core["posix"]["directories"] == ["/home/somebody/.cache/kvdepot"]
+    assert core["posix"]["capacity_bytes"] == 10 * GIB
+
+
+@pytest.mark.parametrize("spelled", ["Posix", "Staging|Posix", " Staging | Posix "])
+def test_pipelines_of_one_meaning_are_equal(spelled, machine):
+    assert load_config({"pipeline": spelled}, machine=machine).pipeline == "Staging|Posix"
+
+
+def test_a_pipeline_without_directories_needs_none(machine):
+    said = pipeline(store_pipeline="Cache|Empty")
+    del said["ucm_connectors"][0]["ucm_connector_config"]["storage_backends"]
+    assert "posix" not in json.loads(load_config(said, machine=machine).to_core_json(machine=machine))

@@ -1,0 +1,101 @@
+"""Engines with one configuration meet at one socket, in a directory that is safely the user's own."""
+
+import dataclasses
+import os
+import stat
+
+import pytest
+
+from kvdepot.config import load_config
+from kvdepot.config import socket_path as module
+from kvdepot.errors import ConfigError
+
+
+@pytest.fixture
+def path_of(machine, tmp_path):
+    machine = dataclasses.replace(machine, environ={"HOME": "/home/somebody", "XDG_RUNTIME_DIR": str(tmp_path)})
+
+    def path(config=None, suffix=None, block_bytes=None, **changes):
+        config = load_config(config, machine=machine)
+        return module.socket_path(config, block_bytes, suffix, dataclasses.replace(machine, **changes))
+
+    return path
+
+
+def test_one_configuration_one_socket(path_of, tmp_path):
+    path = path_of({"directories": "/a"})
+    assert path == path_of({"directories": ["/a"], "timeout_ms": 30_000})
+    assert path == path_of({"directories": ["/a"]}, suffix="ignored when shared")
+    assert path != path_of({"directories": "/b"})
+    directory, name = os.path.split(path)
+    assert directory == str(tmp_path / "kvdepot")
+    assert stat.S_IMODE(os.stat(directory).st_mode) == 0o700
+    prefix, digits = name.removesuffix(".sock").split("-")
+    assert (prefix, len(digits)) == ("depot", 12)
+
+
+def test_what_the_core_is_not_told_changes_nothing(path_of):
+    assert path_of({"use_layerwise": False, "idle_exit_s": 5}) == path_of()
+
+
+def test_the_state_of_the_machine_changes_nothing(path_of):
+    assert path_of(free_disk_bytes=1 << 30) == path_of(free_disk_bytes=1 << 40)
+
+
+def test_staging_pools_of_other_blocks_are_other_depots(path_of):
+    config = {"pipeline": "Staging|Posix", "pool_slots": 4}
+    assert path_of(config, block_bytes=4096) != path_of(config, block_bytes=8192)
+
+
+def test_own_depots(path_of):
+    config = {"share_depot": False}
+    assert path_of(config, suffix="engine-1") == path_of(config, suffix="engine-1")
+    assert path_of(config, suffix="engine-1") != path_of(config, suffix="engine-2")
+    assert path_of(config, suffix="engine-1") != path_of()
+    with pytest.raises(ConfigError, match="say which engine"):
+        path_of(config)
+
+
+def test_said_socket_is_taken_as_it_is(path_of):
+    assert path_of({"socket": "/run/kv.sock"}) == "/run/kv.sock"
+
+
+def test_long_runtime_directory_falls_back(path_of, tmp_path, monkeypatch):
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(module, "_short_directory", lambda: str(tmp_path / "short"))
+    path = path_of(environ={"XDG_RUNTIME_DIR": str(long)})
+    assert path.startswith(str(tmp_path / "short"))
+
+
+@pytest.mark.parametrize("runtime", [None, "relative", "/nowhere/at/all"])
+def test_no_runtime_directory_falls_back(runtime, path_of, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_short_directory", lambda: str(tmp_path / "short"))
+    assert path_of(environ={"XDG_RUNTIME_DIR": runtime} if runtime else {}).startswith(str(tmp_path / "short"))
+
+
+def test_short_directory_fits_a_socket():
+    name = "depot-" + "0" * 12 + "-" + "0" * 12 + ".sock"
+    assert len(os.path.join(module._short_directory(), name)) <= 107
+
+
+def test_directory_that_is_not_ones_own(tmp_path, monkeypatch):
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o755)
+    with pytest.raises(ConfigError, match="has mode 0755, open to other users: chmod 700 it"):
+        module.own_directory(str(open_to_all))
+
+    target = tmp_path / "target"
+    target.mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(target)
+    with pytest.raises(ConfigError, match="no link or file"):
+        module.own_directory(str(tmp_path / "link"))
+
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot make the directory"):
+        module.own_directory(str(tmp_path / "file"))
+
+    monkeypatch.setattr(os, "getuid", lambda: os.stat(target).st_uid + 1)
+    with pytest.raises(ConfigError, match="belongs to user"):
+        module.own_directory(str(target))
