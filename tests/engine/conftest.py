@@ -83,7 +83,11 @@ class Lab:
                 "kv_connector_extra_config": self.options(options or {}),
             }
         scenario = {
-            "engine": {"model": self.model(model), "tensor_parallel_size": tp, **(engine or {})},
+            "engine": {
+                "model": self.model(model),
+                "tensor_parallel_size": tp,
+                **(engine or {}),
+            },
             "connector": transfer,
             "control": str(self.control),
             "phases": phases,
@@ -99,6 +103,7 @@ class Lab:
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join([*path, str(REPOSITORY / "python")]),
                 "KVDEPOT_FAKE_STRICT": "1",
+                **({"VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, range(tp)))} if tp > 1 else {}),
                 **(environment or {}),
             },
             cwd=self.root,

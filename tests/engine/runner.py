@@ -50,11 +50,10 @@ def main() -> None:
         do = phase["do"]
         if do == "generate":
             began = time.monotonic()
-            outputs = llm.generate(
-                [{"prompt_token_ids": sum((prompt(s, n) for s, n in parts), [])} for parts in phase["prompts"]],
-                SamplingParams(temperature=0, max_tokens=phase.get("max_tokens", 8), ignore_eos=True),
-                use_tqdm=False,
-            )
+            prompts = [{"prompt_token_ids": sum((prompt(s, n) for s, n in parts), [])} for parts in phase["prompts"]]
+            sampling = SamplingParams(temperature=0, max_tokens=phase.get("max_tokens", 8), ignore_eos=True)
+            batches = [[one] for one in prompts] if phase.get("one_by_one") else [prompts]
+            outputs = [out for batch in batches for out in llm.generate(batch, sampling, use_tqdm=False)]
             results[phase["name"]] = {
                 "seconds": round(time.monotonic() - began, 3),
                 "tokens": [list(output.outputs[0].token_ids) for output in outputs],
