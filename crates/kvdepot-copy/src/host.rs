@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, Sender};
 use kvdepot_core::{Error, ErrorKind, Result};
 
 use crate::batch::{CopyBatch, CopyOp, Direction, GroupSink};
-use crate::CopyEngine;
+use crate::{CopyEngine, stream};
 
 /// Bytes that one thread takes at a time: large enough that hand-over costs nothing beside the copy.
 const PIECE_BYTES: usize = 1 << 20;
@@ -18,8 +18,8 @@ const HELP_BYTES_MIN: u64 = 4 << 20;
 /// Most threads of one engine.
 const THREADS_MAX: usize = 64;
 
-/// Copies with the calling thread and helpers. Plain `memcpy`: the C library already picks non-temporal stores for
-/// large copies, and an own streaming loop was not faster where measured (docs/benchmarks.md).
+/// Copies with the calling thread and helpers. Large batches go around the cache: the C library would do so only for
+/// single copies larger than any shard (figures in docs/benchmarks.md).
 pub struct HostEngine {
     helpers: Vec<JoinHandle<()>>,
     work: Option<Sender<Arc<Work>>>,
@@ -28,6 +28,7 @@ pub struct HostEngine {
 /// A batch cut into pieces that threads take by turns.
 struct Work {
     batch: CopyBatch,
+    streamed: bool,
     /// `(group, first op, one past the last op)`.
     pieces: Vec<(usize, usize, usize)>,
     next: AtomicUsize,
@@ -96,6 +97,7 @@ impl Work {
         }
         Self {
             pieces_left: AtomicUsize::new(pieces.len()),
+            streamed: batch.bytes() >= stream::STREAM_BYTES_MIN,
             batch,
             pieces,
             next: AtomicUsize::new(0),
@@ -111,7 +113,10 @@ impl Work {
             let index = self.next.fetch_add(1, Ordering::Relaxed);
             let Some(&(group, first, last)) = self.pieces.get(index) else { return };
             for op in &self.batch.ops[first..last] {
-                copy_one(self.batch.direction, op);
+                copy_one(self.batch.direction, op, self.streamed);
+            }
+            if self.streamed {
+                stream::fence();
             }
             // AcqRel pairs with the other threads' decrements: whoever reports sees all bytes of the group.
             if self.left[group].fetch_sub(1, Ordering::AcqRel) == 1 {
@@ -125,7 +130,7 @@ impl Work {
     }
 }
 
-fn copy_one(direction: Direction, op: &CopyOp) {
+fn copy_one(direction: Direction, op: &CopyOp, streamed: bool) {
     let device = op.device as *mut u8;
     let (from, to) = match direction {
         Direction::ToHost => (device.cast_const(), op.host),
@@ -133,7 +138,13 @@ fn copy_one(direction: Direction, op: &CopyOp) {
     };
     // SAFETY: `CopyEngine::run`'s caller guarantees both ranges until the group was reported, and no overlap of a
     // written range with anything else.
-    unsafe { std::ptr::copy_nonoverlapping(from, to, op.len) };
+    unsafe {
+        if streamed {
+            stream::copy(from, to, op.len);
+        } else {
+            std::ptr::copy_nonoverlapping(from, to, op.len);
+        }
+    }
 }
 
 impl CopyEngine for HostEngine {

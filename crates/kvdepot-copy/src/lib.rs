@@ -6,6 +6,7 @@
 pub mod batch;
 pub mod conformance;
 pub mod host;
+mod stream;
 
 pub use batch::{CopyBatch, CopyOp, Direction, GroupSink};
 pub use host::HostEngine;

@@ -40,3 +40,39 @@ pub const CLAIMS_PER_CONNECTION_MAX: usize = 65_536;
 const _: () = assert!(BLOCK_ALIGN_BYTES.is_power_of_two());
 const _: () = assert!(BATCH_HASHES_MAX * 16 + 8192 < FRAME_BYTES_MAX);
 const _: () = assert!(POOL_EXTENT_BYTES.is_multiple_of(BLOCK_ALIGN_BYTES));
+
+/// Most threads of one kind (reading or writing) of one I/O engine.
+pub const IO_THREADS_MAX: usize = 512;
+/// Most requests waiting in one queue of an I/O engine; more are refused with `Busy`.
+pub const IO_QUEUE_MAX: usize = 65_536;
+/// Most threads of one I/O engine that may be written off while stuck in the operating system.
+pub const IO_WORKERS_WRITTEN_OFF_MAX: usize = 64;
+/// Reads in a row before a waiting write gets a turn.
+pub const IO_READS_IN_A_ROW_MAX: usize = 64;
+/// How late, in milliseconds, an expired request may learn of it.
+pub const IO_WATCHDOG_TICK_MS: u64 = 5;
+/// Pieces of memory in one vectored call: what Linux takes.
+pub const IO_VECTORS_MAX: usize = 1024;
+/// Most bytes of a small file (`namespace.json`) that is read whole.
+pub const SMALL_FILE_BYTES_MAX: usize = 256 << 10;
+/// Most directories of one Posix tier.
+pub const TIER_DIRECTORIES_MAX: usize = 255;
+/// Corrupt files kept aside for inspection, for each namespace.
+pub const QUARANTINE_FILES_MAX: usize = 16;
+/// Blocks known to be absent that a shared tier remembers.
+pub const ABSENT_KEYS_MAX: usize = 65_536;
+/// How long a shared tier believes that a block is absent: another node may write it at any time.
+pub const ABSENT_TTL_MS: u64 = 2_000;
+/// Recency updates waiting for the disk; more are dropped.
+pub const TOUCH_QUEUE_MAX: usize = 65_536;
+/// How often at most a block's recency goes to the disk.
+pub const TOUCH_INTERVAL_MS: u64 = 60_000;
+/// Age at which another host's temporary file counts as left behind.
+pub const FOREIGN_TEMPORARY_AGE_S: u64 = 3_600;
+/// Time between a tier's own sweeps for files left behind.
+pub const SWEEP_INTERVAL_S: u64 = 600;
+/// Most writers of one block that wait for the first of them.
+pub const WRITERS_WAITING_MAX: usize = 1024;
+
+const _: () = assert!(SLOT_RUNS_MAX + 2 <= IO_VECTORS_MAX);
+const _: () = assert!(NAMESPACE_SPEC_BYTES_MAX * 2 < SMALL_FILE_BYTES_MAX);

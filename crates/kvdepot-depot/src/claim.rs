@@ -308,6 +308,9 @@ fn admit(shared: &Arc<Shared>, state: &mut State, id: u64) -> bool {
         state.claims.map.insert(id, claim);
         return true;
     }
+    // A block that was in the pool when the claim was opened may be in a tier only by now.
+    let missing: Vec<BlockKey> = keys_not_in_pool(&claim, state);
+    claim.known.peek_again(shared, missing.into_iter());
     let mut hit = claim.reachable(state, claim.limit);
     let room = state.pool_bytes().saturating_sub(state.pinned_bytes());
     let share = state.pool_bytes() * CLAIM_SHARE_PERCENT / 100;

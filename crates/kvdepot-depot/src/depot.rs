@@ -55,8 +55,20 @@ pub struct Depot {
 }
 
 impl Depot {
-    /// Starts a depot: opens its tiers, makes its pool, and populates it in the background.
+    /// Starts a depot whose pool other processes can map: opens its tiers, makes its pool, and populates it in the
+    /// background.
     pub fn start(config: DepotConfig) -> Result<Self> {
+        let pool = PoolMapping::create(config.pool_bytes)?;
+        Self::start_on(config, pool)
+    }
+
+    /// Starts a depot for this process alone.
+    pub fn start_private(config: DepotConfig) -> Result<Self> {
+        let pool = PoolMapping::create_private(config.pool_bytes)?;
+        Self::start_on(config, pool)
+    }
+
+    fn start_on(config: DepotConfig, pool: PoolMapping) -> Result<Self> {
         let spec = PipelineSpec::parse(&config.pipeline)?;
         let mut tiers = Vec::new();
         for kind in &spec.tiers {
@@ -69,11 +81,16 @@ impl Depot {
             };
             tiers.push(kvdepot_tier::registry::build(&name, value)?);
         }
-        Self::with_tiers(config, spec.pool, tiers)
+        Self::with_tiers(config, spec.pool, tiers, pool)
     }
 
     /// Starts a depot over tiers made by the caller; for tests and embedders.
-    pub fn with_tiers(config: DepotConfig, pool_kind: PoolKind, tiers: Vec<Arc<dyn Tier>>) -> Result<Self> {
+    pub fn with_tiers(
+        config: DepotConfig,
+        pool_kind: PoolKind,
+        tiers: Vec<Arc<dyn Tier>>,
+        pool: PoolMapping,
+    ) -> Result<Self> {
         let keeps = pool_kind == PoolKind::Cache;
         if !keeps && tiers.is_empty() {
             return Err(Error::new(ErrorKind::Config, "a Staging pool keeps nothing: it needs a tier below it")
@@ -81,7 +98,7 @@ impl Depot {
         }
         let slots_hint = usize::try_from(config.pool_bytes >> 16).unwrap_or(usize::MAX).clamp(64, 1 << 24);
         let policy = eviction::by_name(&config.eviction, slots_hint)?;
-        let pool = Arc::new(PoolMapping::create(config.pool_bytes)?);
+        let pool = Arc::new(pool);
         let state = State::new(config.pool_bytes, policy, !tiers.is_empty(), keeps);
         let (jobs, receiver) = crossbeam_channel::unbounded();
         let shared = Arc::new(Shared {

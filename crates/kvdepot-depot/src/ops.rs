@@ -237,6 +237,18 @@ enum Wanted {
     Missed(ErrorKind),
 }
 
+/// Blocks that one `acquire` is after.
+struct Acquire<'a> {
+    shared: &'a Arc<Shared>,
+    owner: u64,
+    spec: Arc<NamespaceSpec>,
+    keys: Vec<BlockKey>,
+    wanted: Vec<Wanted>,
+    /// Blocks whose fetch was seen: if one is gone then, the fetch failed.
+    asked: Vec<bool>,
+    deadline: Instant,
+}
+
 /// Leases blocks for reading. Blocks in a tier are fetched, each at most once; when the pool has no room for more
 /// while some are leased, the answer comes at once and the rest is refused with `no_space`: asked again after the
 /// first were copied, they find room.
@@ -252,55 +264,18 @@ pub(crate) fn acquire(
     let keys = keys(&state, namespace, hashes)?;
     let spec = Arc::clone(&state.namespaces.get(namespace)?.spec);
     Stats::add(&shared.stats.load_blocks, keys.len());
-    let absent: Vec<BlockKey> = keys.iter().filter(|key| !state.index.contains_key(*key)).copied().collect();
-    drop(state);
-    let known = Known::peek(shared, absent.into_iter());
-    let mut asked = vec![false; keys.len()];
-    let mut wanted: Vec<Wanted> = keys.iter().map(|_| Wanted::Waiting).collect();
-    state = shared.state.lock();
+    let wanted = keys.iter().map(|_| Wanted::Waiting).collect();
+    let asked = vec![false; keys.len()];
+    let mut acquire = Acquire { shared, owner, spec, keys, wanted, asked, deadline };
     loop {
-        let mut waiting = 0;
-        let mut full = false;
-        let mut fetching = false;
-        for (i, key) in keys.iter().enumerate().filter(|(i, _)| matches!(wanted[*i], Wanted::Waiting)).collect::<Vec<_>>() {
-            match state.index.get(key).map(|&id| (id, state.slot(id).block.phase(), state.slot(id).block.is_readable())) {
-                Some((id, _, true)) => {
-                    let runs = state.slot(id).runs.clone();
-                    let outcome = state.lease(owner, id);
-                    // Loads are what recency is made of: a claim before the load is the same use.
-                    state.policy.touch(id);
-                    wanted[i] = outcome.map_or_else(
-                        |error| Wanted::Missed(error.kind()),
-                        |lease| Wanted::Leased(Grant::Leased { lease: lease.0, runs }),
-                    );
-                }
-                Some((_, Phase::Fetching, _)) => {
-                    asked[i] = true;
-                    waiting += 1;
-                }
-                Some(_) => wanted[i] = Wanted::Missed(ErrorKind::NotFound),
-                None if asked[i] => wanted[i] = Wanted::Missed(ErrorKind::NotFound),
-                None => {
-                    let tier = known.tier_of(key).or_else(|| known.is_unknown(key).then_some(0));
-                    match tier.map(|tier| io_queue::fetch(&mut state, *key, &spec, tier, deadline)) {
-                        None => wanted[i] = Wanted::Missed(ErrorKind::NotFound),
-                        Some(Ok(_)) => {
-                            (asked[i], fetching) = (true, true);
-                            waiting += 1;
-                        }
-                        Some(Err(_)) => {
-                            full = true;
-                            waiting += 1;
-                        }
-                    }
-                }
-            }
-        }
-        let have = wanted.iter().any(|w| matches!(w, Wanted::Leased(_)));
-        if waiting == 0 || (full && have && !fetching) || Instant::now() >= deadline {
+        acquire.lease_readable(&mut state);
+        let (full, begun) = acquire.fetch_missing(&mut state);
+        let waiting = acquire.wanted.iter().any(|w| matches!(w, Wanted::Waiting));
+        let have = acquire.wanted.iter().any(|w| matches!(w, Wanted::Leased(_)));
+        if !waiting || (full && have && !begun) || Instant::now() >= deadline {
             break;
         }
-        if fetching {
+        if begun {
             drop(state);
             io_queue::pump(shared);
             state = shared.state.lock();
@@ -308,20 +283,72 @@ pub(crate) fn acquire(
         }
         shared.changed.wait_until(&mut state, deadline);
     }
-    let timed_out = Instant::now() >= deadline;
     drop(state);
-    let grants: Vec<Grant> = wanted
-        .into_iter()
-        .map(|w| match w {
-            Wanted::Leased(grant) => grant,
-            Wanted::Missed(kind) => Grant::Refused { kind: kind.as_str().into() },
-            Wanted::Waiting if timed_out => Grant::Refused { kind: ErrorKind::Timeout.as_str().into() },
-            Wanted::Waiting => Grant::Refused { kind: ErrorKind::NoSpace.as_str().into() },
-        })
-        .collect();
-    let missed = grants.iter().filter(|grant| matches!(grant, Grant::Refused { .. })).count();
-    Stats::add(&shared.stats.load_blocks_missed, missed);
-    Ok(grants)
+    Ok(acquire.grants())
+}
+
+impl Acquire<'_> {
+    fn waiting(&self) -> Vec<usize> {
+        (0..self.keys.len()).filter(|&i| matches!(self.wanted[i], Wanted::Waiting)).collect()
+    }
+
+    /// First of all, so that no fetch of this call evicts a block that it wants, too.
+    fn lease_readable(&mut self, state: &mut State) {
+        for i in self.waiting() {
+            let Some(id) = state.readable(&self.keys[i]) else { continue };
+            let runs = state.slot(id).runs.clone();
+            // Loads are what recency is made of: a claim before the load is the same use.
+            state.policy.touch(id);
+            self.wanted[i] = match state.lease(self.owner, id) {
+                Ok(lease) => Wanted::Leased(Grant::Leased { lease: lease.0, runs }),
+                Err(error) => Wanted::Missed(error.kind()),
+            };
+        }
+    }
+
+    /// Starts fetches as far as the pool has room: whether it had too little, and whether any began.
+    fn fetch_missing(&mut self, state: &mut State) -> (bool, bool) {
+        let (mut full, mut begun) = (false, false);
+        let waiting = self.waiting();
+        let absent = waiting.iter().map(|&i| self.keys[i]).filter(|key| !state.index.contains_key(key));
+        let known = Known::peek(self.shared, absent.collect::<Vec<_>>().into_iter());
+        for i in waiting {
+            let key = self.keys[i];
+            match state.index.get(&key).map(|&id| state.slot(id).block.phase()) {
+                Some(Phase::Fetching) => self.asked[i] = true,
+                // Being dumped, or of an epoch that has passed: not to be had now.
+                Some(_) => self.wanted[i] = Wanted::Missed(ErrorKind::NotFound),
+                None if self.asked[i] => self.wanted[i] = Wanted::Missed(ErrorKind::NotFound),
+                None if full => {}
+                None => match known.tier_of(&key).or_else(|| known.is_unknown(&key).then_some(0)) {
+                    None => self.wanted[i] = Wanted::Missed(ErrorKind::NotFound),
+                    Some(tier) => match io_queue::fetch(state, key, &self.spec, tier, self.deadline) {
+                        Ok(_) => (self.asked[i], begun) = (true, true),
+                        Err(_) => full = true,
+                    },
+                },
+            }
+        }
+        (full, begun)
+    }
+
+    fn grants(self) -> Vec<Grant> {
+        let late = Instant::now() >= self.deadline;
+        let mut missed = 0;
+        let grants = self.wanted.into_iter().map(|wanted| {
+            let kind = match wanted {
+                Wanted::Leased(grant) => return grant,
+                Wanted::Missed(kind) => kind,
+                Wanted::Waiting if late => ErrorKind::Timeout,
+                Wanted::Waiting => ErrorKind::NoSpace,
+            };
+            missed += 1;
+            Grant::Refused { kind: kind.as_str().into() }
+        });
+        let grants = grants.collect();
+        Stats::add(&self.shared.stats.load_blocks_missed, missed);
+        grants
+    }
 }
 
 /// Moves namespaces to their next epoch, in every tier before the pool: no block dumped before is served again.

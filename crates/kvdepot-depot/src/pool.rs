@@ -10,12 +10,28 @@ use kvdepot_io::{MemRun, SlotBuf};
 use rustix::fs::MemfdFlags;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
+/// Size of a huge page.
+const HUGE_PAGE_BYTES: u64 = 2 << 20;
+
+/// Bytes of reserved huge pages that nobody uses.
+fn free_huge_bytes() -> u64 {
+    let path = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
+    let pages = std::fs::read_to_string(path).ok().and_then(|text| text.trim().parse::<u64>().ok());
+    pages.unwrap_or(0) * HUGE_PAGE_BYTES
+}
+
+fn length(bytes: u64) -> Result<usize> {
+    let bad = || Error::new(ErrorKind::Config, "a pool of this size cannot be mapped").with("pool_bytes", bytes);
+    usize::try_from(bytes).ok().filter(|&len| len > 0).ok_or_else(bad)
+}
+
 /// A mapping of the pool, unmapped when the last holder lets go: copies under way keep it alive, a dead depot or not.
 #[derive(Debug)]
 pub struct PoolMapping {
     base: NonNull<u8>,
     bytes: u64,
-    fd: OwnedFd,
+    /// None for memory that only this process has.
+    fd: Option<OwnedFd>,
 }
 
 // SAFETY: the mapping is plain shared memory; who may touch which slot is decided by the depot's block states (P1).
@@ -24,21 +40,33 @@ unsafe impl Send for PoolMapping {}
 unsafe impl Sync for PoolMapping {}
 
 impl PoolMapping {
-    /// Makes the pool's memory. Nothing is touched yet: pages come with `populate` or first use.
+    /// Memory that other processes can map. Nothing is touched yet: pages come with `populate` or first use. Reserved
+    /// huge pages are used where the machine has enough of them.
     pub fn create(bytes: u64) -> Result<Self> {
-        let fd = rustix::fs::memfd_create("kvdepot-pool", MemfdFlags::CLOEXEC)
+        let huge = bytes.is_multiple_of(HUGE_PAGE_BYTES) && free_huge_bytes() >= bytes;
+        let flags = if huge { MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB } else { MemfdFlags::CLOEXEC };
+        let fd = rustix::fs::memfd_create("kvdepot-pool", flags)
             .map_err(|e| Error::io("cannot make the pool's memory", e.into()))?;
         rustix::fs::ftruncate(&fd, bytes)
             .map_err(|e| Error::io("cannot size the pool", e.into()).with("pool_bytes", bytes))?;
         Self::map(fd, bytes)
     }
 
+    /// Memory of this process alone: an embedded depot's. Huge pages are to be had for it on most systems, for shared
+    /// memory on few.
+    pub fn create_private(bytes: u64) -> Result<Self> {
+        let len = length(bytes)?;
+        // SAFETY: a fresh private mapping at an address of the kernel's choice replaces nothing.
+        let base = unsafe {
+            let access = ProtFlags::READ | ProtFlags::WRITE;
+            rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, access, MapFlags::PRIVATE | MapFlags::NORESERVE)
+        };
+        Self::mapped(base, bytes, None)
+    }
+
     /// Maps a pool that another process made; `bytes` is what that process said.
     pub fn map(fd: OwnedFd, bytes: u64) -> Result<Self> {
-        let len = usize::try_from(bytes)
-            .ok()
-            .filter(|&len| len > 0)
-            .ok_or_else(|| Error::new(ErrorKind::Config, "a pool of this size cannot be mapped").with("pool_bytes", bytes))?;
+        let len = length(bytes)?;
         let real = rustix::fs::fstat(&fd).map_err(|e| Error::io("cannot look at the pool", e.into()))?.st_size;
         if u64::try_from(real).unwrap_or(0) < bytes {
             // A mapping past the end would end in SIGBUS.
@@ -49,10 +77,16 @@ impl PoolMapping {
         // SAFETY: a fresh shared mapping at an address of the kernel's choice replaces nothing.
         let base = unsafe {
             rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &fd, 0)
-        }
-        .map_err(|e| Error::io("cannot map the pool", e.into()).with("pool_bytes", bytes))?;
-        let base: NonNull<u8> = NonNull::new(base.cast()).ok_or_else(|| Error::new(ErrorKind::Io, "the pool was mapped at address 0"))?;
-        // Huge pages only where the system allows them for shared memory; a refusal changes nothing but speed.
+        };
+        Self::mapped(base, bytes, Some(fd))
+    }
+
+    fn mapped(base: rustix::io::Result<*mut std::ffi::c_void>, bytes: u64, fd: Option<OwnedFd>) -> Result<Self> {
+        let base = base.map_err(|e| Error::io("cannot map the pool", e.into()).with("pool_bytes", bytes))?;
+        let base: NonNull<u8> =
+            NonNull::new(base.cast()).ok_or_else(|| Error::new(ErrorKind::Io, "the pool was mapped at address 0"))?;
+        let len = length(bytes)?;
+        // Huge pages only where the system allows them; a refusal changes nothing but speed.
         // SAFETY: the range is the mapping just made.
         let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), len, Advice::LinuxHugepage) };
         // SAFETY: as above. A forked child must not keep (or copy) the pool's page tables.
@@ -65,9 +99,9 @@ impl PoolMapping {
         self.bytes
     }
 
-    /// The descriptor to pass to clients.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+    /// The descriptor to pass to clients; none for private memory.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.fd.as_ref().map(AsFd::as_fd)
     }
 
     /// Touches `start..start + len` so that later copies meet no page faults.
@@ -116,7 +150,7 @@ mod tests {
     #[test]
     fn two_mappings_share_bytes_and_refuse_what_lies_outside() {
         let ours = Arc::new(PoolMapping::create(1 << 20).unwrap());
-        let fd = ours.fd().try_clone_to_owned().unwrap();
+        let fd = ours.fd().unwrap().try_clone_to_owned().unwrap();
         let theirs = Arc::new(PoolMapping::map(fd.try_clone().unwrap(), 1 << 20).unwrap());
         ours.populate(0, 1 << 16).unwrap();
         ours.slot(&[Run { offset: 4096, len: 4096 }]).unwrap().write_at(0, b"hello");

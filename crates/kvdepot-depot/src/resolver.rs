@@ -93,6 +93,12 @@ impl Known {
         known
     }
 
+    /// Asks once more about blocks that no tier was known to hold.
+    pub(crate) fn peek_again(&mut self, shared: &Shared, keys: impl Iterator<Item = BlockKey>) {
+        let unknown: Vec<BlockKey> = keys.filter(|key| self.tier_of(key).is_none()).collect();
+        self.tiers.extend(Self::peek(shared, unknown.into_iter()).tiers);
+    }
+
     /// The first tier that holds the block.
     pub(crate) fn tier_of(&self, key: &BlockKey) -> Option<usize> {
         self.tiers.get(key).copied()

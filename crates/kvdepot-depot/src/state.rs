@@ -28,6 +28,8 @@ pub(crate) struct Slot {
     pub(crate) block: Block,
     pub(crate) runs: Runs,
     pub(crate) bytes: u64,
+    /// Whether a tier fills it, not a client.
+    pub(crate) from_tier: bool,
     /// Claims that wait for this block to be fetched.
     pub(crate) waiters: Vec<u64>,
 }
@@ -60,6 +62,13 @@ pub(crate) struct Held {
     pub(crate) dirty: u64,
     /// Leased by at least one reader (may also be dirty).
     pub(crate) leased: u64,
+}
+
+impl Held {
+    /// What counts the bytes that are on their way into the pool.
+    const fn arriving(&mut self, from_tier: bool) -> &mut u64 {
+        if from_tier { &mut self.fetching } else { &mut self.filling }
+    }
 }
 
 #[derive(Debug)]
@@ -187,12 +196,9 @@ impl State {
                 .with("block_bytes", bytes)
                 .with("pool_bytes", self.pool_bytes)
         })?;
-        if filling {
-            self.held.filling += bytes;
-        } else {
-            self.held.fetching += bytes;
-        }
-        let slot = Slot { key, spec: Arc::clone(spec), block, runs, bytes, waiters: Vec::new() };
+        *self.held.arriving(!filling) += bytes;
+        let spec = Arc::clone(spec);
+        let slot = Slot { key, spec, block, runs, bytes, from_tier: !filling, waiters: Vec::new() };
         let id = match self.free_ids.pop() {
             Some(id) => {
                 self.slots[id as usize] = Some(slot);
@@ -212,8 +218,7 @@ impl State {
         let slot = self.slots[id as usize].take().expect("a slot is freed once");
         debug_assert!(slot.block.leases() == 0 && !slot.block.is_writing(), "a slot in use is not freed");
         match slot.block.phase() {
-            Phase::Filling | Phase::Quarantined => self.held.filling -= slot.bytes,
-            Phase::Fetching => self.held.fetching -= slot.bytes,
+            Phase::Filling | Phase::Fetching | Phase::Quarantined => *self.held.arriving(slot.from_tier) -= slot.bytes,
             Phase::Sealed => {
                 if slot.block.is_dirty() {
                     self.held.dirty -= slot.bytes;

@@ -1,5 +1,27 @@
 //! Reading and writing block files: engines, devices, decorators.
+//!
+//! Two axes, kept apart: an [`IoEngine`] decides how requests run (threads today, aio and io_uring behind the same
+//! trait), a [`Device`] says what files are (a directory, or a faulty one for tests: [`faults`]).
 
+pub mod aligned;
 pub mod buf;
+pub mod checksum;
+pub mod device;
+pub mod directory;
+pub mod engine;
+pub mod faults;
+pub mod iobuf;
+pub mod noop;
+pub mod psync;
+pub mod transfer;
 
+pub use aligned::AlignedBuf;
 pub use buf::{MemRun, SlotBuf};
+pub use device::{Device, DeviceFile, DirectAlign, FileStat, ListEntry};
+pub use directory::DirDevice;
+pub use engine::{
+    Call, Class, EngineStats, FileWritten, IoEngine, Op, Prepared, ReadFile, Request, WriteFile,
+};
+pub use iobuf::IoBuf;
+pub use noop::NoopEngine;
+pub use psync::{PsyncConfig, PsyncEngine};

@@ -56,7 +56,7 @@ impl Depot {
 impl Depot {
     #[staticmethod]
     fn embedded(py: Python<'_>, config_json: &str) -> PyResult<Self> {
-        let attachment = py.detach(|| Attachment::embedded(CoreDepot::start(DepotConfig::from_json(config_json)?)?));
+        let attachment = py.detach(|| Attachment::embedded(CoreDepot::start_private(DepotConfig::from_json(config_json)?)?));
         Ok(Self::new(attachment.or_raise()?))
     }
 

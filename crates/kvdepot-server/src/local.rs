@@ -184,7 +184,7 @@ fn exchange(depot: &Depot, session: &Session, socket: &mut SeqPacket) -> Result<
             Ok(frame) => frame,
             Err(error) => encode(id, &Response::from_error(&error))?,
         };
-        socket.send(&frame, welcome.then(|| pool.fd()))?;
+        socket.send(&frame, pool.fd().filter(|_| welcome))?;
         if hello && !welcome {
             return Err(Error::new(ErrorKind::Protocol, "a connection was turned away at its hello"));
         }

@@ -1,4 +1,15 @@
 //! Places below the pool, their file format and their conformance suite.
+//!
+//! A new tier is one file, one line in [`registry`] and a test that runs [`conformance`]. The format of block files is
+//! drawn byte by byte in `docs/format.md`.
+
+pub mod conformance;
+pub mod empty;
+pub mod fake;
+pub mod format;
+pub mod posix;
+pub mod registry;
+mod shared_tier;
 
 use std::fmt::Debug;
 use std::time::Instant;
@@ -6,7 +17,12 @@ use std::time::Instant;
 use kvdepot_core::{BlockKey, NamespaceId, NamespaceSpec, Result};
 use kvdepot_io::SlotBuf;
 
-/// Called once, from any thread, when an operation has ended; must not block.
+pub use empty::EmptyTier;
+pub use fake::FakeTier;
+pub use posix::{PosixConfig, PosixTier};
+
+/// Called once, from any thread, when an operation has ended, possibly before the call that began it returns; must
+/// not block.
 pub type Done<T> = Box<dyn FnOnce(Result<T>) + Send>;
 
 /// What a tier knows about a block without I/O.
@@ -84,4 +100,3 @@ pub trait Tier: Send + Sync + Debug {
     /// Waits until everything accepted so far has ended, or the deadline passes (`false`).
     fn drain(&self, deadline: Instant) -> bool;
 }
-pub mod registry;

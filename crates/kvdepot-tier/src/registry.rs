@@ -1,5 +1,147 @@
-//! temporary
+//! From a tier's name and settings to a tier. A new tier is one line in `build`.
+
+use std::path::PathBuf;
 use std::sync::Arc;
-use crate::Tier;
-/// temporary
-pub fn build(_name: &str, _v: &serde_json::Value) -> kvdepot_core::Result<Arc<dyn Tier>> { Err(kvdepot_core::Error::new(kvdepot_core::ErrorKind::Unsupported, "x")) }
+
+use kvdepot_core::{Error, ErrorKind, Result};
+use serde_json::{Map, Value};
+
+use crate::{EmptyTier, FakeTier, PosixConfig, PosixTier, Tier};
+
+/// Names that `build` knows.
+pub const KINDS: [&str; 3] = ["Posix", "Fake", "Empty"];
+
+/// Builds a tier by its name in a pipeline, from a JSON object of settings.
+pub fn build(kind: &str, config: &Value) -> Result<Arc<dyn Tier>> {
+    match kind {
+        "Posix" => Ok(Arc::new(PosixTier::open(PosixConfig::from_json(config)?)?)),
+        "Fake" => fake(config),
+        "Empty" => Fields::new(kind, config, &[]).map(|_| Arc::new(EmptyTier::new()) as _),
+        _ => Err(Error::new(ErrorKind::Config, "no such tier")
+            .with("tier", kind)
+            .with("nearest", nearest(kind, &KINDS))
+            .with("known", KINDS.join(" "))),
+    }
+}
+
+fn fake(config: &Value) -> Result<Arc<dyn Tier>> {
+    let mut capacity_bytes = 0;
+    Fields::new("Fake", config, &["capacity_bytes"])?.u64("capacity_bytes", &mut capacity_bytes)?;
+    Ok(Arc::new(FakeTier::new(capacity_bytes)))
+}
+
+/// A tier's settings, with every key known (P10).
+pub(crate) struct Fields<'a> {
+    tier: &'a str,
+    map: Map<String, Value>,
+}
+
+impl<'a> Fields<'a> {
+    /// Takes an object (or null for no settings) all of whose keys are in `known`.
+    pub(crate) fn new(tier: &'a str, value: &Value, known: &[&str]) -> Result<Self> {
+        let map = match value {
+            Value::Null => Map::new(),
+            Value::Object(map) => map.clone(),
+            _ => {
+                return Err(
+                    Error::new(ErrorKind::Config, "a tier's settings are an object").with("tier", tier)
+                );
+            }
+        };
+        if let Some(key) = map.keys().find(|key| !known.contains(&key.as_str())) {
+            return Err(Error::new(ErrorKind::Config, "a tier has no such setting")
+                .with("tier", tier)
+                .with("key", key)
+                .with("nearest", nearest(key, known)));
+        }
+        Ok(Self { tier, map })
+    }
+
+    fn wrong(&self, key: &str, expected: &str) -> Error {
+        Error::new(ErrorKind::Config, format!("a tier's setting must be {expected}"))
+            .with("tier", self.tier)
+            .with("key", key)
+            .with("value", self.map.get(key).unwrap_or(&Value::Null))
+    }
+
+    pub(crate) fn bool(&self, key: &str, out: &mut bool) -> Result<()> {
+        if let Some(value) = self.map.get(key) {
+            *out = value.as_bool().ok_or_else(|| self.wrong(key, "true or false"))?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn u64(&self, key: &str, out: &mut u64) -> Result<()> {
+        if let Some(value) = self.map.get(key) {
+            *out = value.as_u64().ok_or_else(|| self.wrong(key, "a whole number, 0 or more"))?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn usize(&self, key: &str, out: &mut usize) -> Result<()> {
+        let mut wide = *out as u64;
+        self.u64(key, &mut wide)?;
+        *out = usize::try_from(wide).map_err(|_| self.wrong(key, "a smaller number"))?;
+        Ok(())
+    }
+
+    pub(crate) fn text(&self, key: &str) -> Result<Option<String>> {
+        match self.map.get(key) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text.clone())),
+            Some(_) => Err(self.wrong(key, "a text")),
+        }
+    }
+
+    pub(crate) fn paths(&self, key: &str) -> Result<Vec<PathBuf>> {
+        let wrong = || self.wrong(key, "a list of paths");
+        let items = self.map.get(key).and_then(Value::as_array).ok_or_else(wrong)?;
+        items.iter().map(|item| item.as_str().map(PathBuf::from).ok_or_else(wrong)).collect()
+    }
+}
+
+/// The known name with the fewest single-letter edits to `name`; empty if none is known.
+fn nearest<'a>(name: &str, known: &[&'a str]) -> &'a str {
+    known.iter().min_by_key(|candidate| edits(name, candidate)).copied().unwrap_or_default()
+}
+
+fn edits(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, from) in a.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, to) in b.iter().enumerate() {
+            let change = diagonal + usize::from(!from.eq_ignore_ascii_case(to));
+            diagonal = row[j + 1];
+            row[j + 1] = change.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrong_settings_name_the_nearest_known_one() {
+        let error =
+            build("Posix", &serde_json::json!({"directories": ["/tmp"], "io_dircet": true})).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config);
+        assert!(error.to_string().contains("nearest=io_direct"), "{error}");
+        let error = build("posix", &Value::Null).unwrap_err();
+        assert!(error.to_string().contains("nearest=Posix"), "{error}");
+        for config in [
+            serde_json::json!({}),
+            serde_json::json!({"directories": []}),
+            serde_json::json!({"directories": ["/tmp"], "read_threads": 0}),
+            serde_json::json!({"directories": ["/tmp"], "engine": "aio"}),
+            serde_json::json!({"directories": ["/tmp"], "capacity_bytes": -1}),
+            serde_json::json!({"directories": ["/tmp"], "faults": "x"}),
+        ] {
+            assert_eq!(build("Posix", &config).unwrap_err().kind(), ErrorKind::Config, "{config}");
+        }
+        assert_eq!(build("Fake", &Value::Null).unwrap().name(), "fake");
+        assert_eq!(build("Empty", &Value::Null).unwrap().name(), "empty");
+    }
+}

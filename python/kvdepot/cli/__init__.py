@@ -9,6 +9,7 @@ import click
 from kvdepot.errors import ConfigError, KVDepotError
 
 VERBS: Mapping[str, str] = {
+    "bench": "kvdepot.cli.bench",
     "config": "kvdepot.cli.config",
     "serve": "kvdepot.cli.serve",
     "stat": "kvdepot.cli.stat",

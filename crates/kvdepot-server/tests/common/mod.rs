@@ -65,7 +65,7 @@ impl Drop for Served {
 }
 
 pub fn embedded(config: DepotConfig) -> Arc<Attachment> {
-    Attachment::embedded(Depot::start(config).unwrap()).unwrap()
+    Attachment::embedded(Depot::start_private(config).unwrap()).unwrap()
 }
 
 pub fn spec(name: &str, layout: BlockLayout) -> Arc<NamespaceSpec> {

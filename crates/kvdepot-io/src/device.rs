@@ -1,0 +1,104 @@
+//! What files are to an engine: a directory with a few operations, so that a faulty one can stand in.
+
+use std::fmt::Debug;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::time::SystemTime;
+
+use kvdepot_core::Result;
+
+use crate::iobuf::IoBuf;
+
+/// What O_DIRECT asks of a file's requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirectAlign {
+    /// Addresses of memory are multiples of this.
+    pub memory_bytes: usize,
+    /// Offsets and lengths are multiples of this.
+    pub offset_bytes: usize,
+}
+
+/// Length and recency of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileStat {
+    /// Length in bytes.
+    pub bytes: u64,
+    /// When it was last written or touched.
+    pub modified: SystemTime,
+    /// Whether it is a directory.
+    pub is_dir: bool,
+}
+
+/// One name of a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListEntry {
+    /// The name; names that are not UTF-8 are left out, because no name of ours is like that.
+    pub name: String,
+    /// Whether it is a directory.
+    pub is_dir: bool,
+}
+
+/// An open file of a device.
+pub trait DeviceFile: Send + Debug {
+    /// Reads into `buf` from its byte `skip` on, at `offset` of the file: one call to the system. Returns the bytes
+    /// that came, 0 at the file's end.
+    fn read_at(&self, buf: &mut IoBuf, skip: usize, offset: u64) -> Result<usize>;
+
+    /// Writes `buf` from its byte `skip` on, at `offset` of the file: one call to the system. Returns the bytes that
+    /// went.
+    fn write_at(&self, buf: &IoBuf, skip: usize, offset: u64) -> Result<usize>;
+
+    /// Waits until the file's bytes would survive a power loss.
+    fn sync_data(&self) -> Result<()>;
+
+    /// The descriptor, for engines that submit by themselves; `None` where only the calls above may be used.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>>;
+}
+
+/// A directory. Paths are relative to it; errors name the whole path.
+pub trait Device: Send + Sync + Debug {
+    /// Where it is, for messages.
+    fn root(&self) -> &Path;
+
+    /// What O_DIRECT asks for, if files can and shall be opened so.
+    fn direct(&self) -> Option<DirectAlign>;
+
+    /// Opens a file for reading.
+    fn open(&self, path: &Path, direct: bool) -> Result<Box<dyn DeviceFile>>;
+
+    /// Creates a file for writing that must not be there, and missing directories above it.
+    fn create(&self, path: &Path, direct: bool) -> Result<Box<dyn DeviceFile>>;
+
+    /// Renames within the device, over what was there.
+    fn publish(&self, from: &Path, to: &Path) -> Result<()>;
+
+    /// Removes a file; `false` if it was not there.
+    fn unlink(&self, path: &Path) -> Result<bool>;
+
+    /// Length and recency; `None` if there is no such file.
+    fn stat(&self, path: &Path) -> Result<Option<FileStat>>;
+
+    /// Calls `each` for every name in a directory; none if the directory is not there.
+    fn list(&self, path: &Path, each: &mut dyn FnMut(ListEntry)) -> Result<()>;
+
+    /// Creates a directory and those above it.
+    fn make_dir(&self, path: &Path) -> Result<()>;
+
+    /// Removes an empty directory; `false` if it was not there or is not empty.
+    fn remove_dir(&self, path: &Path) -> Result<bool>;
+
+    /// Sets a file's recency.
+    fn set_modified(&self, path: &Path, time: SystemTime) -> Result<()>;
+
+    /// Waits until renames in a directory would survive a power loss.
+    fn sync_dir(&self, path: &Path) -> Result<()>;
+
+    /// Bytes that may still be written.
+    fn free_bytes(&self) -> Result<u64>;
+
+    /// A small file's bytes, at most `bytes_max` (more is `Corrupt`); `None` if it is not there.
+    fn read_small(&self, path: &Path, bytes_max: usize) -> Result<Option<Vec<u8>>>;
+
+    /// Writes a small file whole or not at all: temporary name, sync, rename.
+    fn write_small(&self, path: &Path, temporary: &Path, bytes: &[u8]) -> Result<()>;
+}

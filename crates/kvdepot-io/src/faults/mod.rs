@@ -1,0 +1,13 @@
+//! Faults on demand: a device and an engine that fail by a plan, for tests here and in the whole house.
+//!
+//! A plan is drawn from a seed (`read_eio=0.1,seed=7`) or written down step by step ([`Faults::at`]); the same seed
+//! and the same order of operations give the same faults.
+
+mod device;
+mod engine;
+mod plan;
+mod spec;
+
+pub use device::FaultDevice;
+pub use engine::FaultEngine;
+pub use plan::{Fault, FaultOp, Faults};

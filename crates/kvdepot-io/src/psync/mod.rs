@@ -1,0 +1,96 @@
+//! The engine of plain calls on a bounded pool of threads: works on every kernel, container and file system.
+
+mod queue;
+mod watchdog;
+mod worker;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvdepot_core::limits::{IO_QUEUE_MAX, IO_THREADS_MAX};
+use kvdepot_core::{Error, ErrorKind, Result};
+
+use crate::engine::{EngineStats, IoEngine, Request};
+use queue::Shared;
+
+/// How long dropping an engine waits for work that runs; what is stuck longer ends by itself.
+const CLOSE_WAIT_MAX: Duration = Duration::from_secs(2);
+
+/// Sizes of a psync engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PsyncConfig {
+    /// Threads that are never busy with writes.
+    pub read_threads: usize,
+    /// Most threads busy with writes at a time.
+    pub write_threads: usize,
+    /// Most requests that wait, for each of the two queues.
+    pub queue_depth: usize,
+    /// Prefix of thread names.
+    pub name: String,
+}
+
+impl Default for PsyncConfig {
+    fn default() -> Self {
+        Self { read_threads: 8, write_threads: 4, queue_depth: 4096, name: "kvd-io".to_owned() }
+    }
+}
+
+/// `read_threads + write_threads` threads over two queues, reads first; see `queue` for the rules.
+#[derive(Debug)]
+pub struct PsyncEngine {
+    shared: Arc<Shared>,
+}
+
+impl PsyncEngine {
+    /// Starts the threads.
+    pub fn new(config: PsyncConfig) -> Result<Self> {
+        let threads = |name: &'static str, value: usize| {
+            (1..=IO_THREADS_MAX).contains(&value).then_some(()).ok_or_else(|| {
+                Error::new(ErrorKind::Config, "an I/O engine needs 1 to 512 threads of each kind")
+                    .with(name, value)
+            })
+        };
+        threads("read_threads", config.read_threads)?;
+        threads("write_threads", config.write_threads)?;
+        if !(1..=IO_QUEUE_MAX).contains(&config.queue_depth) {
+            return Err(Error::new(ErrorKind::Config, "an I/O queue holds 1 to 65536 requests")
+                .with("queue_depth", config.queue_depth));
+        }
+        let count = config.read_threads + config.write_threads;
+        let shared = Arc::new(Shared::new(config));
+        // From here on a failure drops `engine`, which lets the threads that did start go.
+        let engine = Self { shared };
+        watchdog::start(&engine.shared)?;
+        for _ in 0..count {
+            worker::start(&engine.shared)?;
+        }
+        Ok(engine)
+    }
+}
+
+impl IoEngine for PsyncEngine {
+    fn name(&self) -> &'static str {
+        "psync"
+    }
+
+    fn submit(&self, batch: Vec<Request>) {
+        self.shared.submit(batch);
+    }
+
+    fn drain(&self, deadline: Instant) -> bool {
+        self.shared.drain(deadline)
+    }
+
+    fn stats(&self) -> EngineStats {
+        self.shared.stats()
+    }
+}
+
+impl Drop for PsyncEngine {
+    fn drop(&mut self) {
+        for request in self.shared.close() {
+            request.fail(Request::closed());
+        }
+        self.shared.drain(Instant::now() + CLOSE_WAIT_MAX);
+    }
+}

@@ -1,0 +1,272 @@
+//! Pool and tier together: write-behind, restart, claims that take turns, reset, faults. P1, P2, P4, P5.
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{Engine, LONG, config, embedded, hash, spec};
+use kvdepot_core::{BlockLayout, NamespaceSpec};
+use kvdepot_depot::DepotConfig;
+use kvdepot_depot::client::{Attachment, Claim, ClaimGroupSpec};
+
+const BLOCK: u64 = 64 << 10;
+
+fn on_disk(pool_bytes: u64, directory: &Path, more: serde_json::Value) -> DepotConfig {
+    let mut posix = serde_json::json!({"directories": [directory], "read_threads": 4, "write_threads": 2});
+    for (key, value) in more.as_object().unwrap() {
+        posix[key] = value.clone();
+    }
+    config(pool_bytes, serde_json::json!({"pipeline": "Cache|Posix", "posix": posix}))
+}
+
+fn no() -> serde_json::Value {
+    serde_json::json!({})
+}
+
+fn layout() -> BlockLayout {
+    BlockLayout::uniform(4, &[BLOCK / 4]).unwrap()
+}
+
+fn full(spec: &Arc<NamespaceSpec>) -> ClaimGroupSpec {
+    ClaimGroupSpec { namespaces: vec![Arc::clone(spec)], window_blocks: 0, hashes_per_block: 1 }
+}
+
+fn claim(attachment: &Arc<Attachment>, groups: &[ClaimGroupSpec], names: std::ops::Range<u64>) -> Claim {
+    let hashes: Vec<_> = names.map(hash).collect();
+    Claim::open(attachment, groups, &hashes, 0, u32::try_from(hashes.len()).unwrap()).unwrap()
+}
+
+fn dump_all(attachment: &Arc<Attachment>, engine: &Engine, first: u64, count: usize) {
+    let names: Vec<u64> = (first..first + count as u64).collect();
+    for (names, pages) in names.chunks(8).zip(engine.all_pages().chunks(8)) {
+        assert!(engine.dump(names, &pages[..names.len()]).is_empty());
+        assert!(attachment.drain(LONG).unwrap());
+    }
+}
+
+#[test]
+fn a_restarted_depot_finds_what_an_earlier_one_wrote() {
+    let directory = tempfile::tempdir().unwrap();
+    let spec = spec("restart", layout());
+    {
+        let attachment = embedded(on_disk(8 << 20, directory.path(), no()));
+        let mut engine = Engine::new(&attachment, &spec, 32);
+        engine.fill(3);
+        dump_all(&attachment, &engine, 0, 32);
+    }
+    let attachment = embedded(on_disk(8 << 20, directory.path(), no()));
+    let mut engine = Engine::new(&attachment, &spec, 32);
+    let mut claim = claim(&attachment, &[full(&spec)], 0..40);
+    let (settled, units, from_tier) = claim.wait(LONG);
+    assert_eq!((settled, units, from_tier), (true, 32, 32), "{}", attachment.stats());
+    let names: Vec<u64> = (0..32).collect();
+    engine.clear();
+    assert!(engine.load(&names, &engine.all_pages()).is_empty());
+    assert!((0..32).all(|page| engine.holds(page, page, 3)));
+}
+
+#[test]
+fn loads_fetch_what_is_not_in_the_pool_and_more_than_fits_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let spec = spec("larger", layout());
+    let attachment = embedded(on_disk(1 << 20, directory.path(), no()));
+    let mut engine = Engine::new(&attachment, &spec, 100);
+    engine.fill(8);
+    dump_all(&attachment, &engine, 0, 100);
+    engine.clear();
+    let names: Vec<u64> = (0..100).collect();
+    assert_eq!(engine.load(&names, &engine.all_pages()), [0usize; 0], "{}", attachment.stats());
+    assert!((0..100).all(|page| engine.holds(page, page, 8)));
+}
+
+#[test]
+fn claims_larger_than_the_pool_take_turns_and_all_get_their_hit() {
+    let directory = tempfile::tempdir().unwrap();
+    let spec = spec("turns", layout());
+    // Six requests of 12 blocks; the pool holds 40 % of them.
+    let attachment = embedded(on_disk(BLOCK * 12 * 6 * 40 / 100, directory.path(), no()));
+    let mut engine = Engine::new(&attachment, &spec, 12);
+    engine.fill(2);
+    for request in 0..6 {
+        dump_all(&attachment, &engine, request * 100, 12);
+    }
+    let before = attachment.stats()["depot"]["fetch_blocks"].as_u64().unwrap();
+    let mut waiting: Vec<(u64, Claim)> =
+        (0..6).map(|r| (r, claim(&attachment, &[full(&spec)], r * 100..r * 100 + 12))).collect();
+    let deadline = std::time::Instant::now() + LONG;
+    while !waiting.is_empty() {
+        assert!(std::time::Instant::now() < deadline, "claims starve: {}", attachment.stats());
+        waiting.retain_mut(|(request, claim)| {
+            let (settled, units, _) = claim.poll();
+            if settled {
+                assert_eq!(units, 12, "request {request}");
+                let names: Vec<u64> = (*request * 100..*request * 100 + 12).collect();
+                engine.clear();
+                assert!(engine.load(&names, &engine.all_pages()).is_empty());
+                assert!((0..12).all(|page| engine.holds(page, page, 2)));
+                claim.release();
+            }
+            !settled
+        });
+        std::thread::yield_now();
+    }
+    let fetched = attachment.stats()["depot"]["fetch_blocks"].as_u64().unwrap() - before;
+    assert!(fetched <= 72, "blocks were fetched more than once: {fetched}");
+}
+
+#[test]
+fn a_claim_that_can_never_fit_is_cut_and_says_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let spec = spec("cut", layout());
+    let attachment = embedded(on_disk(BLOCK * 16, directory.path(), no()));
+    let mut engine = Engine::new(&attachment, &spec, 40);
+    engine.fill(1);
+    dump_all(&attachment, &engine, 0, 40);
+    let mut claim = claim(&attachment, &[full(&spec)], 0..40);
+    let (settled, units, _) = claim.wait(LONG);
+    assert!(settled && (10..=14).contains(&units), "{units} of 16 slots");
+    assert_eq!(attachment.stats()["depot"]["claims_cut"], 1);
+}
+
+#[test]
+fn a_hit_needs_all_ranks_and_only_the_window_s_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let attachment = embedded(on_disk(16 << 20, directory.path(), no()));
+    let specs: Vec<_> = ["rank0", "rank1", "window"].iter().map(|name| spec(name, layout())).collect();
+    let engines: Vec<Engine> = specs.iter().map(|spec| Engine::new(&attachment, spec, 20)).collect();
+    dump_all(&attachment, &engines[0], 0, 20);
+    dump_all(&attachment, &engines[1], 0, 15);
+    // The window's group has blocks 10 to 13 only.
+    dump_all(&attachment, &engines[2], 10, 4);
+    let both = ClaimGroupSpec { namespaces: specs[..2].to_vec(), window_blocks: 0, hashes_per_block: 1 };
+    assert_eq!(claim(&attachment, &[both.clone()], 0..20).wait(LONG), (true, 15, 0));
+    let window = ClaimGroupSpec { namespaces: vec![Arc::clone(&specs[2])], window_blocks: 3, hashes_per_block: 1 };
+    assert_eq!(claim(&attachment, &[both.clone(), window.clone()], 0..20).wait(LONG), (true, 14, 0));
+    // The same from files only.
+    drop(engines);
+    attachment.close();
+    drop(attachment);
+    let attachment = embedded(on_disk(16 << 20, directory.path(), no()));
+    specs.iter().for_each(|spec| attachment.register(spec).unwrap());
+    let (settled, units, _) = claim(&attachment, &[both, window], 0..20).wait(LONG);
+    assert_eq!((settled, units), (true, 14));
+}
+
+#[test]
+fn a_reset_makes_everything_before_it_unreachable_for_good() {
+    let directory = tempfile::tempdir().unwrap();
+    let spec = spec("reset", layout());
+    {
+        let attachment = embedded(on_disk(8 << 20, directory.path(), no()));
+        let mut engine = Engine::new(&attachment, &spec, 8);
+        engine.fill(1);
+        dump_all(&attachment, &engine, 0, 8);
+        attachment.reset(&[Arc::clone(&spec)]).unwrap();
+        let names: Vec<_> = (0..8).map(hash).collect();
+        assert_eq!(engine.store.lookup_on_prefix(&names), 0);
+        assert_eq!(engine.load(&[0], &[0]), [0]);
+        engine.fill(2);
+        dump_all(&attachment, &engine, 0, 4);
+    }
+    let attachment = embedded(on_disk(8 << 20, directory.path(), no()));
+    let mut engine = Engine::new(&attachment, &spec, 8);
+    let names: Vec<_> = (0..8).map(hash).collect();
+    assert_eq!(engine.store.lookup_on_prefix(&names), 4);
+    engine.clear();
+    assert!(engine.load(&[0, 1, 2, 3], &[0, 1, 2, 3]).is_empty());
+    assert!((0..4).all(|page| engine.holds(page, page, 2)), "bytes from before the reset");
+}
+
+#[test]
+fn a_failing_tier_costs_blocks_and_never_bytes() {
+    let directory = tempfile::tempdir().unwrap();
+    let spec = spec("faults", layout());
+    {
+        let attachment = embedded(on_disk(16 << 20, directory.path(), no()));
+        let mut engine = Engine::new(&attachment, &spec, 100);
+        engine.fill(6);
+        dump_all(&attachment, &engine, 0, 100);
+    }
+    let attachment = embedded(on_disk(16 << 20, directory.path(), serde_json::json!({"faults": "read_eio=0.1,seed=7"})));
+    let mut engine = Engine::new(&attachment, &spec, 100);
+    engine.clear();
+    let names: Vec<u64> = (0..100).collect();
+    let failed = engine.load(&names, &engine.all_pages());
+    assert!(!failed.is_empty() && failed.len() < 60, "{} of 100 failed", failed.len());
+    assert!((0..100).all(|page| failed.contains(&page) || engine.holds(page, page, 6)));
+}
+
+#[test]
+fn files_damaged_between_runs_are_misses() {
+    let directory = tempfile::tempdir().unwrap();
+    let spec = spec("damage", layout());
+    {
+        let attachment = embedded(on_disk(16 << 20, directory.path(), no()));
+        let mut engine = Engine::new(&attachment, &spec, 30);
+        engine.fill(4);
+        dump_all(&attachment, &engine, 0, 30);
+    }
+    let mut blocks = Vec::new();
+    let mut folders = vec![directory.path().to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap().flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|e| e == "kvb") {
+                blocks.push(path);
+            }
+        }
+    }
+    blocks.sort();
+    assert_eq!(blocks.len(), 30);
+    for (i, path) in blocks.iter().enumerate().filter(|(i, _)| i % 3 != 0) {
+        let mut bytes = std::fs::read(path).unwrap();
+        if i % 3 == 1 {
+            let at = i * 997 % (BLOCK as usize) + 4096;
+            bytes[at] ^= 1 << (i % 8);
+        } else {
+            bytes.truncate(i * 1013 % bytes.len());
+        }
+        std::fs::write(path, bytes).unwrap();
+    }
+    let attachment = embedded(on_disk(16 << 20, directory.path(), no()));
+    let mut engine = Engine::new(&attachment, &spec, 30);
+    engine.clear();
+    let names: Vec<u64> = (0..30).collect();
+    let failed = engine.load(&names, &engine.all_pages());
+    assert_eq!(failed.len(), 20);
+    assert!((0..30).all(|page| failed.contains(&page) || engine.holds(page, page, 4)));
+}
+
+#[test]
+fn a_tier_that_hangs_delays_nobody_beyond_the_deadline() {
+    let directory = tempfile::tempdir().unwrap();
+    let spec = spec("hung", layout());
+    {
+        let attachment = embedded(on_disk(16 << 20, directory.path(), no()));
+        let mut engine = Engine::new(&attachment, &spec, 8);
+        engine.fill(1);
+        dump_all(&attachment, &engine, 0, 8);
+    }
+    let posix = serde_json::json!({"directories": [directory.path()], "faults": "read_hang=1.0,seed=1"});
+    let hung = serde_json::json!({"pipeline": "Cache|Posix", "posix": posix, "timeout_ms": 300});
+    let attachment = embedded(config(16 << 20, hung));
+    let mut engine = Engine::new(&attachment, &spec, 16);
+    engine.fill(1);
+    let mut stuck = claim(&attachment, &[full(&spec)], 0..8);
+    let (settled, units, _) = stuck.wait(LONG);
+    assert_eq!((settled, units), (true, 0));
+    // The pool still serves.
+    let names: Vec<u64> = (50..58).collect();
+    assert!(engine.dump(&names, &engine.all_pages()[..8]).is_empty());
+    assert!(engine.load(&names, &engine.all_pages()[8..]).is_empty());
+    assert!((0..8).all(|i| engine.holds(8 + i, i, 1)));
+    // SAFETY: no memory is named that does not outlive the test.
+    let load = unsafe { engine.store.load_pages((0..8).map(hash).collect(), &engine.all_pages()[..8]) }.unwrap();
+    assert!(load.wait(Some(Duration::from_secs(20))) && load.failed().len() == 8);
+    // A device that never answers cannot be waited for: its threads and this depot end with the process.
+    std::mem::forget(attachment);
+}

@@ -1,0 +1,136 @@
+//! One block, one key, one namespace: the contract of each call.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use kvdepot_core::{BlockLayout, ErrorKind};
+use kvdepot_io::SlotBuf;
+
+use super::tools::{Bench, spec};
+use crate::{Presence, Tier, Written};
+
+pub(super) fn write_then_read(tier: Arc<dyn Tier>) {
+    let bench = Bench::new(tier);
+    assert_eq!(bench.write(1).expect("a write"), Written::New);
+    assert_eq!(bench.peek(1), Presence::Present);
+    assert_eq!(bench.read(1).expect("a read"), bench.bytes(1));
+    assert_eq!(bench.tier.keys(bench.spec.id(bench.epoch)), [bench.key(1)]);
+    assert_eq!(bench.probe(vec![bench.key(1), bench.key(2)]).expect("a probe"), 1);
+    assert_eq!(bench.tier.usage().blocks, 1);
+    assert!(bench.tier.usage().bytes >= bench.spec.layout().block_bytes());
+    bench.tier.touch(&[bench.key(1), bench.key(2)]);
+    bench.drain();
+    assert_eq!(bench.read(1).expect("a read after a touch"), bench.bytes(1));
+}
+
+pub(super) fn what_is_not_there_is_not_found(tier: Arc<dyn Tier>) {
+    let bench = Bench::new(tier);
+    assert_ne!(bench.peek(1), Presence::Present);
+    assert_eq!(bench.read(1).expect_err("nothing is there").kind(), ErrorKind::NotFound);
+    assert_eq!(bench.probe(bench.keys(3)).expect("a probe"), 0);
+    assert_eq!(bench.probe(Vec::new()).expect("an empty probe"), 0);
+    assert_eq!(bench.peek(0), Presence::Absent, "a peek knows what the probe found");
+    bench.tier.remove(bench.key(1));
+    bench.drain();
+    assert!(bench.tier.keys(bench.spec.id(bench.epoch)).is_empty());
+    assert_eq!(bench.tier.usage().bytes, 0);
+}
+
+pub(super) fn removed_is_gone(tier: Arc<dyn Tier>) {
+    let bench = Bench::new(tier);
+    bench.write_all(2);
+    bench.tier.remove(bench.key(0));
+    assert_ne!(bench.peek(0), Presence::Present);
+    assert_eq!(bench.read(0).expect_err("it was removed").kind(), ErrorKind::NotFound);
+    bench.drain();
+    assert_eq!(bench.probe(bench.keys(2)).expect("a probe"), 0);
+    assert_eq!(bench.read(1).expect("its neighbour"), bench.bytes(1));
+    assert_eq!(bench.write(0).expect("a write after a removal"), Written::New);
+    assert_eq!(bench.read(0).expect("a read"), bench.bytes(0));
+}
+
+pub(super) fn a_second_write_is_already_there(tier: Arc<dyn Tier>) {
+    let bench = Bench::new(tier);
+    bench.write_all(1);
+    let used = bench.tier.usage();
+    assert_eq!(bench.write(0).expect("a second write"), Written::AlreadyThere);
+    assert_eq!(bench.tier.usage(), used);
+}
+
+pub(super) fn writers_of_one_key_agree(tier: Arc<dyn Tier>) {
+    let bench = Bench::new(tier);
+    let answers: Vec<_> = (0..16).map(|_| bench.begin_write(7, bench.filled(7), Bench::soon())).collect();
+    let written: Vec<_> = answers.iter().map(|answer| Bench::answer(answer).expect("a write")).collect();
+    assert_eq!(
+        written.iter().filter(|&&end| end == Written::New).count(),
+        1,
+        "one of them wrote: {written:?}"
+    );
+    assert_eq!(bench.tier.usage().blocks, 1);
+    assert_eq!(bench.read(7).expect("a read"), bench.bytes(7));
+}
+
+pub(super) fn a_deadline_in_the_past_is_a_timeout(tier: Arc<dyn Tier>) {
+    let bench = Bench::new(tier);
+    bench.write_all(1);
+    let past = Instant::now();
+    let written = Bench::answer(&bench.begin_write(1, bench.filled(1), past));
+    assert_eq!(written.expect_err("too late").kind(), ErrorKind::Timeout);
+    let read = Bench::answer(&bench.begin_read(0, bench.slot(), past));
+    assert_eq!(read.expect_err("too late").kind(), ErrorKind::Timeout);
+    assert_eq!(bench.write(1).expect("a failed write does not stick to its key"), Written::New);
+    assert!(bench.read_is_right(0) && bench.read_is_right(1));
+}
+
+pub(super) fn a_small_slot_is_refused(tier: Arc<dyn Tier>) {
+    let bench = Bench::new(tier);
+    let written = Bench::answer(&bench.begin_write(0, SlotBuf::anonymous(4096), Bench::soon()));
+    assert_eq!(written.expect_err("a slot of 4096 bytes for 10,000").kind(), ErrorKind::Config);
+    bench.write_all(1);
+    let read = Bench::answer(&bench.begin_read(0, SlotBuf::anonymous(4096), Bench::soon()));
+    assert_eq!(read.expect_err("a slot of 4096 bytes for 10,000").kind(), ErrorKind::Config);
+    assert!(bench.read_is_right(0), "what the caller did wrong costs no block");
+}
+
+/// P8: the same block hash in two namespaces is two blocks.
+pub(super) fn namespaces_do_not_see_each_other(tier: Arc<dyn Tier>) {
+    let layout = |bytes| BlockLayout::new(vec![vec![bytes]]).expect("a valid layout");
+    let one = Bench::with(Arc::clone(&tier), spec("one", layout(5000)));
+    let two = Bench::with(Arc::clone(&tier), spec("two", layout(5000)));
+    let wide = Bench::with(tier, spec("one", layout(6000)));
+    one.write_all(1);
+    for other in [&two, &wide] {
+        assert_ne!(other.key(0), one.key(0));
+        assert_ne!(other.peek(0), Presence::Present);
+        assert_eq!(other.probe(other.keys(1)).expect("a probe"), 0);
+        assert_eq!(other.read(0).expect_err("another's block").kind(), ErrorKind::NotFound);
+        assert!(other.tier.keys(other.spec.id(0)).is_empty());
+    }
+    let src = two.filled(99);
+    assert_eq!(Bench::answer(&two.begin_write(0, src, Bench::soon())).expect("a write"), Written::New);
+    assert_eq!(two.read(0).expect("a read"), two.bytes(99));
+    assert_eq!(one.read(0).expect("a read"), one.bytes(0));
+}
+
+pub(super) fn an_epoch_hides_what_was(tier: Arc<dyn Tier>) {
+    let mut bench = Bench::new(tier);
+    bench.write_all(3);
+    let epoch = bench.epoch;
+    bench.tier.set_epoch(&bench.spec, epoch).expect("the current epoch changes nothing");
+    assert!(bench.read_is_right(0));
+    bench.tier.set_epoch(&bench.spec, epoch + 1).expect("a new epoch");
+    for n in 0..3 {
+        assert_eq!(bench.peek(n), Presence::Absent);
+        assert_eq!(bench.read(n).expect_err("an old epoch's block").kind(), ErrorKind::NotFound);
+    }
+    assert_eq!(bench.probe(bench.keys(3)).expect("a probe"), 0);
+    assert!(bench.write(9).is_err(), "an old epoch's key is written no more");
+    assert!(bench.tier.keys(bench.spec.id(epoch)).is_empty());
+    bench.epoch += 1;
+    assert_eq!(bench.tier.open_namespace(&bench.spec).expect("it opens again"), bench.epoch);
+    bench.drain();
+    assert_eq!(bench.tier.usage().bytes, 0, "an old epoch's space is given back");
+    bench.write_all(1);
+    assert!(bench.read_is_right(0));
+    assert_eq!(bench.tier.set_epoch(&bench.spec, epoch).expect_err("back").kind(), ErrorKind::Config);
+}

@@ -1,0 +1,45 @@
+//! What every tier promises, as code: run these on a new tier, from any crate.
+//!
+//! Each check panics with what it expected. They wait only on answers and deadlines, never on time.
+
+mod basics;
+mod persistent;
+mod shapes;
+mod tools;
+
+use std::sync::Arc;
+
+use crate::Tier;
+pub use tools::{Bench, spec};
+
+/// Runs everything that holds for a tier that keeps what it is given; `make` gives a fresh, empty tier each time,
+/// with room for at least 64 MiB.
+pub fn check(make: &dyn Fn() -> Arc<dyn Tier>) {
+    basics::write_then_read(make());
+    basics::what_is_not_there_is_not_found(make());
+    basics::removed_is_gone(make());
+    basics::a_second_write_is_already_there(make());
+    basics::writers_of_one_key_agree(make());
+    basics::a_deadline_in_the_past_is_a_timeout(make());
+    basics::a_small_slot_is_refused(make());
+    basics::namespaces_do_not_see_each_other(make());
+    basics::an_epoch_hides_what_was(make());
+    shapes::blocks_of_every_size(make());
+    shapes::slots_of_several_runs(make());
+    shapes::many_shards(make());
+    shapes::many_blocks_at_once(make());
+    shapes::whole_or_absent_while_written(make());
+}
+
+/// Runs what holds for a tier whose blocks outlive it; `make` opens the same, at first empty, place each time.
+pub fn check_persistent(make: &dyn Fn() -> Arc<dyn Tier>) {
+    persistent::reopening_finds_all(make);
+    persistent::an_epoch_survives(make);
+}
+
+/// Runs what holds for a tier with a cap (P5); `make` gives a fresh, empty tier with this cap in bytes.
+pub fn check_capped(make: &dyn Fn(u64) -> Arc<dyn Tier>) {
+    persistent::the_cap_holds(make);
+    persistent::the_coldest_goes_first(make);
+    persistent::a_block_larger_than_the_cap_has_no_space(make);
+}

@@ -1,0 +1,71 @@
+//! What outlives a tier, and what its cap means.
+
+use std::sync::Arc;
+
+use kvdepot_core::ErrorKind;
+
+use super::tools::Bench;
+use crate::{Presence, Tier};
+
+pub(super) fn reopening_finds_all(make: &dyn Fn() -> Arc<dyn Tier>) {
+    let bench = Bench::new(make());
+    bench.write_all(20);
+    bench.drain();
+    drop(bench);
+    let bench = Bench::new(make());
+    assert_eq!(bench.probe(bench.keys(21)).expect("a probe"), 20);
+    bench.drain();
+    assert_eq!(bench.tier.keys(bench.spec.id(bench.epoch)).len(), 20);
+    assert!((0..20).all(|n| bench.peek(n) == Presence::Present && bench.read_is_right(n)));
+}
+
+pub(super) fn an_epoch_survives(make: &dyn Fn() -> Arc<dyn Tier>) {
+    let bench = Bench::new(make());
+    let epoch = bench.epoch + 3;
+    bench.tier.set_epoch(&bench.spec, epoch).expect("a new epoch");
+    bench.drain();
+    drop(bench);
+    let bench = Bench::new(make());
+    assert_eq!(bench.epoch, epoch);
+    bench.drain();
+    assert!(bench.tier.keys(bench.spec.id(epoch)).is_empty());
+    assert_eq!(bench.tier.usage().bytes, 0);
+}
+
+/// P5: at no moment more bytes than the cap, however many write at once.
+pub(super) fn the_cap_holds(make: &dyn Fn(u64) -> Arc<dyn Tier>) {
+    let cap = 10 * 16_384 + 1000;
+    let bench = Bench::new(make(cap));
+    let writes: Vec<_> = (0..100).map(|n| bench.begin_write(n, bench.filled(n), Bench::soon())).collect();
+    for write in writes {
+        let written = Bench::answer(&write);
+        assert!(bench.tier.usage().bytes <= cap, "{:?}", bench.tier.usage());
+        written.expect("room is made for every block");
+    }
+    bench.drain();
+    let usage = bench.tier.usage();
+    assert!(usage.bytes <= cap && usage.bytes_max == cap && usage.blocks > 0, "{usage:?}");
+    let there = (0..100).filter(|&n| bench.read_is_right(n)).count();
+    assert_eq!(there as u64, usage.blocks);
+}
+
+pub(super) fn the_coldest_goes_first(make: &dyn Fn(u64) -> Arc<dyn Tier>) {
+    let bench = Bench::new(make(4 * 16_384));
+    bench.write_all(4);
+    let held: Vec<u64> = (0..4).filter(|&n| bench.peek(n) == Presence::Present).collect();
+    assert_eq!(held, [0, 1, 2, 3], "a cap of four files holds four blocks of 10,000 bytes");
+    bench.tier.touch(&[bench.key(0)]);
+    assert!(bench.read_is_right(2));
+    let filled = (4..12).position(|n| {
+        bench.write(n).expect("room is made");
+        bench.peek(1) != Presence::Present
+    });
+    assert!(filled.is_some_and(|more| more < 4), "the block that was not used goes soon: {filled:?}");
+    assert!(bench.read_is_right(0) && bench.read_is_right(2), "those that were used stay");
+}
+
+pub(super) fn a_block_larger_than_the_cap_has_no_space(make: &dyn Fn(u64) -> Arc<dyn Tier>) {
+    let bench = Bench::new(make(4096));
+    assert_eq!(bench.write(0).expect_err("10,000 bytes into 4096").kind(), ErrorKind::NoSpace);
+    assert_eq!(bench.tier.usage().bytes, 0);
+}

@@ -1,0 +1,183 @@
+//! Blocks with known bytes, and calls that wait for their answer.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use kvdepot_core::{BlockHash, BlockKey, BlockLayout, NamespaceSpec, Result};
+use kvdepot_io::{MemRun, SlotBuf};
+
+use crate::{Presence, Tier, Written};
+
+/// How long a check waits for an answer before it says that none came.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A namespace for tests, told apart by `model`.
+pub fn spec(model: &str, layout: BlockLayout) -> NamespaceSpec {
+    NamespaceSpec::new(&serde_json::json!({ "model": model }).to_string(), layout)
+        .expect("a valid description")
+}
+
+/// A tier with one open namespace, and blocks whose bytes follow from their number.
+#[derive(Debug)]
+pub struct Bench {
+    /// The tier under test.
+    pub tier: Arc<dyn Tier>,
+    /// Its namespace.
+    pub spec: NamespaceSpec,
+    /// The namespace's epoch when it was opened.
+    pub epoch: u32,
+}
+
+impl Bench {
+    /// Opens a namespace of two unequal shards, 10,000 bytes in all.
+    pub fn new(tier: Arc<dyn Tier>) -> Self {
+        let layout = BlockLayout::new(vec![vec![4096, 904], vec![5000]]).expect("a valid layout");
+        Self::with(tier, spec("bench", layout))
+    }
+
+    /// Opens this namespace.
+    pub fn with(tier: Arc<dyn Tier>, spec: NamespaceSpec) -> Self {
+        let epoch = tier.open_namespace(&spec).expect("a namespace opens");
+        Self { tier, spec, epoch }
+    }
+
+    /// Key of block `n`.
+    pub fn key(&self, n: u64) -> BlockKey {
+        let digest = n.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes();
+        let mut hash = [0; 16];
+        hash[..8].copy_from_slice(&digest);
+        hash[8..].copy_from_slice(&n.to_be_bytes());
+        BlockKey { namespace: self.spec.id(self.epoch), hash: BlockHash(hash) }
+    }
+
+    /// Keys of blocks `0..count`.
+    pub fn keys(&self, count: u64) -> Vec<BlockKey> {
+        (0..count).map(|n| self.key(n)).collect()
+    }
+
+    /// Bytes of block `n`.
+    pub fn bytes(&self, n: u64) -> Vec<u8> {
+        let mut state = n ^ 0xd1b5_4a32_d192_ed03;
+        let len = usize::try_from(self.spec.layout().block_bytes()).expect("a small block");
+        (0..len)
+            .map(|_| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (state >> 56) as u8
+            })
+            .collect()
+    }
+
+    /// A slot with old bytes in it, as the pool gives them.
+    pub fn slot(&self) -> SlotBuf {
+        let slot =
+            SlotBuf::anonymous(usize::try_from(self.spec.layout().slot_bytes()).expect("a small block"));
+        slot.write_at(0, &vec![0xa5; slot.len()]);
+        slot
+    }
+
+    /// A slot with block `n`.
+    pub fn filled(&self, n: u64) -> SlotBuf {
+        let slot = self.slot();
+        slot.write_at(0, &self.bytes(n));
+        slot
+    }
+
+    /// The same memory as `slot`, in runs of these lengths, whose addresses are in reverse order.
+    pub fn in_runs(slot: &SlotBuf, lengths: &[usize]) -> SlotBuf {
+        assert_eq!(lengths.iter().sum::<usize>(), slot.len());
+        let mut end = slot.len();
+        let runs: Vec<MemRun> = lengths
+            .iter()
+            .map(|&len| {
+                end -= len;
+                slot.slice(end, end + len)[0]
+            })
+            .collect();
+        assert_eq!(slot.runs().len(), 1, "cut a slot that is in one piece");
+        // SAFETY: the runs lie in `slot`'s one run without overlap, and `slot` is kept.
+        unsafe { SlotBuf::new(runs, Arc::new(slot.clone())) }
+    }
+
+    /// A deadline that only a hang reaches.
+    pub fn soon() -> Instant {
+        Instant::now() + PATIENCE
+    }
+
+    /// Begins to write `src` as block `n`.
+    pub fn begin_write(&self, n: u64, src: SlotBuf, deadline: Instant) -> Receiver<Result<Written>> {
+        let (send, receive) = channel();
+        self.tier.write(self.key(n), src, deadline, Box::new(move |outcome| drop(send.send(outcome))));
+        receive
+    }
+
+    /// Begins to read block `n`.
+    pub fn begin_read(&self, n: u64, dst: SlotBuf, deadline: Instant) -> Receiver<Result<()>> {
+        let (send, receive) = channel();
+        self.tier.read(self.key(n), dst, deadline, Box::new(move |outcome| drop(send.send(outcome))));
+        receive
+    }
+
+    /// Waits for an answer.
+    pub fn answer<T>(receiver: &Receiver<T>) -> T {
+        receiver.recv_timeout(PATIENCE).expect("every operation ends")
+    }
+
+    /// Writes block `n`.
+    pub fn write(&self, n: u64) -> Result<Written> {
+        Self::answer(&self.begin_write(n, self.filled(n), Self::soon()))
+    }
+
+    /// Writes blocks `0..count`, one after another.
+    pub fn write_all(&self, count: u64) {
+        for n in 0..count {
+            let written = self.write(n);
+            assert!(matches!(written, Ok(Written::New)), "block {n}: {written:?}");
+        }
+    }
+
+    /// Reads block `n`.
+    pub fn read(&self, n: u64) -> Result<Vec<u8>> {
+        let slot = self.slot();
+        Self::answer(&self.begin_read(n, slot.clone(), Self::soon()))?;
+        Ok(self.block_of(&slot))
+    }
+
+    /// Reads block `n` and compares it; `false` if it is a miss.
+    pub fn read_is_right(&self, n: u64) -> bool {
+        match self.read(n) {
+            Ok(bytes) => {
+                assert_eq!(bytes, self.bytes(n), "block {n} came back with other bytes (P1)");
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// The block's bytes of a slot.
+    pub fn block_of(&self, slot: &SlotBuf) -> Vec<u8> {
+        let mut out = vec![0; usize::try_from(self.spec.layout().block_bytes()).expect("a small block")];
+        slot.read_at(0, &mut out);
+        out
+    }
+
+    /// How many leading ones of these keys are there.
+    pub fn probe(&self, keys: Vec<BlockKey>) -> Result<usize> {
+        let (send, receive) = channel();
+        self.tier.probe(keys, Self::soon(), Box::new(move |outcome| drop(send.send(outcome))));
+        Self::answer(&receive)
+    }
+
+    /// What is known of block `n`.
+    pub fn peek(&self, n: u64) -> Presence {
+        let mut out = vec![Presence::Present; 3];
+        self.tier.peek(&[self.key(n)], &mut out);
+        assert_eq!(out.len(), 1, "one answer a key, after what was in the vector before");
+        out[0]
+    }
+
+    /// Waits until nothing is under way.
+    pub fn drain(&self) {
+        assert!(self.tier.drain(Self::soon()), "a tier must come to rest");
+    }
+}

@@ -1,0 +1,70 @@
+//! A tier that takes everything and keeps nothing: what a pipeline costs without a store.
+
+use std::time::Instant;
+
+use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
+use kvdepot_io::SlotBuf;
+use parking_lot::Mutex;
+
+use crate::{Done, Presence, Tier, TierUsage, Written};
+
+/// Accepts every write and never has anything.
+#[derive(Debug, Default)]
+pub struct EmptyTier {
+    epochs: Mutex<hashbrown::HashMap<NamespaceId, u32>>,
+}
+
+impl EmptyTier {
+    /// A new one.
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+impl Tier for EmptyTier {
+    fn name(&self) -> &str {
+        "empty"
+    }
+
+    fn open_namespace(&self, spec: &NamespaceSpec) -> Result<u32> {
+        Ok(*self.epochs.lock().entry(spec.root()).or_insert(0))
+    }
+
+    fn set_epoch(&self, spec: &NamespaceSpec, epoch: u32) -> Result<()> {
+        self.epochs.lock().insert(spec.root(), epoch);
+        Ok(())
+    }
+
+    fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
+        out.clear();
+        out.resize(keys.len(), Presence::Absent);
+    }
+
+    fn probe(&self, _keys: Vec<BlockKey>, _deadline: Instant, done: Done<usize>) {
+        done(Ok(0));
+    }
+
+    fn read(&self, key: BlockKey, _dst: SlotBuf, _deadline: Instant, done: Done<()>) {
+        done(Err(Error::new(ErrorKind::NotFound, "an empty tier has nothing").with("key", key)));
+    }
+
+    fn write(&self, _key: BlockKey, _src: SlotBuf, _deadline: Instant, done: Done<Written>) {
+        done(Ok(Written::New));
+    }
+
+    fn remove(&self, _key: BlockKey) {}
+
+    fn touch(&self, _keys: &[BlockKey]) {}
+
+    fn usage(&self) -> TierUsage {
+        TierUsage::default()
+    }
+
+    fn keys(&self, _namespace: NamespaceId) -> Vec<BlockKey> {
+        Vec::new()
+    }
+
+    fn drain(&self, _deadline: Instant) -> bool {
+        true
+    }
+}

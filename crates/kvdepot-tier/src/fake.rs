@@ -1,0 +1,196 @@
+//! A tier in this process's memory, for tests and for users of the library: real bytes, a cap, no threads.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use hashbrown::HashMap;
+use hashlink::LruCache;
+use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
+use kvdepot_io::SlotBuf;
+use parking_lot::Mutex;
+
+use crate::{Done, Presence, Tier, TierUsage, Written};
+
+#[derive(Debug)]
+struct Memory {
+    epochs: HashMap<NamespaceId, u32>,
+    spaces: HashMap<NamespaceId, NamespaceSpec>,
+    blocks: LruCache<BlockKey, Arc<[u8]>>,
+    bytes: u64,
+}
+
+/// Keeps blocks in a bounded map; calls end before they return.
+#[derive(Debug)]
+pub struct FakeTier {
+    capacity_bytes: u64,
+    memory: Mutex<Memory>,
+}
+
+impl FakeTier {
+    /// A tier that holds at most `capacity_bytes` of blocks; 0 = no cap.
+    pub fn new(capacity_bytes: u64) -> Self {
+        let memory = Memory {
+            epochs: HashMap::new(),
+            spaces: HashMap::new(),
+            blocks: LruCache::new_unbounded(),
+            bytes: 0,
+        };
+        Self { capacity_bytes, memory: Mutex::new(memory) }
+    }
+
+    fn write_now(&self, key: BlockKey, src: &SlotBuf, deadline: Instant) -> Result<Written> {
+        in_time(deadline)?;
+        let mut memory = self.memory.lock();
+        let block_bytes = memory.block_bytes(&key)?;
+        if memory.blocks.get(&key).is_some() {
+            return Ok(Written::AlreadyThere);
+        }
+        if src.len() < block_bytes {
+            return Err(Error::new(ErrorKind::Config, "a slot is smaller than its block")
+                .with("slot_bytes", src.len()));
+        }
+        let bytes = block_bytes as u64;
+        if self.capacity_bytes > 0 && bytes > self.capacity_bytes {
+            return Err(Error::new(ErrorKind::NoSpace, "a block is larger than the tier's cap")
+                .with("block_bytes", bytes)
+                .with("capacity_bytes", self.capacity_bytes));
+        }
+        while self.capacity_bytes > 0 && memory.bytes + bytes > self.capacity_bytes {
+            let Some((_, evicted)) = memory.blocks.remove_lru() else { break };
+            memory.bytes -= evicted.len() as u64;
+        }
+        let mut copy = vec![0; block_bytes];
+        src.read_at(0, &mut copy);
+        memory.blocks.insert(key, copy.into());
+        memory.bytes += bytes;
+        Ok(Written::New)
+    }
+
+    fn read_now(&self, key: BlockKey, dst: &SlotBuf, deadline: Instant) -> Result<()> {
+        in_time(deadline)?;
+        let mut memory = self.memory.lock();
+        let block_bytes = memory.block_bytes(&key)?;
+        if dst.len() < block_bytes {
+            return Err(Error::new(ErrorKind::Config, "a slot is smaller than its block")
+                .with("slot_bytes", dst.len()));
+        }
+        let found = memory.blocks.get(&key).map(Arc::clone);
+        drop(memory);
+        let bytes = found
+            .ok_or_else(|| Error::new(ErrorKind::NotFound, "no such block in this tier").with("key", key))?;
+        dst.write_at(0, &bytes);
+        Ok(())
+    }
+}
+
+fn in_time(deadline: Instant) -> Result<()> {
+    if deadline > Instant::now() {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::Timeout, "the deadline had passed when the call came"))
+}
+
+impl Memory {
+    fn block_bytes(&self, key: &BlockKey) -> Result<usize> {
+        let spec = self.spaces.get(&key.namespace).ok_or_else(|| {
+            Error::new(ErrorKind::NotFound, "a block's namespace is not open, or its epoch has passed")
+                .with("key", key)
+        })?;
+        Ok(usize::try_from(spec.layout().block_bytes()).expect("BLOCK_BYTES_MAX fits an address"))
+    }
+
+    fn forget(&mut self, key: &BlockKey) {
+        if let Some(bytes) = self.blocks.remove(key) {
+            self.bytes -= bytes.len() as u64;
+        }
+    }
+}
+
+impl Tier for FakeTier {
+    fn name(&self) -> &str {
+        "fake"
+    }
+
+    fn open_namespace(&self, spec: &NamespaceSpec) -> Result<u32> {
+        let mut memory = self.memory.lock();
+        let epoch = *memory.epochs.entry(spec.root()).or_insert(0);
+        memory.spaces.insert(spec.id(epoch), spec.clone());
+        Ok(epoch)
+    }
+
+    fn set_epoch(&self, spec: &NamespaceSpec, epoch: u32) -> Result<()> {
+        let before = self.open_namespace(spec)?;
+        if epoch < before {
+            return Err(Error::new(ErrorKind::Config, "an epoch never goes back")
+                .with("epoch", epoch)
+                .with("epoch_current", before));
+        }
+        if epoch == before {
+            return Ok(());
+        }
+        let mut memory = self.memory.lock();
+        let old = spec.id(before);
+        let gone: Vec<BlockKey> =
+            memory.blocks.iter().map(|(key, _)| *key).filter(|k| k.namespace == old).collect();
+        for key in gone {
+            memory.forget(&key);
+        }
+        memory.spaces.remove(&old);
+        memory.epochs.insert(spec.root(), epoch);
+        memory.spaces.insert(spec.id(epoch), spec.clone());
+        Ok(())
+    }
+
+    fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
+        let memory = self.memory.lock();
+        let presence =
+            |key| if memory.blocks.contains_key(key) { Presence::Present } else { Presence::Absent };
+        out.clear();
+        out.extend(keys.iter().map(presence));
+    }
+
+    fn probe(&self, keys: Vec<BlockKey>, deadline: Instant, done: Done<usize>) {
+        let count = in_time(deadline).map(|()| {
+            let memory = self.memory.lock();
+            keys.iter().take_while(|key| memory.blocks.contains_key(*key)).count()
+        });
+        done(count);
+    }
+
+    fn read(&self, key: BlockKey, dst: SlotBuf, deadline: Instant, done: Done<()>) {
+        let outcome = self.read_now(key, &dst, deadline);
+        drop(dst);
+        done(outcome);
+    }
+
+    fn write(&self, key: BlockKey, src: SlotBuf, deadline: Instant, done: Done<Written>) {
+        let outcome = self.write_now(key, &src, deadline);
+        drop(src);
+        done(outcome);
+    }
+
+    fn remove(&self, key: BlockKey) {
+        self.memory.lock().forget(&key);
+    }
+
+    fn touch(&self, keys: &[BlockKey]) {
+        let mut memory = self.memory.lock();
+        for key in keys {
+            memory.blocks.get(key);
+        }
+    }
+
+    fn usage(&self) -> TierUsage {
+        let memory = self.memory.lock();
+        TierUsage { blocks: memory.blocks.len() as u64, bytes: memory.bytes, bytes_max: self.capacity_bytes }
+    }
+
+    fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey> {
+        let memory = self.memory.lock();
+        memory.blocks.iter().map(|(key, _)| *key).filter(|key| key.namespace == namespace).collect()
+    }
+
+    fn drain(&self, _deadline: Instant) -> bool {
+        true
+    }
+}

@@ -1,0 +1,238 @@
+//! The block file, byte by byte as `docs/format.md` draws it: header pages, then the payload in whole pages.
+//!
+//! P1: nothing of a file is believed before its checksums were compared. P8: the header carries the whole key.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use kvdepot_core::limits::{BLOCK_ALIGN_BYTES, BLOCK_BYTES_MAX, SHARDS_MAX};
+use kvdepot_core::{BlockKey, BlockLayout, Error, ErrorKind, Result};
+use kvdepot_io::checksum::{crc64, crc64_slot, is_zero};
+use kvdepot_io::{AlignedBuf, IoBuf, SlotBuf};
+
+/// First bytes of every block file.
+pub const MAGIC: [u8; 8] = *b"KVDBLOCK";
+/// Version of the format that this build writes and reads.
+pub const FORMAT_VERSION: u32 = 1;
+/// Bytes of the fixed part of the header; the shards' checksums follow.
+pub const FIXED_BYTES: usize = 128;
+/// Longest writer host; longer ones are cut.
+pub const HOST_BYTES_MAX: usize = 32;
+
+const AT_VERSION: usize = 8;
+const AT_HEADER_BYTES: usize = 12;
+const AT_FLAGS: usize = 16;
+const AT_SHARDS: usize = 20;
+const AT_KEY: usize = 24;
+const AT_BLOCK_BYTES: usize = 56;
+const AT_SLOT_BYTES: usize = 64;
+const AT_CREATED: usize = 72;
+const AT_PID: usize = 80;
+const AT_RESERVED: usize = 84;
+const AT_HOST: usize = 88;
+const AT_CHECKSUM: usize = 120;
+
+const _: () = assert!(AT_HOST + HOST_BYTES_MAX == AT_CHECKSUM && AT_CHECKSUM + 8 == FIXED_BYTES);
+
+/// Who wrote a file, and when: for people who look at it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Writer {
+    /// Host name, at most `HOST_BYTES_MAX` bytes.
+    pub host: String,
+    /// Process id on that host.
+    pub pid: u32,
+    /// Seconds since 1970.
+    pub created_unix_s: u64,
+}
+
+impl Writer {
+    /// This process, now.
+    pub fn now(host: &str) -> Self {
+        let created_unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        Self { host: host.to_owned(), pid: std::process::id(), created_unix_s }
+    }
+}
+
+/// A parsed header.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockHeader {
+    /// Which block this is (P8).
+    pub key: BlockKey,
+    /// Bytes of the block.
+    pub block_bytes: u64,
+    /// Bytes of payload in the file: the block filled up to whole pages with zeros.
+    pub slot_bytes: u64,
+    /// CRC-64/NVME of each shard's bytes, in shard order.
+    pub shard_checksums: Vec<u64>,
+    /// Who wrote it.
+    pub writer: Writer,
+}
+
+/// Bytes of header pages for a number of shards.
+pub const fn header_bytes(shard_count: usize) -> usize {
+    (FIXED_BYTES + 8 * shard_count).next_multiple_of(BLOCK_ALIGN_BYTES as usize)
+}
+
+/// Bytes of a block's file: what a cap counts (P5).
+pub fn file_bytes(layout: &BlockLayout) -> u64 {
+    header_bytes(layout.shard_count()) as u64 + layout.slot_bytes()
+}
+
+fn corrupt(what: &str) -> Error {
+    Error::new(ErrorKind::Corrupt, what)
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+}
+
+impl BlockHeader {
+    /// The header's pages.
+    pub fn encode(&self) -> AlignedBuf {
+        let mut out = AlignedBuf::zeroed(header_bytes(self.shard_checksums.len()));
+        let mut put = |at: usize, bytes: &[u8]| out[at..at + bytes.len()].copy_from_slice(bytes);
+        let shards =
+            u32::try_from(self.shard_checksums.len()).expect("a layout has at most SHARDS_MAX shards");
+        let pages_bytes = u32::try_from(header_bytes(self.shard_checksums.len())).expect("a few pages");
+        put(0, &MAGIC);
+        put(AT_VERSION, &FORMAT_VERSION.to_le_bytes());
+        put(AT_HEADER_BYTES, &pages_bytes.to_le_bytes());
+        put(AT_SHARDS, &shards.to_le_bytes());
+        put(AT_KEY, &self.key.to_bytes());
+        put(AT_BLOCK_BYTES, &self.block_bytes.to_le_bytes());
+        put(AT_SLOT_BYTES, &self.slot_bytes.to_le_bytes());
+        put(AT_CREATED, &self.writer.created_unix_s.to_le_bytes());
+        put(AT_PID, &self.writer.pid.to_le_bytes());
+        put(AT_HOST, cut(&self.writer.host).as_bytes());
+        for (shard, checksum) in self.shard_checksums.iter().enumerate() {
+            put(FIXED_BYTES + 8 * shard, &checksum.to_le_bytes());
+        }
+        let checksum = crc64(&out);
+        out[AT_CHECKSUM..FIXED_BYTES].copy_from_slice(&checksum.to_le_bytes());
+        out
+    }
+
+    /// Reads header pages; bytes behind them are ignored. Never panics, and allocates at most for `SHARDS_MAX` shards.
+    pub fn parse(bytes: &[u8]) -> Result<Self> {
+        let short = || corrupt("a block header ends early").with("bytes", bytes.len());
+        if bytes.get(..8).ok_or_else(short)? != MAGIC {
+            return Err(corrupt("not a block file: the magic is another"));
+        }
+        let version = u32_at(bytes, AT_VERSION).ok_or_else(short)?;
+        if version != FORMAT_VERSION {
+            return Err(corrupt("a block file of another format version").with("version", version));
+        }
+        let shards = u32_at(bytes, AT_SHARDS).ok_or_else(short)? as usize;
+        let length = u32_at(bytes, AT_HEADER_BYTES).ok_or_else(short)? as usize;
+        if shards == 0 || shards > SHARDS_MAX || length != header_bytes(shards) {
+            return Err(corrupt("a block header's lengths do not fit")
+                .with("shards", shards)
+                .with("bytes", length));
+        }
+        let pages = bytes.get(..length).ok_or_else(short)?;
+        let expected = u64_at(pages, AT_CHECKSUM).ok_or_else(short)?;
+        if header_checksum(pages) != expected {
+            return Err(corrupt("a block header's checksum does not match"));
+        }
+        Self::fields(pages, shards).ok_or_else(short)?.checked(pages)
+    }
+
+    fn fields(pages: &[u8], shards: usize) -> Option<Self> {
+        let host = pages.get(AT_HOST..AT_CHECKSUM)?;
+        let host = &host[..host.iter().position(|&byte| byte == 0).unwrap_or(HOST_BYTES_MAX)];
+        Some(Self {
+            key: BlockKey::from_bytes(pages.get(AT_KEY..AT_BLOCK_BYTES)?.try_into().ok()?),
+            block_bytes: u64_at(pages, AT_BLOCK_BYTES)?,
+            slot_bytes: u64_at(pages, AT_SLOT_BYTES)?,
+            shard_checksums: (0..shards)
+                .map(|s| u64_at(pages, FIXED_BYTES + 8 * s))
+                .collect::<Option<_>>()?,
+            writer: Writer {
+                host: String::from_utf8_lossy(host).into_owned(),
+                pid: u32_at(pages, AT_PID)?,
+                created_unix_s: u64_at(pages, AT_CREATED)?,
+            },
+        })
+    }
+
+    /// Version 1 has no flags and nothing in its reserved bytes; lengths follow from each other.
+    fn checked(self, pages: &[u8]) -> Result<Self> {
+        let zeros = u32_at(pages, AT_FLAGS) == Some(0) && u32_at(pages, AT_RESERVED) == Some(0);
+        let lengths = (1..=BLOCK_BYTES_MAX).contains(&self.block_bytes)
+            && self.slot_bytes == self.block_bytes.next_multiple_of(BLOCK_ALIGN_BYTES);
+        if !zeros || !lengths {
+            return Err(corrupt("a block header says what version 1 cannot mean")
+                .with("block_bytes", self.block_bytes)
+                .with("slot_bytes", self.slot_bytes));
+        }
+        Ok(self)
+    }
+}
+
+/// CRC-64/NVME over the header's pages with the checksum's own eight bytes zero.
+fn header_checksum(pages: &[u8]) -> u64 {
+    let mut copy = pages.to_vec();
+    copy[AT_CHECKSUM..FIXED_BYTES].fill(0);
+    crc64(&copy)
+}
+
+/// The longest start of `host` that fits, cut between characters.
+fn cut(host: &str) -> &str {
+    let mut end = host.len().min(HOST_BYTES_MAX);
+    while !host.is_char_boundary(end) {
+        end -= 1;
+    }
+    &host[..end]
+}
+
+fn usize_of(bytes: u64) -> usize {
+    usize::try_from(bytes).expect("BLOCK_BYTES_MAX fits an address")
+}
+
+/// Makes a block's file from its slot: checksums, header, padding. `Config` if the slot is too small.
+pub fn seal(key: BlockKey, layout: &BlockLayout, src: &SlotBuf, writer: Writer) -> Result<IoBuf> {
+    let small = || {
+        Error::new(ErrorKind::Config, "a slot is smaller than its block")
+            .with("slot_bytes", src.len())
+            .with("block_bytes", layout.block_bytes())
+    };
+    let shard_checksums = shard_checksums(layout, src).ok_or_else(small)?;
+    let (block_bytes, slot_bytes) = (layout.block_bytes(), layout.slot_bytes());
+    let header = BlockHeader { key, block_bytes, slot_bytes, shard_checksums, writer };
+    IoBuf::for_write(header.encode(), src.clone(), usize_of(block_bytes)).ok_or_else(small)
+}
+
+/// Compares what was read with what was asked for: header, key, lengths, every shard, padding (P1, P8).
+pub fn verify(key: BlockKey, layout: &BlockLayout, read: &IoBuf) -> Result<()> {
+    let header = BlockHeader::parse(read.head())?;
+    if header.key != key {
+        return Err(corrupt("a block file holds another block").with("holds", header.key).with("asked", key));
+    }
+    if header.block_bytes != layout.block_bytes() || header.shard_checksums.len() != layout.shard_count() {
+        return Err(corrupt("a block file has another layout")
+            .with("block_bytes", header.block_bytes)
+            .with("block_bytes_expected", layout.block_bytes()));
+    }
+    for (shard, &expected) in header.shard_checksums.iter().enumerate() {
+        let range = layout.shard_range(shard);
+        if crc64_slot(read.body(), usize_of(range.start), usize_of(range.end)) != Some(expected) {
+            return Err(corrupt("a shard's checksum does not match").with("shard", shard).with("key", key));
+        }
+    }
+    if !is_zero(read.body(), usize_of(layout.block_bytes()), usize_of(layout.slot_bytes())) {
+        return Err(corrupt("a block file's padding is not zero").with("key", key));
+    }
+    Ok(())
+}
+
+fn shard_checksums(layout: &BlockLayout, slot: &SlotBuf) -> Option<Vec<u64>> {
+    (0..layout.shard_count())
+        .map(|shard| {
+            let range = layout.shard_range(shard);
+            crc64_slot(slot, usize_of(range.start), usize_of(range.end))
+        })
+        .collect()
+}

@@ -1,0 +1,116 @@
+//! Settings of a Posix tier, and how they are read from JSON.
+
+use std::path::PathBuf;
+
+use kvdepot_core::limits::{IO_QUEUE_MAX, IO_THREADS_MAX, TIER_DIRECTORIES_MAX};
+use kvdepot_core::{Error, ErrorKind, Result};
+use serde_json::Value;
+
+use crate::registry::Fields;
+
+/// Settings of a Posix tier.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PosixConfig {
+    /// Where blocks lie; a block lies in directory `hash % n`. All must be there and writable.
+    pub directories: Vec<PathBuf>,
+    /// Whether to go past the page cache; falls back with a warning where a file system cannot.
+    pub io_direct: bool,
+    /// Cap in physical bytes over all directories and namespaces (P5); 0 = none.
+    pub capacity_bytes: u64,
+    /// Whether a new namespace spreads its files over 256 subdirectories; one that exists stays as it is.
+    pub shard_directories: bool,
+    /// Threads that are always free for reads.
+    pub read_threads: usize,
+    /// Most threads busy with writes.
+    pub write_threads: usize,
+    /// Most requests waiting, for reads and for writes each.
+    pub queue_depth: usize,
+    /// Whether a block's bytes are synced before it is published. Not needed for P1: a torn file is a miss.
+    pub durable: bool,
+    /// Whether other nodes use the directories too: then a block that is not known here may still be there.
+    pub shared: bool,
+    /// I/O engine: `psync`.
+    pub engine: String,
+    /// Faults to inject, for tests: see `kvdepot_io::faults`.
+    pub faults: Option<String>,
+}
+
+impl Default for PosixConfig {
+    fn default() -> Self {
+        Self {
+            directories: Vec::new(),
+            io_direct: true,
+            capacity_bytes: 0,
+            shard_directories: true,
+            read_threads: 8,
+            write_threads: 4,
+            queue_depth: 4096,
+            durable: false,
+            shared: true,
+            engine: "psync".to_owned(),
+            faults: None,
+        }
+    }
+}
+
+impl PosixConfig {
+    /// The defaults on one directory.
+    pub fn new(directory: impl Into<PathBuf>) -> Self {
+        Self { directories: vec![directory.into()], ..Self::default() }
+    }
+
+    /// Reads an object whose keys are this struct's fields; `directories` is a list of paths.
+    pub fn from_json(value: &Value) -> Result<Self> {
+        const KNOWN: [&str; 11] = [
+            "directories",
+            "io_direct",
+            "capacity_bytes",
+            "shard_directories",
+            "read_threads",
+            "write_threads",
+            "queue_depth",
+            "durable",
+            "shared",
+            "engine",
+            "faults",
+        ];
+        let fields = Fields::new("Posix", value, &KNOWN)?;
+        let mut config = Self { directories: fields.paths("directories")?, ..Self::default() };
+        fields.bool("io_direct", &mut config.io_direct)?;
+        fields.u64("capacity_bytes", &mut config.capacity_bytes)?;
+        fields.bool("shard_directories", &mut config.shard_directories)?;
+        fields.usize("read_threads", &mut config.read_threads)?;
+        fields.usize("write_threads", &mut config.write_threads)?;
+        fields.usize("queue_depth", &mut config.queue_depth)?;
+        fields.bool("durable", &mut config.durable)?;
+        fields.bool("shared", &mut config.shared)?;
+        if let Some(engine) = fields.text("engine")? {
+            config.engine = engine;
+        }
+        config.faults = fields.text("faults")?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Refuses values that cannot work (P10).
+    pub fn check(&self) -> Result<()> {
+        let bad = |what: &str| Error::new(ErrorKind::Config, what.to_owned());
+        if self.directories.is_empty() || self.directories.len() > TIER_DIRECTORIES_MAX {
+            return Err(
+                bad("a Posix tier needs 1 to 255 directories").with("directories", self.directories.len())
+            );
+        }
+        for (name, value) in [("read_threads", self.read_threads), ("write_threads", self.write_threads)] {
+            if !(1..=IO_THREADS_MAX).contains(&value) {
+                return Err(bad("a Posix tier needs 1 to 512 threads of each kind").with(name, value));
+            }
+        }
+        if !(1..=IO_QUEUE_MAX).contains(&self.queue_depth) {
+            return Err(bad("queue_depth lies between 1 and 65536").with("queue_depth", self.queue_depth));
+        }
+        if self.engine != "psync" {
+            return Err(bad("no such I/O engine; this build has psync").with("engine", &self.engine));
+        }
+        Ok(())
+    }
+}

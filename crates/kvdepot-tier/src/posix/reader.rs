@@ -1,0 +1,174 @@
+//! Reads and probes: nothing is believed before it was verified (P1, P8).
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
+use kvdepot_io::{Call, Class, IoBuf, Op, ReadFile, Request, SlotBuf};
+
+use super::PosixTier;
+use super::space::{Space, home};
+use super::state::{Adopt, BadFile, Shared};
+use crate::{Done, format};
+
+/// A read under way.
+struct Reading {
+    shared: Arc<Shared>,
+    space: Arc<Space>,
+    key: BlockKey,
+    directory: usize,
+    /// Files that came later than this are not the one that was read.
+    generation: u64,
+}
+
+impl PosixTier {
+    pub(super) fn begin_read(&self, key: BlockKey, dst: SlotBuf, deadline: Instant, done: Done<()>) {
+        let reading = match self.look_up(key) {
+            Ok(reading) => reading,
+            Err(error) => return done(Err(error)),
+        };
+        let (head, body) = (reading.space.header_bytes, reading.space.slot_bytes);
+        let dst_bytes = dst.len();
+        let Some(buf) = IoBuf::for_read(head, dst, body) else {
+            return done(Err(Error::new(ErrorKind::Config, "a slot is smaller than its block's payload")
+                .with("slot_bytes", dst_bytes)
+                .with("slot_bytes_expected", body)));
+        };
+        let device = Arc::clone(self.shared.device(reading.directory));
+        let path = reading.space.block_path(key.hash);
+        let done = Box::new(move |outcome| done(reading.end(outcome)));
+        let op = Op::Read(ReadFile { device, path, buf, done });
+        self.engine.submit(vec![Request { class: Class::Read, deadline, op }]);
+    }
+
+    fn look_up(&self, key: BlockKey) -> Result<Reading> {
+        let mut state = self.shared.lock();
+        let space =
+            state.spaces.get(&key.namespace).map(Arc::clone).ok_or_else(|| Shared::no_namespace(&key))?;
+        let known = state.index.get(&key).map(|entry| entry.directory);
+        let gone = state.leaving.contains_key(&key);
+        if gone || (known.is_none() && state.is_complete(space.id, self.shared.config.shared)) {
+            return Err(Error::new(ErrorKind::NotFound, "no such block in this tier").with("key", key));
+        }
+        let directory = known.unwrap_or_else(|| home(key.hash, self.shared.devices.len()));
+        let generation = state.index.next_generation();
+        Ok(Reading { shared: Arc::clone(&self.shared), space, key, directory, generation })
+    }
+
+    pub(super) fn begin_probe(&self, keys: Vec<BlockKey>, deadline: Instant, done: Done<usize>) {
+        let shared = Arc::clone(&self.shared);
+        let known = shared.count_leading_known(&keys);
+        if known == keys.len() {
+            return done(Ok(known));
+        }
+        let run = Box::new(move |begun: Result<()>| {
+            done(begun.and_then(|()| shared.count_leading(&keys, known, deadline)));
+        });
+        self.engine.submit(vec![Request { class: Class::Read, deadline, op: Op::Call(Call { run }) }]);
+    }
+}
+
+impl Reading {
+    fn end(self, outcome: Result<IoBuf>) -> Result<()> {
+        let verified = outcome.and_then(|buf| format::verify(self.key, self.space.spec.layout(), &buf));
+        match &verified {
+            Ok(()) => self.used(),
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                self.shared.lock().forget(&self.key, self.generation);
+                self.shared.changed.notify_all();
+            }
+            Err(error) if error.kind() == ErrorKind::Corrupt => self.quarantine(error),
+            Err(_) => {}
+        }
+        verified.map_err(|error| error.with("key", self.key))
+    }
+
+    fn used(&self) {
+        let mut state = self.shared.lock();
+        let space = Arc::clone(&self.space);
+        let bytes = space.file_bytes;
+        // Another node's file, or one that the scan has yet to reach.
+        state.adopt(self.key, Adopt { space, directory: self.directory, bytes, used: None });
+        if state.touch(&self.key) || self.shared.is_over_cap(&state) {
+            self.shared.changed.notify_all();
+        }
+    }
+
+    /// Puts a corrupt file aside, so that it is not served again and can be looked at.
+    fn quarantine(&self, error: &Error) {
+        tracing::warn!(key = %self.key, %error, "a corrupt block file is put aside");
+        let device = self.shared.device(self.directory);
+        let from = self.space.block_path(self.key.hash);
+        let path = self.space.bad_path(self.key.hash);
+        // What can be neither renamed nor removed stays, and stays a miss: its checksum does not get better.
+        let kept = device.publish(&from, &path).or_else(|_| device.unlink(&from).map(drop)).is_ok();
+        let mut state = self.shared.lock();
+        let bytes = state.index.get(&self.key).map_or(self.space.file_bytes, |entry| entry.bytes);
+        state.forget(&self.key, self.generation);
+        let surplus = if kept {
+            state.keep_bad(self.space.root, BadFile { directory: self.directory, path, bytes })
+        } else {
+            Vec::new()
+        };
+        drop(state);
+        self.shared.unlink_surplus(surplus);
+        self.shared.changed.notify_all();
+    }
+}
+
+impl Shared {
+    /// Unlinks files kept aside that are too many; what cannot be removed is found again by the next sweep.
+    pub(super) fn unlink_surplus(&self, surplus: Vec<BadFile>) {
+        for file in surplus {
+            if let Err(error) = self.device(file.directory).unlink(&file.path) {
+                tracing::warn!(%error, "cannot remove a corrupt block file");
+            }
+        }
+    }
+
+    /// How many leading keys are known without I/O.
+    fn count_leading_known(&self, keys: &[BlockKey]) -> usize {
+        let state = self.lock();
+        keys.iter().take_while(|key| state.index.get(key).is_some()).count()
+    }
+
+    /// Goes on from `known` with a look at the disk for each key that is not known; what is found by the deadline counts.
+    fn count_leading(&self, keys: &[BlockKey], known: usize, deadline: Instant) -> Result<usize> {
+        for (position, key) in keys.iter().enumerate().skip(known) {
+            if Instant::now() >= deadline || !self.is_there(key)? {
+                return Ok(position);
+            }
+        }
+        Ok(keys.len())
+    }
+
+    fn is_there(&self, key: &BlockKey) -> Result<bool> {
+        let space = {
+            let state = self.lock();
+            if state.index.get(key).is_some() {
+                return Ok(true);
+            }
+            let Some(space) = state.spaces.get(&key.namespace).map(Arc::clone) else { return Ok(false) };
+            if state.leaving.contains_key(key) || state.is_complete(space.id, self.config.shared) {
+                return Ok(false);
+            }
+            space
+        };
+        let found = self.find(&space, key)?;
+        let mut state = self.lock();
+        if !found {
+            state.note_absent(*key);
+        }
+        Ok(found)
+    }
+
+    /// Looks for a whole file on the disk and takes it into the index.
+    pub(super) fn find(&self, space: &Arc<Space>, key: &BlockKey) -> Result<bool> {
+        let directory = home(key.hash, self.devices.len());
+        let stat = self.device(directory).stat(&space.block_path(key.hash))?;
+        let Some(stat) = stat.filter(|stat| stat.bytes == space.file_bytes) else { return Ok(false) };
+        let used = Some(stat.modified);
+        self.lock().adopt(*key, Adopt { space: Arc::clone(space), directory, bytes: stat.bytes, used });
+        Ok(true)
+    }
+}

@@ -1,0 +1,126 @@
+//! Writes: one writer a key, room first (P5), published when whole (P1).
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use hashbrown::hash_map::Entry as MapEntry;
+use kvdepot_core::limits::WRITERS_WAITING_MAX;
+use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
+use kvdepot_io::{Class, FileWritten, Op, Prepared, Request, SlotBuf, WriteFile};
+
+use super::PosixTier;
+use super::space::{Space, home};
+use super::state::Shared;
+use crate::format::{Writer, seal};
+use crate::{Done, Written};
+
+/// What becomes of a call to write.
+enum Admitted {
+    /// This call writes.
+    Write(Arc<Space>),
+    /// Another call writes the same block; this one is told how that ends.
+    Wait,
+    /// Nothing is to be written.
+    Answer(Done<Written>, Result<Written>),
+}
+
+impl PosixTier {
+    pub(super) fn begin_write(&self, key: BlockKey, src: SlotBuf, deadline: Instant, done: Done<Written>) {
+        let space = match self.shared.admit(key, done) {
+            Admitted::Write(space) => space,
+            Admitted::Wait => return,
+            Admitted::Answer(done, answer) => return done(answer),
+        };
+        let directory = home(key.hash, self.shared.devices.len());
+        let (shared, mine) = (Arc::clone(&self.shared), Arc::clone(&space));
+        let prepare = Box::new(move || shared.prepare(key, &mine, &src, deadline));
+        let (shared, mine) = (Arc::clone(&self.shared), Arc::clone(&space));
+        let done = Box::new(move |outcome| shared.end_write(key, mine, directory, outcome));
+        let op = Op::Write(WriteFile {
+            device: Arc::clone(self.shared.device(directory)),
+            temporary: space.block_dir(key.hash).join(self.shared.temporary_name()),
+            target: space.block_path(key.hash),
+            durable: self.shared.config.durable,
+            prepare,
+            done,
+        });
+        self.engine.submit(vec![Request { class: Class::Write, deadline, op }]);
+    }
+}
+
+impl Shared {
+    fn admit(&self, key: BlockKey, done: Done<Written>) -> Admitted {
+        let mut state = self.lock();
+        let Some(space) = state.spaces.get(&key.namespace).map(Arc::clone) else {
+            return Admitted::Answer(done, Err(Self::no_namespace(&key)));
+        };
+        if state.index.get(&key).is_some() {
+            state.touch(&key);
+            return Admitted::Answer(done, Ok(Written::AlreadyThere));
+        }
+        if state.leaving.contains_key(&key) {
+            let error = Error::new(ErrorKind::Busy, "the block's old file is being removed").with("key", key);
+            return Admitted::Answer(done, Err(error));
+        }
+        match state.writing.entry(key) {
+            MapEntry::Vacant(vacant) => {
+                vacant.insert(vec![done]);
+                Admitted::Write(space)
+            }
+            MapEntry::Occupied(mut waiting) if waiting.get().len() < WRITERS_WAITING_MAX => {
+                waiting.get_mut().push(done);
+                Admitted::Wait
+            }
+            MapEntry::Occupied(_) => {
+                let error = Error::new(ErrorKind::Busy, "too many writers of one block").with("key", key);
+                Admitted::Answer(done, Err(error))
+            }
+        }
+    }
+
+    /// On the I/O thread: is it there already, is there room, what are its bytes.
+    fn prepare(
+        &self,
+        key: BlockKey,
+        space: &Arc<Space>,
+        src: &SlotBuf,
+        deadline: Instant,
+    ) -> Result<Prepared> {
+        let complete = {
+            let state = self.lock();
+            if !state.is_current(space) {
+                return Err(Self::no_namespace(&key));
+            }
+            state.is_complete(space.id, self.config.shared)
+        };
+        if !complete && self.find(space, &key)? {
+            return Ok(Prepared::Skip);
+        }
+        self.reserve(key, space.file_bytes, deadline)?;
+        seal(key, space.spec.layout(), src, Writer::now(&self.host)).map(Prepared::Buf)
+    }
+
+    fn end_write(&self, key: BlockKey, space: Arc<Space>, directory: usize, outcome: Result<FileWritten>) {
+        let mut state = self.lock();
+        let waiting = state.writing.remove(&key).unwrap_or_default();
+        let first = match outcome {
+            Ok(FileWritten::Published) => {
+                let current = state.is_current(&space);
+                state.keep_reserved(key, space, directory);
+                if current { Ok(Written::New) } else { Err(Self::no_namespace(&key)) }
+            }
+            Ok(FileWritten::Skipped) => Ok(Written::AlreadyThere),
+            Err(error) => {
+                state.drop_reserved(&key);
+                Err(error.with("key", key))
+            }
+        };
+        drop(state);
+        self.changed.notify_all();
+        let rest = first.clone().map(|_| Written::AlreadyThere);
+        let mut answers = std::iter::once(first).chain(std::iter::repeat(rest));
+        for done in waiting {
+            done(answers.next().expect("an endless iterator"));
+        }
+    }
+}

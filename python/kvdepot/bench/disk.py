@@ -1,0 +1,121 @@
+"""Cold loads from files, against fio's read of the same files' sizes at the same depth."""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from statistics import median
+
+import numpy as np
+
+from kvdepot import _native
+from kvdepot.bench.shapes import MIB, Pages, Shape, hashes, move, seconds
+
+Row = dict[str, object]
+
+SHAPES = (Shape(256, 1, 1024), Shape(1024, 1, 256), Shape(4096, 1, 64), Shape(64, 32, 128))
+DRAIN_MS = 120_000
+
+
+def drop_from_page_cache(directory: str) -> None:
+    """Writes back and forgets the cached pages of every file below ``directory``."""
+    for folder, _, files in os.walk(directory):
+        for name in files:
+            descriptor = os.open(os.path.join(folder, name), os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
+
+
+def fio_read_s(directory: str, shape: Shape, threads: int, direct: bool) -> float | None:
+    """Seconds in which fio reads files of these sizes with so many threads; None without fio."""
+    fio = shutil.which("fio")
+    if fio is None:
+        return None
+    per_thread = max(1, shape.blocks // threads)
+    common = [
+        fio,
+        "--name=read",
+        f"--directory={directory}",
+        f"--numjobs={threads}",
+        "--thread",
+        f"--nrfiles={per_thread}",
+        f"--filesize={shape.block_bytes}",
+        f"--bs={min(shape.block_bytes, MIB)}",
+        "--ioengine=psync",
+        f"--direct={int(direct)}",
+        "--file_service_type=sequential",
+        "--group_reporting",
+        "--output-format=json",
+    ]
+    subprocess.run([*common, "--rw=read", "--create_only=1"], check=True, capture_output=True)
+    drop_from_page_cache(directory)
+    done = subprocess.run([*common, "--rw=read"], check=True, capture_output=True, text=True)
+    read = json.loads(done.stdout)["jobs"][0]["read"]
+    return float(read["runtime"]) / 1e3 * shape.bytes / float(read["io_bytes"])
+
+
+def cold(directory: str | None, rounds: int, threads: int) -> Iterator[Row]:
+    """One row a shape and way of reading: GB/s to disk and cold from disk, and the ratio to fio."""
+    for direct in (True, False):
+        for shape in SHAPES:
+            with tempfile.TemporaryDirectory(dir=directory, prefix="kvdepot-bench-") as root:
+                yield _cold(root, shape, direct, rounds, threads)
+
+
+def _cold(root: str, shape: Shape, direct: bool, rounds: int, threads: int) -> Row:
+    blocks, raw = os.path.join(root, "blocks"), os.path.join(root, "raw")
+    os.makedirs(blocks)
+    os.makedirs(raw)
+    pages = Pages(shape)
+    expected = pages.memory.copy()
+    posix = {"directories": [blocks], "io_direct": direct, "read_threads": threads, "write_threads": threads}
+    config = json.dumps({"pipeline": "Cache|Posix", "pool_bytes": 2 * shape.bytes + 64 * MIB, "posix": posix})
+    names = hashes(0, shape.blocks)
+
+    def attach() -> tuple[_native.Depot, _native.Store]:
+        depot = _native.Depot.embedded(config)
+        store = depot.store(depot.open_namespace('{"bench":"disk"}', shape.layout_json), 1)
+        pages.register(store)
+        return depot, store
+
+    depot, store = attach()
+    written = seconds(lambda: (move(store.dump_pages(names, pages.ids)), depot.drain(DRAIN_MS)))
+    store.close()
+    depot.close()
+    loads: list[float] = []
+    reads: list[float | None] = []
+    for _ in range(rounds):
+        depot, store = attach()
+        touch_pool(store, shape, pages)
+        drop_from_page_cache(blocks)
+        pages.memory[:] = 0
+        loads.append(seconds(lambda store=store: move(store.load_pages(names, pages.ids))))  # type: ignore[misc]
+        if not np.array_equal(pages.memory, expected):
+            raise RuntimeError("wrong bytes came back")
+        store.close()
+        depot.close()
+        reads.append(fio_read_s(raw, shape, threads, direct))
+    gigabytes = shape.bytes / 1e9
+    ratios = [read / load for read, load in zip(reads, loads, strict=True) if read is not None]
+    return {
+        "block_kib": shape.block_bytes // 1024,
+        "shards": shape.shards,
+        "blocks": shape.blocks,
+        "read": "O_DIRECT" if direct else "buffered",
+        "threads": threads,
+        "to_disk_gb_s": gigabytes / written,
+        "cold_load_gb_s": gigabytes / median(loads),
+        "fio_gb_s": gigabytes / median(r for r in reads if r is not None) if ratios else None,
+        "ratio": median(ratios) if ratios else None,
+    }
+
+
+def touch_pool(store: _native.Store, shape: Shape, pages: Pages) -> None:
+    """Fills the pool once, so that the measured load meets no page faults of first use."""
+    filler = hashes(1 << 20, shape.blocks)
+    store.dump_pages(filler, pages.ids).wait()

@@ -1,0 +1,107 @@
+"""Dump into and load from a warm pool, against memcpy; lookups through the local door."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import median
+from time import perf_counter
+
+from kvdepot import _native
+from kvdepot.bench.shapes import MIB, SHAPES, Pages, PlainCopy, hashes, move, seconds
+
+Row = dict[str, object]
+
+LOOKUP_HASHES = 128
+BATCH_HASHES = 4096
+KEYS = 100_000
+
+
+def warm(rounds: int, threads: int) -> Iterator[Row]:
+    """One row a shape: GB/s of memcpy, dump and load, and the ratios' medians."""
+    for shape in SHAPES:
+        pages = Pages(shape)
+        config = {"pipeline": "Cache", "pool_bytes": 3 * shape.bytes + 64 * MIB, "eviction": "lru"}
+        depot = _native.Depot.embedded(json.dumps(config))
+        store = depot.store(depot.open_namespace('{"bench":"memory"}', shape.layout_json), threads)
+        pages.register(store)
+        copy = PlainCopy(pages.memory, threads)
+        times: list[tuple[float, float, float]] = []
+        for number in range(rounds + 3):
+            names = hashes(number, shape.blocks)
+            times.append(
+                (
+                    seconds(copy),
+                    seconds(lambda names=names: move(store.dump_pages(names, pages.ids))),  # type: ignore[misc]
+                    seconds(lambda names=names: move(store.load_pages(names, pages.ids))),  # type: ignore[misc]
+                )
+            )
+        times = times[3:]  # the first rounds touch the pool's pages
+        gigabytes = shape.bytes / 1e9
+        yield {
+            "shard_kib": shape.shard_kib,
+            "shards": shape.shards,
+            "blocks": shape.blocks,
+            "memcpy_gb_s": gigabytes / median(t[0] for t in times),
+            "dump_gb_s": gigabytes / median(t[1] for t in times),
+            "load_gb_s": gigabytes / median(t[2] for t in times),
+            "dump_ratio": median(t[0] / t[1] for t in times),
+            "load_ratio": median(t[0] / t[2] for t in times),
+        }
+        store.close()
+        depot.close()
+
+
+@contextmanager
+def served(config: dict[str, object]) -> Iterator[_native.Depot]:
+    """A depot in a process of its own, attached to through its socket."""
+    with tempfile.TemporaryDirectory() as directory:
+        socket = os.path.join(directory, "bench.sock")
+        command = [sys.executable, "-m", "kvdepot", "serve", "--core-json", json.dumps(config), "--socket", socket]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            depot = _native.Depot.connect(socket, None, wait_ms=20_000, call_timeout_ms=5_000)
+            if not depot.attached:
+                raise RuntimeError("the depot of the benchmark did not start")
+            yield depot
+            depot.close()
+        finally:
+            process.kill()
+            process.wait()
+
+
+def door(rounds: int) -> Row:
+    """Microseconds of a prefix lookup of 128 hashes through the local door, and keys a second in batches."""
+    with served({"pipeline": "Cache", "pool_bytes": KEYS * 4096 + 64 * MIB}) as depot:
+        store = depot.store(depot.open_namespace('{"bench":"door"}', "[[1,[64]]]"), 1)
+        import numpy as np
+
+        memory = np.zeros((1, 64), np.uint8)
+        store.register_pages(np.array([memory.ctypes.data], np.uint64), np.zeros(1, np.int64), KEYS)
+        names = hashes(0, KEYS)
+        for start in range(0, KEYS, BATCH_HASHES):
+            batch = names[start : start + BATCH_HASHES]
+            move(store.dump_pages(batch, np.arange(len(batch), dtype=np.int64)))
+        few = names[:LOOKUP_HASHES]
+        calls = []
+        for _ in range(200 * rounds):
+            begun = perf_counter()
+            found = store.lookup_on_prefix(few)
+            calls.append(perf_counter() - begun)
+            if found != LOOKUP_HASHES:
+                raise RuntimeError(f"{found} of {LOOKUP_HASHES} keys found")
+        rates = []
+        for _ in range(rounds):
+            begun = perf_counter()
+            for start in range(0, KEYS, BATCH_HASHES):
+                store.lookup(names[start : start + BATCH_HASHES])
+            rates.append(KEYS / (perf_counter() - begun))
+        calls.sort()
+        return {
+            "lookup_128_p50_us": calls[len(calls) // 2] * 1e6,
+            "lookup_128_p99_us": calls[len(calls) * 99 // 100] * 1e6,
+            "keys_per_s": median(rates),
+        }

@@ -1,0 +1,53 @@
+"""``kvdepot bench``: how fast the store is on this machine, as ratios."""
+
+import os
+from collections.abc import Iterator
+
+import click
+
+from kvdepot.cli.output import print_json, print_table
+
+
+@click.group()
+def command() -> None:
+    """Measures this machine. Figures of a busy machine are noise: look at the ratios, and at the load beside them."""
+
+
+@command.command()
+@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Interleaved repetitions.")
+@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Threads of each copy.")
+@click.option("--io-threads", type=click.IntRange(min=1), default=4, show_default=True, help="Threads of disk reads.")
+@click.option("--directory", type=click.Path(file_okay=False, exists=True), help="Where to write; default: temporary.")
+@click.option("--only", type=click.Choice(["memory", "door", "disk"]), help="Only this part.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def store(
+    rounds: int, threads: int, io_threads: int, directory: str | None, only: str | None, as_json: bool
+) -> None:
+    """Pool against memcpy, local door, and cold loads against fio (install fio for that ratio)."""
+    from kvdepot.bench import disk, memory
+
+    results: dict[str, object] = {"load_average": os.getloadavg()[0], "cores": os.cpu_count()}
+    sections: list[tuple[str, list[dict[str, object]]]] = []
+    if only in {None, "memory"}:
+        sections.append(("memory", progress("pool against memcpy", memory.warm(rounds, threads))))
+    if only in {None, "door"}:
+        sections.append(("door", progress("local door", iter([memory.door(rounds)]))))
+    if only in {None, "disk"}:
+        sections.append(("disk", progress("cold loads", disk.cold(directory, rounds, io_threads))))
+    results |= dict(sections)
+    if as_json:
+        print_json(results)
+        return
+    for name, rows in sections:
+        click.echo(f"\n{name} (load average {results['load_average']:.1f} on {results['cores']} cores)")
+        print_table(list(rows[0]), [[round(v, 3) if isinstance(v, float) else v for v in row.values()] for row in rows])
+
+
+def progress(text: str, rows: Iterator[dict[str, object]]) -> list[dict[str, object]]:
+    """Collects rows, showing on standard error how many have come."""
+    out: list[dict[str, object]] = []
+    for row in rows:
+        out.append(row)
+        click.echo(f"\r{text}: {len(out)} done", err=True, nl=False)
+    click.echo("", err=True)
+    return out
