@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
 START_TIMEOUT_S = 300
+WINDOW_TOKENS = 96  # short, so that most blocks of a prompt are outside of it
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -59,8 +61,10 @@ class Lab:
         """A tiny model with random weights; made once."""
         path = self.models / kind
         if not (path / "config.json").exists():
-            command = [self.python, str(HERE / "make_model.py"), str(path), kind]
+            command = [self.python, str(REPOSITORY / "tools" / "make_model.py"), str(path), "--architecture", kind, "--layers", "4"]
             subprocess.run(command, check=True, timeout=START_TIMEOUT_S)
+            config = path / "config.json"
+            config.write_text(re.sub(r'("sliding_window":) \d+', rf"\1 {WINDOW_TOKENS}", config.read_text()))
         return str(path)
 
     def run(
@@ -121,7 +125,8 @@ class Lab:
 
     def options(self, options: dict[str, Any]) -> dict[str, Any]:
         """The connector's configuration for this lab's depot."""
-        return {"socket": self.socket, **options}
+        own = {"pipeline": "Cache|Posix", "directories": [str(self.root / "blocks")], "pool_gb": 0.25, "idle_exit_s": 5}
+        return {"socket": self.socket, **own, **options}
 
 
 @pytest.fixture

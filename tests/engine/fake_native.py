@@ -30,8 +30,23 @@ class ConfigError(KVDepotError, ValueError):
     kind = "config"
 
 
-class UnavailableError(KVDepotError, ConnectionError):
-    kind = "unavailable"
+def _kind(name: str, kind: str, *bases: type) -> type:
+    return type(name, (KVDepotError, *bases), {"kind": kind})
+
+
+BlockNotFoundError = _kind("BlockNotFoundError", "not_found", KeyError)
+BusyError = _kind("BusyError", "busy")
+DepotTimeoutError = _kind("DepotTimeoutError", "timeout", TimeoutError)
+ProtocolError = _kind("ProtocolError", "protocol")
+StorageError = _kind("StorageError", "storage", OSError)
+CorruptError = type("CorruptError", (StorageError,), {"kind": "corrupt"})
+NoSpaceError = type("NoSpaceError", (StorageError,), {"kind": "no_space"})
+UnavailableError = _kind("UnavailableError", "unavailable", ConnectionError)
+UnsupportedError = _kind("UnsupportedError", "unsupported")
+
+
+def init_logging(level: str, path: str | None = None) -> None:
+    pass
 
 
 class Namespace:

@@ -14,6 +14,7 @@ from kvdepot.engines.vllm.log import connector_logger
 from kvdepot.engines.vllm.meta import LoadReport, RankNamespaces, StepMetadata
 from kvdepot.engines.vllm.options import layerwise, read_options
 from kvdepot.engines.vllm.stats import DepotStats, stats_from
+from kvdepot.errors import config_error
 
 if TYPE_CHECKING:
     import torch
@@ -36,29 +37,23 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any = None) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        from kvdepot._native import ConfigError, Depot
         from kvdepot.engines.vllm.facts import unstable_hashes
         from kvdepot.engines.vllm.groups import geometry
 
-        extra = self._kv_transfer_config.kv_connector_extra_config
-        options = read_options(extra)
+        options = read_options(self._kv_transfer_config.kv_connector_extra_config)
         if problem := unstable_hashes(vllm_config):
-            raise ConfigError(f"kvdepot would never find a block again: {problem}")
-        depot = Depot.connect(
-            options.socket,
-            spawn=options.spawn,
-            wait_ms=options.attach_timeout_ms,
-            call_timeout_ms=options.call_timeout_ms,
-        )
+            raise config_error(f"kvdepot would never find a block again: {problem}")
+        parallel = vllm_config.parallel_config
+        depot = options.attach(kv_cache_config, self._kv_transfer_config.engine_id, parallel.pipeline_parallel_size)
         if not depot.attached:
-            logger.error("kvdepot: no depot at %s; going on without, it is tried again", options.socket)
+            logger.error("kvdepot: no depot answers; going on without one, it is tried again")
         shape = geometry(vllm_config, kv_cache_config)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role == KVConnectorRole.SCHEDULER:
             from kvdepot.engines.vllm.scheduler import SchedulerSide
 
-            self._scheduler = SchedulerSide(depot, options, shape, vllm_config.parallel_config.world_size)
+            self._scheduler = SchedulerSide(depot, options, shape, parallel.world_size)
             self._let_vllm_recompute(options.load_failure_policy)
         else:
             from kvdepot.engines.vllm.worker import WorkerSide

@@ -1,73 +1,94 @@
-"""What the connector needs to know of the configuration: the only place that knows how it is written."""
+"""What the connector needs of the configuration: the only place here that knows how it is written."""
 
-import os
-import sys
-import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from kvdepot.config import KVDepotConfig, load_config
+from kvdepot.errors import config_error
+
+if TYPE_CHECKING:
+    from kvdepot._native import Depot
+    from vllm.v1.kv_cache_interface import KVCacheConfig
 
 FILE_KEYS = ("config", "UCM_CONFIG_FILE")
-CONNECTOR_KEYS = ("load_failure_policy",)
+POLICY_KEY = "load_failure_policy"
+POLICIES = ("recompute", "fail")
 
 
-@dataclass(frozen=True)
 class ConnectorOptions:
-    """Options of one engine's connector. Times are milliseconds.
+    """Configuration of one engine's connector."""
 
-    Attributes:
-        core_json: the configuration for the depot's own process.
-        spawn: the command that starts a depot when none answers; None = never start one.
-        load_failure_policy: what vLLM shall do with a request whose load failed; ``fail`` is vLLM's own default.
-    """
-
-    socket: str
-    core_json: str = "{}"
-    spawn: tuple[str, ...] | None = None
-    use_layerwise: bool = True
-    enable_event_sync: bool = True
-    hit_ratio: float | None = None
-    persist_token_threshold: int = 0
-    load_policy: str = "all"
-    load_deadline_ms: int | None = None
-    attach_timeout_ms: int = 10_000
-    call_timeout_ms: int = 8
-    timeout_ms: int = 30_000
-    copy_threads: int = 0
-    load_failure_policy: str = "recompute"
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    def __init__(self, config: KVDepotConfig, load_failure_policy: Literal["recompute", "fail"] = "recompute") -> None:
+        self._config = config
+        self.load_failure_policy = load_failure_policy
+        self.use_layerwise = config.use_layerwise
+        self.enable_event_sync = config.enable_event_sync
+        self.hit_ratio = config.hit_ratio
+        self.persist_token_threshold = config.persist_token_threshold
+        self.timeout_ms = config.timeout_ms
+        self.copy_threads = config.copy_threads
 
     @property
     def wait_ms(self) -> int:
-        """How long a lookup may wait for blocks that a tier has."""
-        if self.load_policy == "best_effort":
+        """How long a request may wait for blocks that are in a tier."""
+        if self._config.load_policy == "best_effort":
             return 0
-        if self.load_policy == "deadline":
-            return self.load_deadline_ms or 0
+        if self._config.load_policy == "deadline":
+            return self._config.load_deadline_ms or 0
         return self.timeout_ms
 
+    def attach(self, kv_cache_config: "KVCacheConfig", engine_id: str, pipeline_stages: int) -> "Depot":
+        """Attaches to the node's depot, and starts it when none answers.
 
-def read_options(extra_config: Mapping[str, Any]) -> ConnectorOptions:
+        Scheduler and workers are processes of their own and come to one depot, because each makes the same path.
+
+        Raises:
+            ConfigError: the configuration needs what only a library user has.
+        """
+        from kvdepot import _native
+
+        if self._config.mode == "embedded":
+            raise config_error("mode: embedded: the processes of an engine share a depot: write node, or remove the key")
+        # Stages may hold different numbers of layers, and must not look for different depots.
+        block_bytes = bytes_per_block(kv_cache_config) if pipeline_stages == 1 else None
+        socket = self._config.socket_path(block_bytes, suffix=engine_id)
+        return _native.Depot.connect(
+            socket,
+            spawn=self._config.depot_command(socket, block_bytes),
+            wait_ms=self._config.attach_timeout_ms,
+            call_timeout_ms=self._config.call_timeout_ms,
+        )
+
+    def start_core_log(self) -> None:
+        """Lets the core's lines go where this process's errors go."""
+        from kvdepot import _native
+
+        _native.init_logging(self._config.effective_log_level())
+
+
+def read_options(extra_config: Mapping[str, Any] | None) -> ConnectorOptions:
     """Reads ``kv_connector_extra_config``: a file's name, keys of the configuration, or nothing at all.
 
     Raises:
         ConfigError: a key or value is wrong.
     """
-    inline = {key: value for key, value in extra_config.items() if key not in FILE_KEYS}
-    values: dict[str, Any] = {}
-    for key in FILE_KEYS:
-        if extra_config.get(key):
-            import yaml
-
-            with open(extra_config[key], encoding="utf-8") as file:
-                values.update(yaml.safe_load(file) or {})
-    values.update(inline)
-    known = {entry.name for entry in fields(ConnectorOptions)}
-    values.setdefault("socket", os.path.join(tempfile.gettempdir(), f"kvdepot-{os.getuid()}.sock"))
-    values.setdefault("spawn", (sys.executable, "-m", "kvdepot", "serve", "--socket", values["socket"]))
-    return ConnectorOptions(**{key: value for key, value in values.items() if key in known})
+    extra = dict(extra_config or {})
+    policy = extra.pop(POLICY_KEY, "recompute")
+    if policy not in POLICIES:
+        raise config_error(f"{POLICY_KEY}: must be one of {', '.join(POLICIES)}, got {policy!r}")
+    files = [extra.pop(key) for key in FILE_KEYS if key in extra]
+    if files and (extra or len(files) > 1):
+        also = ", ".join(sorted(extra)) or " and ".join(FILE_KEYS)
+        raise config_error(f"kv_connector_extra_config: names a file and also {also}: write everything in one place")
+    return ConnectorOptions(load_config(files[0] if files else extra or None), policy)
 
 
-def layerwise(extra_config: Mapping[str, Any]) -> bool:
+def layerwise(extra_config: Mapping[str, Any] | None) -> bool:
     """Whether loads and saves go layer by layer; asked before there is a connector."""
     return read_options(extra_config).use_layerwise
+
+
+def bytes_per_block(kv_cache_config: "KVCacheConfig") -> int:
+    """Bytes of a block over all layers of a rank: every cache tensor describes one backing allocation."""
+    sizes = [tensor.size for tensor in kv_cache_config.kv_cache_tensors]
+    return max(sizes, default=0) // kv_cache_config.num_blocks
