@@ -253,7 +253,12 @@ fn keep_attached(weak: &Weak<Attachment>) {
             pause = RETRY_MIN;
         } else {
             match this.try_attach() {
-                Ok(()) => *this.refused.lock() = None,
+                Ok(()) => {
+                    *this.refused.lock() = None;
+                    if let Target::Socket { spawner: Some(spawner), .. } = &this.target {
+                        spawner.answered();
+                    }
+                }
                 Err(error) => {
                     let refused = matches!(error.kind(), ErrorKind::Version | ErrorKind::Protocol | ErrorKind::Permission);
                     *this.refused.lock() = refused.then(|| error.clone());
