@@ -45,8 +45,6 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             raise config_error(f"kvdepot would never find a block again: {problem}")
         parallel = vllm_config.parallel_config
         depot = options.attach(kv_cache_config, self._kv_transfer_config.engine_id, parallel.pipeline_parallel_size)
-        if not depot.attached:
-            logger.error("kvdepot: no depot answers; going on without one, it is tried again")
         shape = geometry(vllm_config, kv_cache_config)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None

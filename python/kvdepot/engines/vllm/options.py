@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from kvdepot.config import KVDepotConfig, load_config
+from kvdepot.engines.vllm.log import connector_logger
 from kvdepot.errors import config_error
 
 if TYPE_CHECKING:
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
 FILE_KEYS = ("config", "UCM_CONFIG_FILE")
 POLICY_KEY = "load_failure_policy"
 POLICIES = ("recompute", "fail")
+LAST_WORDS_MAX = 4096
+
+logger = connector_logger()
 
 
 class ConnectorOptions:
@@ -52,12 +56,19 @@ class ConnectorOptions:
         # Stages may hold different numbers of layers, and must not look for different depots.
         block_bytes = bytes_per_block(kv_cache_config) if pipeline_stages == 1 else None
         socket = self._config.socket_path(block_bytes, suffix=engine_id)
-        return _native.Depot.connect(
+        depot = _native.Depot.connect(
             socket,
             spawn=self._config.depot_command(socket, block_bytes),
             wait_ms=self._config.attach_timeout_ms,
             call_timeout_ms=self._config.call_timeout_ms,
         )
+        if not depot.attached:
+            logger.error(
+                "kvdepot: no depot answers at %s; going on without one, it is tried again. %s",
+                socket,
+                last_words(f"{socket}.log"),
+            )
+        return depot
 
     def start_core_log(self) -> None:
         """Lets the core's lines go where this process's errors go."""
@@ -86,6 +97,16 @@ def read_options(extra_config: Mapping[str, Any] | None) -> ConnectorOptions:
 def layerwise(extra_config: Mapping[str, Any] | None) -> bool:
     """Whether loads and saves go layer by layer; asked before there is a connector."""
     return read_options(extra_config).use_layerwise
+
+
+def last_words(log_file: str) -> str:
+    """What the depot said last: most often why it could not start."""
+    try:
+        with open(log_file, encoding="utf-8", errors="replace") as file:
+            lines = file.read()[-LAST_WORDS_MAX:].strip().splitlines()
+    except OSError:
+        return "It has written no log."
+    return f"Its log {log_file} ends: {lines[-1]}" if lines else f"Its log {log_file} is empty."
 
 
 def bytes_per_block(kv_cache_config: "KVCacheConfig") -> int:
