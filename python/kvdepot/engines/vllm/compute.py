@@ -42,4 +42,5 @@ def _cuda() -> Any:
     """``torch.cuda`` when this process computes with it."""
     import torch
 
-    return torch.cuda if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+    cuda: Any = torch.cuda
+    return cuda if cuda.is_available() and cuda.is_initialized() else None

@@ -1,7 +1,7 @@
 """The class that vLLM knows: one method a hook, each handed to the side that this instance is for."""
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -29,7 +29,7 @@ logger = connector_logger()
 UNSPLIT_BLOCK_SIZES = (16, 32, 64)
 
 
-class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, unused-ignore]
     """Keeps vLLM's KV blocks in a depot, and finds them there again."""
 
     # A cache, not a hand-over: a request that is preempted loses nothing that somebody waits for.
@@ -44,7 +44,7 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if problem := unstable_hashes(vllm_config):
             raise config_error(f"kvdepot would never find a block again: {problem}")
         parallel = vllm_config.parallel_config
-        depot = options.attach(kv_cache_config, self._kv_transfer_config.engine_id, parallel.pipeline_parallel_size)
+        depot = options.attach(kv_cache_config, str(self._kv_transfer_config.engine_id), parallel.pipeline_parallel_size)
         shape = geometry(vllm_config, kv_cache_config)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
@@ -58,7 +58,7 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
             self._worker = WorkerSide(depot, options, shape)
 
-    def _let_vllm_recompute(self, wanted: str) -> None:
+    def _let_vllm_recompute(self, wanted: Literal["recompute", "fail"]) -> None:
         """vLLM ends a request whose load failed, by default; a cache must not cost a request (P2).
 
         The scheduler reads the policy after it has made its connector. The default cannot be told from the user's own
@@ -104,10 +104,10 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         super().bind_kv_cache_manager(kv_cache_manager)
         self._on_scheduler.kv_cache_manager = kv_cache_manager
 
-    def set_xfer_handshake_metadata_pp_aware(self, metadata: Mapping[tuple[int, int], RankNamespaces]) -> None:
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: Mapping[tuple[int, int], Any]) -> None:
         self._on_scheduler.open_namespaces([metadata[rank] for rank in sorted(metadata)])
 
-    def set_xfer_handshake_metadata(self, metadata: Mapping[int, RankNamespaces]) -> None:
+    def set_xfer_handshake_metadata(self, metadata: Mapping[int, Any]) -> None:
         self._on_scheduler.open_namespaces([metadata[rank] for rank in sorted(metadata)])
 
     def on_new_request(self, request: Any) -> None:

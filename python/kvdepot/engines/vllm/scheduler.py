@@ -7,7 +7,8 @@ from kvdepot.engines.vllm.groups import Geometry
 from kvdepot.engines.vllm.log import connector_logger, log_hit
 from kvdepot.engines.vllm.meta import Blocks, GroupBlocks, Load, LoadReport, RankNamespaces, StepMetadata
 from kvdepot.engines.vllm.options import ConnectorOptions
-from kvdepot.engines.vllm.requests import HeldSaves, Offer, RequestState, RunningLoad
+from kvdepot.engines.vllm.requests import Offer, RequestState, RunningLoad
+from kvdepot.engines.vllm.saveplan import SavePlan
 from kvdepot.engines.vllm.stats import DepotStats
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class SchedulerSide:
         self._off = geometry.unsupported
         self._requests: dict[str, RequestState] = {}
         self._running_loads: dict[int, RunningLoad] = {}
-        self._held: list[HeldSaves] = []
+        self._saves = SavePlan(geometry, options.persist_token_threshold)
         self._step = StepMetadata()
         self._load_ids = 0
         self.kv_cache_manager: Any = None
@@ -181,25 +182,17 @@ class SchedulerSide:
         step, self._step = self._step, StepMetadata()
         if not self._namespaces:
             return step
-        step.late_saves = self._released_saves()
+        step.late_saves = self._saves.released()
         self._add_fresh_pages(step, output)
-        self._forget_overwritten(set(step.fresh_pages))
-        saves = self._plan_saves(output)
+        self._saves.overwritten(set(step.fresh_pages))
+        saves = self._saves.complete(output, self._requests)
         # With steps in flight, loads of an earlier step may not have been reported yet, so they count, too.
         unproven = {load_id for load_id, load in self._running_loads.items() if load.before_forward}
-        if unproven and saves:
-            self._held.append(HeldSaves(unproven, saves))
+        if unproven:
+            self._saves.hold(saves, unproven)
         else:
             step.saves = saves
         return step
-
-    def _forget_overwritten(self, fresh: set[int]) -> None:
-        """Held blocks whose pages go to somebody else before they could be saved are not saved (P1)."""
-        for held in self._held:
-            for index, blocks in held.saves.items():
-                if not fresh.isdisjoint(blocks.pages):
-                    kept = [(h, p) for h, p in zip(blocks.hashes, blocks.pages, strict=True) if p not in fresh]
-                    held.saves[index] = Blocks([h for h, _ in kept], [p for _, p in kept])
 
     def _add_fresh_pages(self, step: StepMetadata, output: "SchedulerOutput") -> None:
         for new in output.scheduled_new_reqs:
@@ -214,53 +207,13 @@ class SchedulerSide:
         for copy in getattr(output, "kv_cache_block_copies", None) or ():
             step.fresh_pages.append(copy.dst_block_id)
 
-    def _plan_saves(self, output: "SchedulerOutput") -> GroupBlocks:
-        saves: GroupBlocks = {}
-        computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
-        cached = output.scheduled_cached_reqs
-        computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        # A request that starts, or starts again after preemption: all before its first computed token was hit or loaded.
-        starting = {new.req_id for new in output.scheduled_new_reqs} | set(getattr(cached, "resumed_req_ids", ()))
-        for request_id, new_tokens in output.num_scheduled_tokens.items():
-            state = self._requests.get(request_id)
-            if state is None or state.request.num_prompt_tokens < self._options.persist_token_threshold:
-                continue
-            begin_tokens = computed[request_id]
-            hashes = state.request.block_hashes
-            if request_id in starting:
-                state.saved_blocks = {g.index: begin_tokens // g.block_tokens for g in self._geometry.groups}
-            pages: Any = None
-            for group in self._geometry.groups:
-                # Only tokens known before the step have hashes, so a rejected draft is never saved.
-                end = min((begin_tokens + new_tokens) // group.block_tokens, len(hashes) // group.hashes_per_block)
-                begin = state.saved_blocks.setdefault(group.index, state.local_tokens // group.block_tokens)
-                if end <= begin:
-                    continue
-                if pages is None:
-                    pages = output.kv_connector_block_state.get_block_ids(request_id)
-                blocks = saves.setdefault(group.index, Blocks())
-                for index in range(begin, end):
-                    page = pages[group.index][index]
-                    if page != 0:
-                        blocks.add(hashes[(index + 1) * group.hashes_per_block - 1], page)
-                state.saved_blocks[group.index] = end
-        return {index: blocks for index, blocks in saves.items() if blocks.pages}
-
-    def _released_saves(self) -> GroupBlocks:
-        """Saves whose step turned out to stand on good loads."""
-        late: GroupBlocks = {}
-        while self._held and not self._held[0].load_ids:
-            for index, blocks in self._held.pop(0).saves.items():
-                late.setdefault(index, Blocks()).extend(blocks)
-        return late
-
     def reported(self, report: LoadReport | None) -> None:
         """``update_connector_output``: loads that ended on some or all ranks."""
         if report is None:
             return
         for load_id in report.failed:
             load = self._running_loads.get(load_id)
-            self._held = [held for held in self._held if load_id not in held.load_ids]
+            self._saves.load_failed(load_id)
             state = self._requests.get(load.request_id) if load is not None else None
             if load is not None and state is not None:
                 state.load_failed = True
@@ -275,8 +228,7 @@ class SchedulerSide:
             if load.ranks_left == 0:
                 del self._running_loads[load_id]
                 load.claim.release()
-                for held in self._held:
-                    held.load_ids.discard(load_id)
+                self._saves.load_was_good(load_id)
 
     def _evict_unproven(self, request_id: str) -> None:
         """Takes a failed request's blocks out of vLLM's prefix cache.
@@ -290,7 +242,7 @@ class SchedulerSide:
 
     def has_late_saves(self) -> bool:
         """Whether the engine has to take one more step even when no request is left."""
-        return bool(self._held)
+        return self._saves.waiting()
 
     def finished(self, request_id: str) -> None:
         state = self._requests.pop(request_id, None)
@@ -301,7 +253,7 @@ class SchedulerSide:
         """``reset_cache``: nothing dumped so far is served again. False when the depot did not confirm it."""
         from kvdepot._native import KVDepotError
 
-        self._held.clear()
+        self._saves.clear()
         for state in self._requests.values():
             state.drop_offer()
         try:

@@ -112,7 +112,8 @@ def _by_page(tensor: "torch.Tensor", page_count: int) -> "torch.Tensor":
     import torch
 
     dim = next(d for d, n in enumerate(tensor.shape) if n >= page_count and n % page_count == 0)
-    first = tensor.movedim(dim, 0)
+    first: Any = tensor.movedim(dim, 0)
     if first.shape[0] != page_count:
         first = first.unflatten(0, (page_count, -1))
-    return first.view(torch.uint8) if first.stride(-1) == 1 else first.unsqueeze(-1).view(torch.uint8)
+    by_page: torch.Tensor = (first if first.stride(-1) == 1 else first.unsqueeze(-1)).view(torch.uint8)
+    return by_page

@@ -1,0 +1,94 @@
+"""Which blocks a step saves, and which of them have to wait for proof that the step's loads were good."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from kvdepot.engines.vllm.groups import Geometry
+from kvdepot.engines.vllm.meta import Blocks, GroupBlocks
+from kvdepot.engines.vllm.requests import HeldSaves, RequestState
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+
+
+class SavePlan:
+    """Saves from the step that completes a block to the step that hands it to the workers; most often the same."""
+
+    def __init__(self, geometry: Geometry, persist_token_threshold: int) -> None:
+        self._geometry = geometry
+        self._threshold = persist_token_threshold
+        self._held: list[HeldSaves] = []
+
+    def complete(self, output: "SchedulerOutput", requests: Mapping[str, RequestState]) -> GroupBlocks:
+        """Blocks of which this step computes the last token."""
+        saves: GroupBlocks = {}
+        computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+        cached = output.scheduled_cached_reqs
+        computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        # A request that starts, or starts again after preemption: all before its first computed token was hit or loaded.
+        starting = {new.req_id for new in output.scheduled_new_reqs} | set(cached.resumed_req_ids)
+        for request_id, new_tokens in output.num_scheduled_tokens.items():
+            state = requests.get(request_id)
+            if state is None or state.request.num_prompt_tokens < self._threshold:
+                continue
+            if request_id in starting:
+                state.saved_blocks = {g.index: computed[request_id] // g.block_tokens for g in self._geometry.groups}
+            self._complete_request(output, state, computed[request_id] + new_tokens, saves)
+        return {index: blocks for index, blocks in saves.items() if blocks.pages}
+
+    def _complete_request(
+        self, output: "SchedulerOutput", state: RequestState, end_tokens: int, saves: GroupBlocks
+    ) -> None:
+        hashes = state.request.block_hashes
+        page_ids: tuple[list[int], ...] | None = None
+        for group in self._geometry.groups:
+            # Only tokens known before the step have hashes, so a rejected draft is never saved.
+            end = min(end_tokens // group.block_tokens, len(hashes) // group.hashes_per_block)
+            begin = state.saved_blocks.setdefault(group.index, state.local_tokens // group.block_tokens)
+            if end <= begin:
+                continue
+            if page_ids is None:
+                assert output.kv_connector_block_state is not None
+                page_ids = output.kv_connector_block_state.get_block_ids(state.request.request_id)
+                assert page_ids is not None
+            blocks = saves.setdefault(group.index, Blocks())
+            for index in range(begin, end):
+                page = page_ids[group.index][index]
+                if page != 0:  # the null block: fallen out of the window
+                    blocks.add(hashes[(index + 1) * group.hashes_per_block - 1], page)
+            state.saved_blocks[group.index] = end
+
+    def hold(self, saves: GroupBlocks, load_ids: set[int]) -> None:
+        """Keeps saves back until the loads that the step may have computed on have been reported by all ranks."""
+        if saves:
+            self._held.append(HeldSaves(load_ids, saves))
+
+    def overwritten(self, fresh: set[int]) -> None:
+        """Held blocks whose pages go to somebody else before they could be saved are not saved (P1)."""
+        for held in self._held:
+            for index, blocks in held.saves.items():
+                if not fresh.isdisjoint(blocks.pages):
+                    kept = [(h, p) for h, p in zip(blocks.hashes, blocks.pages, strict=True) if p not in fresh]
+                    held.saves[index] = Blocks([h for h, _ in kept], [p for _, p in kept])
+
+    def load_was_good(self, load_id: int) -> None:
+        for held in self._held:
+            held.load_ids.discard(load_id)
+
+    def load_failed(self, load_id: int) -> None:
+        """What was computed on the load is not stored, nor what others computed in the same step (P1)."""
+        self._held = [held for held in self._held if load_id not in held.load_ids]
+
+    def released(self) -> GroupBlocks:
+        """Takes the saves that now are known to stand on good loads."""
+        late: GroupBlocks = {}
+        while self._held and not self._held[0].load_ids:
+            for index, blocks in self._held.pop(0).saves.items():
+                late.setdefault(index, Blocks()).extend(blocks)
+        return late
+
+    def waiting(self) -> bool:
+        return bool(self._held)
+
+    def clear(self) -> None:
+        self._held.clear()
