@@ -1,5 +1,5 @@
 //! Shared by the tests of the doors: a depot served on a thread, and pages of memory as an engine has them.
-#![allow(dead_code, reason = "each test uses its part")]
+#![allow(dead_code, clippy::unwrap_used, reason = "each test uses its part, and fails where it cannot go on")]
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -87,8 +87,9 @@ pub struct Engine {
 impl Engine {
     pub fn new(attachment: &Arc<Attachment>, spec: &Arc<NamespaceSpec>, pages: usize) -> Self {
         let layout = spec.layout();
-        let sizes: Vec<usize> =
-            (0..layout.shard_count()).flat_map(|s| layout.tensor_sizes(s).iter().map(|&b| b as usize)).collect();
+        let sizes: Vec<usize> = (0..layout.shard_count())
+            .flat_map(|s| layout.tensor_sizes(s).iter().map(|&b| b as usize))
+            .collect();
         let tensors: Vec<Vec<u8>> = sizes.iter().map(|size| vec![0; size * pages]).collect();
         let engine = Arc::new(HostEngine::new(2).unwrap());
         let store = Store::new(attachment, Arc::clone(spec), engine, Duration::from_secs(10)).unwrap();
@@ -99,7 +100,10 @@ impl Engine {
     }
 
     fn byte(page: usize, tensor: usize, at: usize, seed: u8) -> u8 {
-        (page as u8).wrapping_mul(31) ^ (tensor as u8).wrapping_mul(97) ^ (at as u8).wrapping_add((at >> 8) as u8) ^ seed
+        (page as u8).wrapping_mul(31)
+            ^ (tensor as u8).wrapping_mul(97)
+            ^ (at as u8).wrapping_add((at >> 8) as u8)
+            ^ seed
     }
 
     pub fn fill(&mut self, seed: u8) {
@@ -119,7 +123,10 @@ impl Engine {
     pub fn holds(&self, page: usize, source: usize, seed: u8) -> bool {
         self.tensors.iter().enumerate().all(|(t, tensor)| {
             let size = self.sizes[t];
-            tensor[page * size..(page + 1) * size].iter().enumerate().all(|(i, &b)| b == Self::byte(source, t, i, seed))
+            tensor[page * size..(page + 1) * size]
+                .iter()
+                .enumerate()
+                .all(|(i, &b)| b == Self::byte(source, t, i, seed))
         })
     }
 
