@@ -103,7 +103,6 @@ impl Depot {
         Ok(Store::new(store.or_raise()?))
     }
 
-    #[expect(clippy::type_complexity, reason = "the shape of the Python argument")]
     fn claim(
         &self,
         py: Python<'_>,

@@ -149,7 +149,7 @@ fn garbage_frames_close_their_connection_and_no_other() {
             Ok(())
         })
         .unwrap();
-    let mut socket = SeqPacket::connect(&served.socket).unwrap();
+    let socket = SeqPacket::connect(&served.socket).unwrap();
     let _ = socket.send(&vec![0u8; 300 << 10], None);
     assert!(engine.dump(&[1, 2], &[0, 1]).is_empty());
     engine.clear();

@@ -142,7 +142,7 @@ fn a_hit_needs_all_ranks_and_only_the_window_s_end() {
     // The window's group has blocks 10 to 13 only.
     dump_all(&attachment, &engines[2], 10, 4);
     let both = ClaimGroupSpec { namespaces: specs[..2].to_vec(), window_blocks: 0, hashes_per_block: 1 };
-    assert_eq!(claim(&attachment, &[both.clone()], 0..20).wait(LONG), (true, 15, 0));
+    assert_eq!(claim(&attachment, std::slice::from_ref(&both), 0..20).wait(LONG), (true, 15, 0));
     let window =
         ClaimGroupSpec { namespaces: vec![Arc::clone(&specs[2])], window_blocks: 3, hashes_per_block: 1 };
     assert_eq!(claim(&attachment, &[both.clone(), window.clone()], 0..20).wait(LONG), (true, 14, 0));
