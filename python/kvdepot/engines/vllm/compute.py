@@ -33,6 +33,7 @@ class ComputeOrder:
         self._event = None
 
     def wait_if(self, needed: bool) -> None:
+        """Waits for all that was launched until now, when that is needed."""
         if needed:
             self.mark()
             self.wait()

@@ -1,7 +1,15 @@
 """The class that vLLM knows: one method a hook, each handed to the side that this instance is for."""
 
+# ruff: noqa: ARG002, D102, S101 - names and arguments are vLLM's, its base class documents them; asserts say which side
+
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
+
+from kvdepot.engines.vllm.log import connector_logger
+from kvdepot.engines.vllm.meta import LoadReport, RankNamespaces, StepMetadata
+from kvdepot.engines.vllm.options import layerwise, read_options
+from kvdepot.engines.vllm.stats import DepotStats, stats_from
+from kvdepot.errors import config_error
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -10,15 +18,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-from kvdepot.engines.vllm.log import connector_logger
-from kvdepot.engines.vllm.meta import LoadReport, RankNamespaces, StepMetadata
-from kvdepot.engines.vllm.options import layerwise, read_options
-from kvdepot.engines.vllm.stats import DepotStats, stats_from
-from kvdepot.errors import config_error
-
 if TYPE_CHECKING:
     import torch
-
     from kvdepot.engines.vllm.scheduler import SchedulerSide
     from kvdepot.engines.vllm.worker import WorkerSide
 
@@ -35,6 +36,9 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
     # A cache, not a hand-over: a request that is preempted loses nothing that somebody waits for.
     requires_kv_delivery = False
 
+    _scheduler: "SchedulerSide | None" = None
+    _worker: "WorkerSide | None" = None
+
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any = None) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         from kvdepot.engines.vllm.facts import unstable_hashes
@@ -44,10 +48,9 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
         if problem := unstable_hashes(vllm_config):
             raise config_error(f"kvdepot would never find a block again: {problem}")
         parallel = vllm_config.parallel_config
-        depot = options.attach(kv_cache_config, str(self._kv_transfer_config.engine_id), parallel.pipeline_parallel_size)
+        engine_id = str(self._kv_transfer_config.engine_id)
+        depot = options.attach(kv_cache_config, engine_id, parallel.pipeline_parallel_size)
         shape = geometry(vllm_config, kv_cache_config)
-        self._scheduler: SchedulerSide | None = None
-        self._worker: WorkerSide | None = None
         if role == KVConnectorRole.SCHEDULER:
             from kvdepot.engines.vllm.scheduler import SchedulerSide
 
@@ -59,7 +62,7 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
             self._worker = WorkerSide(depot, options, shape)
 
     def _let_vllm_recompute(self, wanted: Literal["recompute", "fail"]) -> None:
-        """vLLM ends a request whose load failed, by default; a cache must not cost a request (P2).
+        """VLLM ends a request whose load failed, by default; a cache must not cost a request (P2).
 
         The scheduler reads the policy after it has made its connector. The default cannot be told from the user's own
         ``fail``, so whoever wants that says ``load_failure_policy: fail`` in the connector's own configuration.

@@ -63,7 +63,9 @@ def group_facts(engine: dict[str, object], group: Group, pages: GroupPages, rank
 def _spec_text(spec: Any) -> str:
     """The group's cache spec in words; one that lists every layer by its digest."""
     text = re.sub(r"\s+", " ", repr(spec))
-    return text if len(text) <= SPEC_TEXT_MAX else f"{type(spec).__name__}:{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+    if len(text) <= SPEC_TEXT_MAX:
+        return text
+    return f"{type(spec).__name__}:{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 def layer_ranges(names: Sequence[str]) -> list[str]:

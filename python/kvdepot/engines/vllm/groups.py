@@ -45,6 +45,7 @@ class Geometry:
 
     @property
     def windowed(self) -> bool:
+        """Whether some group reads only the last blocks of a hit."""
         return any(group.window_blocks for group in self.groups)
 
 

@@ -25,9 +25,11 @@ class Copy:
     pages: tuple[int, ...]
 
     def done(self) -> bool:
+        """Whether nothing is written any more."""
         return self.task is None or self.task.done()
 
     def failed_pages(self) -> set[int]:
+        """Pages that do not hold their block; after ``done``."""
         if self.task is None:
             return set(self.pages)
         return {self.pages[index] for index in self.task.failed()}
@@ -172,14 +174,17 @@ class Loads:
         self._given_up = [copy for copy in self._given_up if not copy.done()]
 
     def take_failed_requests(self) -> set[str]:
+        """Requests of which vLLM has to compute everything again, since the last call."""
         taken, self._failed_requests = self._failed_requests, set()
         return taken
 
     def take_failed_pages(self) -> set[int]:
+        """Pages from which on vLLM has to compute again, since the last call."""
         taken, self._failed_pages = self._failed_pages, set()
         return taken
 
     def take_report(self) -> LoadReport | None:
+        """Loads that have ended on this rank since the last call."""
         if not self._report.done:
             return None
         taken, self._report = self._report, LoadReport()

@@ -17,10 +17,12 @@ class Blocks:
     pages: list[int] = field(default_factory=list)
 
     def add(self, block_hash: bytes, page: int) -> None:
+        """Adds one block."""
         self.hashes.append(block_hash)
         self.pages.append(page)
 
     def extend(self, other: "Blocks") -> None:
+        """Adds all blocks of ``other``."""
         self.hashes += other.hashes
         self.pages += other.pages
 
@@ -64,7 +66,8 @@ class LoadReport(KVConnectorWorkerMetadata):
     failed: set[int] = field(default_factory=set)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "LoadReport":
-        assert isinstance(other, LoadReport)
+        """Both ranks' reports as one."""
+        assert isinstance(other, LoadReport)  # noqa: S101 - vLLM gives a connector its own reports
         done = dict(self.done)
         for load_id, ranks in other.done.items():
             done[load_id] = done.get(load_id, 0) + ranks

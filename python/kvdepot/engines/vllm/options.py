@@ -9,6 +9,7 @@ from kvdepot.errors import config_error
 
 if TYPE_CHECKING:
     from kvdepot._native import Depot
+
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 FILE_KEYS = ("config", "UCM_CONFIG_FILE")
@@ -52,7 +53,7 @@ class ConnectorOptions:
         from kvdepot import _native
 
         if self._config.mode == "embedded":
-            raise config_error("mode: embedded: the processes of an engine share a depot: write node, or remove the key")
+            raise config_error("mode: embedded: an engine's processes share a depot: write node, or remove the key")
         # Stages may hold different numbers of layers, and must not look for different depots.
         block_bytes = bytes_per_block(kv_cache_config) if pipeline_stages == 1 else None
         socket = self._config.socket_path(block_bytes, suffix=engine_id)

@@ -59,12 +59,15 @@ class GroupPages:
 
     @property
     def block_bytes(self) -> int:
+        """Bytes of one block over the group's layers."""
         return sum(run.size for shard in self.shards for run in shard)
 
     def bases(self) -> npt.NDArray[np.uint64]:
+        """Address of page 0, by tensor of the layout."""
         return np.array([run.base for shard in self.shards for run in shard], dtype=np.uint64)
 
     def strides(self) -> npt.NDArray[np.int64]:
+        """Bytes from one page to the next, by tensor of the layout."""
         return np.array([run.stride for shard in self.shards for run in shard], dtype=np.int64)
 
     def shard_of_layer(self) -> dict[str, int]:

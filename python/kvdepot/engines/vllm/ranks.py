@@ -56,11 +56,11 @@ def attention_backends(vllm_config: "VllmConfig", layer_names: tuple[str, ...]) 
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
-        names.append(_cpu_isa(vllm_config))
+        names.append(_cpu_isa())
     return "+".join(names)
 
 
-def _cpu_isa(vllm_config: "VllmConfig") -> str:
+def _cpu_isa() -> str:
     """What ``cpu_attn`` decides by: flags of the processor. The block size and dtype are facts of their own."""
     import torch
 

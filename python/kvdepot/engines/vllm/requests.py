@@ -8,6 +8,7 @@ from kvdepot.engines.vllm.meta import GroupBlocks
 
 if TYPE_CHECKING:
     from kvdepot._native import Claim
+
     from vllm.v1.request import Request
 
 

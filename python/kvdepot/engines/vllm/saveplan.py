@@ -11,6 +11,15 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
 
 
+def block_ids(output: "SchedulerOutput", request_id: str) -> tuple[list[int], ...]:
+    """A scheduled request's pages by group, with the null block where a window has moved on."""
+    state = output.kv_connector_block_state
+    pages = state.get_block_ids(request_id) if state is not None else None
+    if pages is None:
+        raise RuntimeError(f"vLLM has scheduled request {request_id} and does not know its blocks")
+    return pages
+
+
 class SavePlan:
     """Saves from the step that completes a block to the step that hands it to the workers; most often the same."""
 
@@ -25,7 +34,7 @@ class SavePlan:
         computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         cached = output.scheduled_cached_reqs
         computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        # A request that starts, or starts again after preemption: all before its first computed token was hit or loaded.
+        # Requests that start, also again after preemption: what is before their first token was hit or loaded.
         starting = {new.req_id for new in output.scheduled_new_reqs} | set(cached.resumed_req_ids)
         for request_id, new_tokens in output.num_scheduled_tokens.items():
             state = requests.get(request_id)
@@ -48,9 +57,7 @@ class SavePlan:
             if end <= begin:
                 continue
             if page_ids is None:
-                assert output.kv_connector_block_state is not None
-                page_ids = output.kv_connector_block_state.get_block_ids(state.request.request_id)
-                assert page_ids is not None
+                page_ids = block_ids(output, state.request.request_id)
             blocks = saves.setdefault(group.index, Blocks())
             for index in range(begin, end):
                 page = page_ids[group.index][index]
@@ -72,6 +79,7 @@ class SavePlan:
                     held.saves[index] = Blocks([h for h, _ in kept], [p for _, p in kept])
 
     def load_was_good(self, load_id: int) -> None:
+        """All ranks have loaded it whole."""
         for held in self._held:
             held.load_ids.discard(load_id)
 
@@ -88,7 +96,9 @@ class SavePlan:
         return late
 
     def waiting(self) -> bool:
+        """Whether saves are held back."""
         return bool(self._held)
 
     def clear(self) -> None:
+        """Forgets what is held back: it is not to be stored."""
         self._held.clear()

@@ -13,6 +13,7 @@ from kvdepot.engines.vllm.stats import DepotStats
 
 if TYPE_CHECKING:
     from kvdepot._native import Depot, Namespace
+
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
@@ -61,11 +62,13 @@ class SchedulerSide:
             names = dict.fromkeys(rank.canonical[group.index] for rank in ranks if group.index in rank.canonical)
             opened = [self._depot.open_canonical(name) for name in names]
             self._namespaces.append((opened, group.window_blocks, group.hashes_per_block))
-        logger.info("kvdepot: %d ranks, namespaces %s", len(ranks), [ns.id for names, *_ in self._namespaces for ns in names])
+        ids = [namespace.id for names, *_ in self._namespaces for namespace in names]
+        logger.info("kvdepot: %d ranks, namespaces %s", len(ranks), ", ".join(ids))
 
     # Lookup.
 
     def new_request(self, request: "Request") -> None:
+        """``on_new_request``."""
         self._requests[request.request_id] = RequestState(request)
 
     def match(self, request: "Request", local_tokens: int) -> tuple[int | None, bool]:
@@ -245,6 +248,7 @@ class SchedulerSide:
         return self._saves.waiting()
 
     def finished(self, request_id: str) -> None:
+        """``request_finished``: its loads, if some still run, keep their leases until all ranks have reported."""
         state = self._requests.pop(request_id, None)
         if state is not None:
             state.drop_offer()
@@ -259,11 +263,12 @@ class SchedulerSide:
         try:
             self._depot.reset([namespace for names, *_ in self._namespaces for namespace in names])
         except KVDepotError as error:
-            logger.error("kvdepot: the reset of the cache is not confirmed: %s", error)
+            logger.error("kvdepot: the reset of the cache is not confirmed: %s", error)  # noqa: TRY400 - no bug
             return False
         return True
 
     def close(self) -> None:
+        """``shutdown``."""
         for state in self._requests.values():
             state.drop_offer()
         for load in self._running_loads.values():

@@ -9,29 +9,35 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStat
 
 @dataclass
 class DepotStats(KVConnectorStats):
-    """Sums by name: ``loads``, ``load_blocks``, ``load_bytes``, ``dump_blocks``, ``dump_bytes``, ``load_failed_<kind>`` …"""
+    """Sums by name: ``loads``, ``load_blocks``, ``load_bytes``, ``dump_blocks``, ``load_failed_<kind>`` and so on."""
 
     def add(self, name: str, amount: int = 1) -> None:
+        """Counts ``amount`` of ``name``."""
         if amount:
             self.data[name] = self.data.get(name, 0) + amount
 
     def add_failures(self, verb: str, failures: Mapping[str, int]) -> None:
+        """Counts blocks that failed, by kind of failure."""
         for kind, count in failures.items():
             self.add(f"{verb}_failed_{kind}", count)
 
     def reset(self) -> None:
+        """Forgets all."""
         self.data = {}
 
     def aggregate(self, other: KVConnectorStats) -> "DepotStats":
+        """The sum of both."""
         total = DepotStats(data=dict(self.data))
         for name, amount in other.data.items():
             total.add(name, amount)
         return total
 
     def reduce(self) -> dict[str, int | float]:
+        """What vLLM's log line shows."""
         return {name.replace("_", " "): self.data[name] for name in sorted(self.data)}
 
     def is_empty(self) -> bool:
+        """Whether nothing was counted."""
         return not self.data
 
     def take(self) -> "DepotStats | None":

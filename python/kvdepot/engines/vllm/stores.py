@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-
 from kvdepot.engines.vllm.meta import Blocks
 from kvdepot.engines.vllm.options import ConnectorOptions
 from kvdepot.engines.vllm.pages import GroupPages
@@ -26,6 +25,7 @@ class GroupStore:
 
     @staticmethod
     def open(depot: "Depot", facts: str, pages: GroupPages, options: ConnectorOptions, writes: bool) -> "GroupStore":
+        """Opens the namespace that ``facts`` and the pages' layout make, and registers the pages."""
         namespace = depot.open_namespace(facts, json.dumps(pages.layout))
         store = depot.store(namespace, copy_threads=options.copy_threads, timeout_ms=options.timeout_ms)
         store.register_pages(pages.bases(), pages.strides(), pages.page_count)
@@ -33,16 +33,21 @@ class GroupStore:
 
     @property
     def namespace(self) -> "Namespace":
+        """The namespace of this group's pages on this rank."""
         return self.store.namespace
 
     def dump(self, blocks: Blocks) -> "Task":
+        """Begins to store whole blocks."""
         return self.store.dump_pages(blocks.hashes, np.array(blocks.pages, dtype=np.int64))
 
     def begin_dump(self, blocks: Blocks) -> "Task":
+        """Prepares to store blocks whose layers are written one after the other."""
         return self.store.begin_dump_pages(blocks.hashes, np.array(blocks.pages, dtype=np.int64))
 
     def load(self, blocks: Blocks) -> "Task":
+        """Begins to load whole blocks, layer after layer."""
         return self.store.load_pages(blocks.hashes, np.array(blocks.pages, dtype=np.int64))
 
     def close(self) -> None:
+        """Ends the use of the engine's memory."""
         self.store.close()

@@ -58,6 +58,6 @@ def local_directory(model: str, revision: str | None) -> Path | None:
         from huggingface_hub import try_to_load_from_cache
 
         found = try_to_load_from_cache(model, "config.json", revision=revision)
-    except Exception:  # the hub's package is vLLM's business; without it the digest is of the configuration alone
+    except Exception:  # noqa: BLE001 - a name that is no hub's, no package: the configuration's digest has to do
         return None
     return Path(found).parent if isinstance(found, str) else None

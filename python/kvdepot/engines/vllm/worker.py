@@ -19,8 +19,8 @@ from kvdepot.engines.vllm.stores import GroupStore
 
 if TYPE_CHECKING:
     import torch
-
     from kvdepot._native import Depot
+
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
@@ -111,12 +111,15 @@ class WorkerSide:
         self._loads.fence(fresh)
 
     def start_loads(self, step: StepMetadata) -> None:
+        """``start_load_kv``."""
         self._loads.start(step.loads)
 
     def wait_for_layer(self, layer_name: str) -> None:
+        """``wait_for_layer_load``."""
         self._loads.wait_for_layer(layer_name)
 
     def save_layer(self, layer_name: str, step: StepMetadata) -> None:
+        """``save_kv_layer``."""
         if self._options.use_layerwise:
             self._saves.submit_layer(layer_name, step.saves)
 
@@ -130,15 +133,19 @@ class WorkerSide:
         return self._loads.finished()
 
     def failed_loads(self) -> set[str]:
+        """Requests whose loads failed, for models of which vLLM cannot compute single blocks again."""
         return self._loads.take_failed_requests()
 
     def failed_pages(self) -> set[int]:
+        """``get_block_ids_with_load_errors``."""
         return self._loads.take_failed_pages()
 
     def report(self) -> LoadReport | None:
+        """``build_connector_worker_meta``."""
         return self._loads.take_report()
 
     def close(self) -> None:
+        """``shutdown``: the engine's memory goes away after this."""
         self._saves.close()
         for store in self._stores.values():
             store.close()
