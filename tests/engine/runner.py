@@ -3,7 +3,7 @@
 ``runner.py scenario.json``; the scenario is ``{"engine": {...}, "connector": {...} | null, "control": path, "phases": [...]}``.
 A phase is ``{"do": "generate", "name": ..., "prompts": [[seed, tokens], ...], "max_tokens": n}``, ``{"do": "reset"}`` (vLLM's own
 cache), ``{"do": "reset_all"}``, ``{"do": "control", ...}`` (writes the fake depot's control file), ``{"do": "sleep"}``,
-``{"do": "stop_depot"}``.
+``{"do": "settle", "socket": ...}`` (all dumps are in files), ``{"do": "kill_depot", "socket": ...}`` (kill -9).
 """
 
 import json
@@ -12,6 +12,7 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -23,6 +24,17 @@ os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
 def prompt(seed: int, tokens: int) -> list[int]:
     chosen = random.Random(seed)
     return [chosen.randrange(4, 2048) for _ in range(tokens)]
+
+
+def with_depot(socket: str, use: Callable[[Any], Any]) -> Any:
+    """Asks the engine's depot something on an attachment of its own."""
+    from kvdepot import _native
+
+    depot = _native.Depot.connect(socket, None, wait_ms=30_000, call_timeout_ms=30_000)
+    try:
+        return use(depot)
+    finally:
+        depot.close()
 
 
 def main() -> None:
@@ -74,8 +86,11 @@ def main() -> None:
             os.replace(scenario["control"] + ".new", scenario["control"])
         elif do == "sleep":
             time.sleep(phase["s"])
-        elif do == "kill":
-            os.kill(phase["pid"], signal.SIGKILL)
+        elif do == "settle":
+            with_depot(phase["socket"], lambda depot: depot.drain(60_000))
+        elif do == "kill_depot":
+            stats = with_depot(phase["socket"], lambda depot: json.loads(depot.stats_json()))
+            os.kill(stats["depot"]["pid"], signal.SIGKILL)
     names = ("vllm:num_preemptions", "vllm:external_prefix_cache_hits", "vllm:prompt_tokens_cached_by_source")
     results["metrics"] = {}
     for metric in llm.get_metrics():
