@@ -6,6 +6,7 @@ cache), ``{"do": "reset_all"}``, ``{"do": "control", ...}`` (writes the fake dep
 ``{"do": "stop_depot"}``.
 """
 
+import faulthandler
 import json
 import os
 import random
@@ -26,6 +27,7 @@ def prompt(seed: int, tokens: int) -> list[int]:
 
 
 def main() -> None:
+    faulthandler.enable()
     from vllm import LLM, SamplingParams
 
     with open(sys.argv[1], encoding="utf-8") as file:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from conftest import EngineRun, Lab
+from engine_lab import EngineRun, Lab
 
 # Lengths on and off block boundaries (32 tokens), one longer than a step's budget of tokens (256).
 LONG, SHORT, EVEN = [[1, 600]], [[2, 350]], [[3, 320]]

@@ -1,5 +1,6 @@
 """A worker's side: copies between the engine's pages and the depot, as the scheduler's connector has planned."""
 
+import atexit
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,7 @@ class WorkerSide:
         self._options = options
         self._geometry = geometry
         self._stores: dict[int, GroupStore] = {}
+        self._kv_caches: Mapping[str, torch.Tensor] = {}
         self._names = RankNamespaces(broken=geometry.unsupported)
         self._order = ComputeOrder(options.enable_event_sync)
         self.stats = DepotStats()
@@ -57,6 +59,10 @@ class WorkerSide:
         """
         if self._names.broken:
             return
+        # The core reads and writes this memory from threads of its own: it has to outlive their last copy, also when
+        # the engine is dropped or the interpreter ends without a word to us (P3).
+        self._kv_caches = kv_caches
+        atexit.register(self.close)
         try:
             self._open_stores(vllm_config, kv_cache_config, kv_caches)
             self_test(self._depot, self._stores, kv_caches, self._options)
@@ -146,7 +152,11 @@ class WorkerSide:
 
     def close(self) -> None:
         """``shutdown``: the engine's memory goes away after this."""
+        atexit.unregister(self.close)
         self._saves.close()
+        self._loads.close()
         for store in self._stores.values():
             store.close()
+        self._stores.clear()
         self._depot.close()
+        self._kv_caches = {}
