@@ -74,7 +74,8 @@ fn pattern(len: usize, seed: u64) -> Vec<u8> {
 
 /// Odd sizes, permuted order, several groups: what was dumped comes back, and nothing beside it changes.
 fn round_trip<D: DeviceMemory>(engine: &dyn CopyEngine, device: &impl Fn(usize) -> D, seed: u64) {
-    let sizes: Vec<usize> = (0..60).map(|i| [1, 7, 64, 4096, 4097, 65_536, 300_000][(i + seed as usize) % 7]).collect();
+    let sizes: Vec<usize> =
+        (0..60).map(|i| [1, 7, 64, 4096, 4097, 65_536, 300_000][(i + seed as usize) % 7]).collect();
     let total: usize = sizes.iter().sum();
     let (source, target) = (device(total), device(total + 2));
     let bytes = pattern(total, seed + 1);

@@ -93,8 +93,11 @@ impl Depot {
     ) -> Result<Self> {
         let keeps = pool_kind == PoolKind::Cache;
         if !keeps && tiers.is_empty() {
-            return Err(Error::new(ErrorKind::Config, "a Staging pool keeps nothing: it needs a tier below it")
-                .with("pipeline", &config.pipeline));
+            return Err(Error::new(
+                ErrorKind::Config,
+                "a Staging pool keeps nothing: it needs a tier below it",
+            )
+            .with("pipeline", &config.pipeline));
         }
         let slots_hint = usize::try_from(config.pool_bytes >> 16).unwrap_or(usize::MAX).clamp(64, 1 << 24);
         let policy = eviction::by_name(&config.eviction, slots_hint)?;

@@ -50,17 +50,17 @@ fn take(shared: &Shared, state: &mut State) -> Option<Next> {
         state.fetches_in_flight += 1;
         return Some(Next::Fetch(fetch, buf));
     }
-    while state.writes_in_flight < WRITES_IN_FLIGHT_MAX {
-        let write = state.writes.pop_front()?;
-        let slot = state.slot_mut(write.slot);
-        if !slot.block.is_writing() {
-            slot.block.write_begun();
-        }
-        state.writes_in_flight += 1;
-        let buf = buffer(shared, state, write.slot);
-        return Some(Next::Write(write, buf));
+    if state.writes_in_flight >= WRITES_IN_FLIGHT_MAX {
+        return None;
     }
-    None
+    let write = state.writes.pop_front()?;
+    let slot = state.slot_mut(write.slot);
+    if !slot.block.is_writing() {
+        slot.block.write_begun();
+    }
+    state.writes_in_flight += 1;
+    let buf = buffer(shared, state, write.slot);
+    Some(Next::Write(write, buf))
 }
 
 fn buffer(shared: &Shared, state: &State, id: SlotId) -> SlotBuf {

@@ -1,5 +1,6 @@
 //! Pool, index, tasks and pipeline of a depot, and the client of its local door.
 
+mod acquire;
 mod claim;
 pub mod config;
 pub mod depot;

@@ -25,10 +25,13 @@ impl Hashes<'_> {
     /// How many hashes; an error if the bytes are no whole number of hashes, or too many (P7).
     pub fn count(&self) -> Result<usize> {
         let count = self.0.len() / 16;
-        if self.0.len() % 16 != 0 || count > BATCH_HASHES_MAX {
-            return Err(Error::new(ErrorKind::Protocol, "a batch of hashes must hold whole hashes and not too many")
-                .with("bytes", self.0.len())
-                .with("hashes_max", BATCH_HASHES_MAX));
+        if !self.0.len().is_multiple_of(16) || count > BATCH_HASHES_MAX {
+            return Err(Error::new(
+                ErrorKind::Protocol,
+                "a batch of hashes must hold whole hashes and not too many",
+            )
+            .with("bytes", self.0.len())
+            .with("hashes_max", BATCH_HASHES_MAX));
         }
         Ok(count)
     }
@@ -64,25 +67,52 @@ pub enum Request<'a> {
     /// Makes a namespace known.
     OpenNamespace { canonical: Cow<'a, str> },
     /// Which blocks are there, in pool or tier.
-    Lookup { namespace: NamespaceHandle, #[serde(borrow)] hashes: Hashes<'a> },
+    Lookup {
+        namespace: NamespaceHandle,
+        #[serde(borrow)]
+        hashes: Hashes<'a>,
+    },
     /// How many leading blocks are there in all of the namespaces.
-    LookupPrefix { namespaces: Vec<NamespaceHandle>, #[serde(borrow)] hashes: Hashes<'a> },
+    LookupPrefix {
+        namespaces: Vec<NamespaceHandle>,
+        #[serde(borrow)]
+        hashes: Hashes<'a>,
+    },
     /// Bring blocks into the pool.
-    Prefetch { namespace: NamespaceHandle, #[serde(borrow)] hashes: Hashes<'a> },
+    Prefetch {
+        namespace: NamespaceHandle,
+        #[serde(borrow)]
+        hashes: Hashes<'a>,
+    },
     /// Find and lease the longest hit.
-    ClaimOpen { groups: Vec<ClaimGroup>, #[serde(borrow)] hashes: Hashes<'a>, skip: u32, limit: u32 },
+    ClaimOpen {
+        groups: Vec<ClaimGroup>,
+        #[serde(borrow)]
+        hashes: Hashes<'a>,
+        skip: u32,
+        limit: u32,
+    },
     /// How far a claim is; `settle` takes what has come.
     ClaimPoll { claim: u64, settle: bool },
     /// Drop a claim's leases.
     ClaimRelease { claim: u64 },
     /// Slots for blocks that the client is about to dump.
-    Reserve { namespace: NamespaceHandle, #[serde(borrow)] hashes: Hashes<'a> },
+    Reserve {
+        namespace: NamespaceHandle,
+        #[serde(borrow)]
+        hashes: Hashes<'a>,
+    },
     /// Shards of reserved blocks have been written; a block with all its shards is sealed, and its lease ends.
     Commit { leases: Vec<LeaseNumber>, shards: Shards },
     /// Reserved blocks will not come, or leases are no longer needed.
     Release { leases: Vec<LeaseNumber> },
     /// Lease blocks for reading, filled from a tier where needed, within `wait_ms`.
-    Acquire { namespace: NamespaceHandle, #[serde(borrow)] hashes: Hashes<'a>, wait_ms: u32 },
+    Acquire {
+        namespace: NamespaceHandle,
+        #[serde(borrow)]
+        hashes: Hashes<'a>,
+        wait_ms: u32,
+    },
     /// Move namespaces to their next epoch.
     Reset { namespaces: Vec<NamespaceHandle> },
     /// Wait until what is dirty has been written to the tiers.

@@ -46,8 +46,11 @@ impl Namespaces {
 
     pub(crate) fn add(&mut self, spec: NamespaceSpec, epoch: u32) -> Result<NamespaceHandle> {
         if self.entries.len() >= NAMESPACES_MAX {
-            return Err(Error::new(ErrorKind::NoSpace, "the depot knows too many namespaces: restart it to forget them")
-                .with("namespaces_max", NAMESPACES_MAX));
+            return Err(Error::new(
+                ErrorKind::NoSpace,
+                "the depot knows too many namespaces: restart it to forget them",
+            )
+            .with("namespaces_max", NAMESPACES_MAX));
         }
         let id = spec.id(epoch);
         self.entries.push(Namespace { spec: Arc::new(spec), epoch, id });

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvdepot_core::block::{Block, Phase};
+use kvdepot_core::block::Block;
 use kvdepot_core::lease::LeaseId;
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceSpec, Result};
 
@@ -47,7 +47,7 @@ pub(crate) fn open_namespace(shared: &Shared, canonical: &str) -> Result<(Namesp
     Ok((handle, namespace.id.0, namespace.epoch))
 }
 
-fn keys(state: &State, namespace: NamespaceHandle, hashes: &Hashes<'_>) -> Result<Vec<BlockKey>> {
+pub(crate) fn keys(state: &State, namespace: NamespaceHandle, hashes: &Hashes<'_>) -> Result<Vec<BlockKey>> {
     hashes.count()?;
     let namespace = state.namespaces.get(namespace)?;
     Ok(hashes.iter().map(|hash| namespace.key(hash)).collect())
@@ -94,14 +94,20 @@ pub(crate) fn lookup(shared: &Shared, namespace: NamespaceHandle, hashes: &Hashe
 }
 
 /// How many leading blocks are there in all of the namespaces.
-pub(crate) fn lookup_prefix(shared: &Shared, namespaces: &[NamespaceHandle], hashes: &Hashes<'_>) -> Result<u32> {
+pub(crate) fn lookup_prefix(
+    shared: &Shared,
+    namespaces: &[NamespaceHandle],
+    hashes: &Hashes<'_>,
+) -> Result<u32> {
     let mut prefix = hashes.count()?;
     for &namespace in namespaces {
         let (in_pool, rest) = {
             let state = shared.state.lock();
             let entry = state.namespaces.get(namespace)?;
-            let in_pool = hashes.iter().take(prefix).take_while(|&h| state.readable(&entry.key(h)).is_some()).count();
-            let rest: Vec<BlockKey> = hashes.iter().take(prefix).skip(in_pool).map(|h| entry.key(h)).collect();
+            let in_pool =
+                hashes.iter().take(prefix).take_while(|&h| state.readable(&entry.key(h)).is_some()).count();
+            let rest: Vec<BlockKey> =
+                hashes.iter().take(prefix).skip(in_pool).map(|h| entry.key(h)).collect();
             (in_pool, rest)
         };
         prefix = in_pool;
@@ -230,127 +236,6 @@ pub(crate) fn release(shared: &Arc<Shared>, owner: u64, leases: &[u64]) -> Resul
     Ok(())
 }
 
-/// How one block of an `acquire` stands.
-enum Wanted {
-    Leased(Grant),
-    Waiting,
-    Missed(ErrorKind),
-}
-
-/// Blocks that one `acquire` is after.
-struct Acquire<'a> {
-    shared: &'a Arc<Shared>,
-    owner: u64,
-    spec: Arc<NamespaceSpec>,
-    keys: Vec<BlockKey>,
-    wanted: Vec<Wanted>,
-    /// Blocks whose fetch was seen: if one is gone then, the fetch failed.
-    asked: Vec<bool>,
-    deadline: Instant,
-}
-
-/// Leases blocks for reading. Blocks in a tier are fetched, each at most once; when the pool has no room for more
-/// while some are leased, the answer comes at once and the rest is refused with `no_space`: asked again after the
-/// first were copied, they find room.
-pub(crate) fn acquire(
-    shared: &Arc<Shared>,
-    owner: u64,
-    namespace: NamespaceHandle,
-    hashes: &Hashes<'_>,
-    wait: Duration,
-) -> Result<Vec<Grant>> {
-    let deadline = Instant::now() + wait.min(Duration::from_millis(shared.config.timeout_ms));
-    let mut state = shared.state.lock();
-    let keys = keys(&state, namespace, hashes)?;
-    let spec = Arc::clone(&state.namespaces.get(namespace)?.spec);
-    Stats::add(&shared.stats.load_blocks, keys.len());
-    let wanted = keys.iter().map(|_| Wanted::Waiting).collect();
-    let asked = vec![false; keys.len()];
-    let mut acquire = Acquire { shared, owner, spec, keys, wanted, asked, deadline };
-    loop {
-        acquire.lease_readable(&mut state);
-        let (full, begun) = acquire.fetch_missing(&mut state);
-        let waiting = acquire.wanted.iter().any(|w| matches!(w, Wanted::Waiting));
-        let have = acquire.wanted.iter().any(|w| matches!(w, Wanted::Leased(_)));
-        if !waiting || (full && have && !begun) || Instant::now() >= deadline {
-            break;
-        }
-        if begun {
-            drop(state);
-            io_queue::pump(shared);
-            state = shared.state.lock();
-            continue;
-        }
-        shared.changed.wait_until(&mut state, deadline);
-    }
-    drop(state);
-    Ok(acquire.grants())
-}
-
-impl Acquire<'_> {
-    fn waiting(&self) -> Vec<usize> {
-        (0..self.keys.len()).filter(|&i| matches!(self.wanted[i], Wanted::Waiting)).collect()
-    }
-
-    /// First of all, so that no fetch of this call evicts a block that it wants, too.
-    fn lease_readable(&mut self, state: &mut State) {
-        for i in self.waiting() {
-            let Some(id) = state.readable(&self.keys[i]) else { continue };
-            let runs = state.slot(id).runs.clone();
-            // Loads are what recency is made of: a claim before the load is the same use.
-            state.policy.touch(id);
-            self.wanted[i] = match state.lease(self.owner, id) {
-                Ok(lease) => Wanted::Leased(Grant::Leased { lease: lease.0, runs }),
-                Err(error) => Wanted::Missed(error.kind()),
-            };
-        }
-    }
-
-    /// Starts fetches as far as the pool has room: whether it had too little, and whether any began.
-    fn fetch_missing(&mut self, state: &mut State) -> (bool, bool) {
-        let (mut full, mut begun) = (false, false);
-        let waiting = self.waiting();
-        let absent = waiting.iter().map(|&i| self.keys[i]).filter(|key| !state.index.contains_key(key));
-        let known = Known::peek(self.shared, absent.collect::<Vec<_>>().into_iter());
-        for i in waiting {
-            let key = self.keys[i];
-            match state.index.get(&key).map(|&id| state.slot(id).block.phase()) {
-                Some(Phase::Fetching) => self.asked[i] = true,
-                // Being dumped, or of an epoch that has passed: not to be had now.
-                Some(_) => self.wanted[i] = Wanted::Missed(ErrorKind::NotFound),
-                None if self.asked[i] => self.wanted[i] = Wanted::Missed(ErrorKind::NotFound),
-                None if full => {}
-                None => match known.tier_of(&key).or_else(|| known.is_unknown(&key).then_some(0)) {
-                    None => self.wanted[i] = Wanted::Missed(ErrorKind::NotFound),
-                    Some(tier) => match io_queue::fetch(state, key, &self.spec, tier, self.deadline) {
-                        Ok(_) => (self.asked[i], begun) = (true, true),
-                        Err(_) => full = true,
-                    },
-                },
-            }
-        }
-        (full, begun)
-    }
-
-    fn grants(self) -> Vec<Grant> {
-        let late = Instant::now() >= self.deadline;
-        let mut missed = 0;
-        let grants = self.wanted.into_iter().map(|wanted| {
-            let kind = match wanted {
-                Wanted::Leased(grant) => return grant,
-                Wanted::Missed(kind) => kind,
-                Wanted::Waiting if late => ErrorKind::Timeout,
-                Wanted::Waiting => ErrorKind::NoSpace,
-            };
-            missed += 1;
-            Grant::Refused { kind: kind.as_str().into() }
-        });
-        let grants = grants.collect();
-        Stats::add(&self.shared.stats.load_blocks_missed, missed);
-        grants
-    }
-}
-
 /// Moves namespaces to their next epoch, in every tier before the pool: no block dumped before is served again.
 pub(crate) fn reset(shared: &Arc<Shared>, namespaces: &[NamespaceHandle]) -> Result<Vec<[u8; 16]>> {
     let mut ids = Vec::with_capacity(namespaces.len());
@@ -359,7 +244,8 @@ pub(crate) fn reset(shared: &Arc<Shared>, namespaces: &[NamespaceHandle]) -> Res
             let state = shared.state.lock();
             let namespace = state.namespaces.get(handle)?;
             let epoch = namespace.epoch.checked_add(1);
-            let epoch = epoch.ok_or_else(|| Error::new(ErrorKind::Unsupported, "the namespace has no more epochs"))?;
+            let epoch = epoch
+                .ok_or_else(|| Error::new(ErrorKind::Unsupported, "the namespace has no more epochs"))?;
             (Arc::clone(&namespace.spec), epoch)
         };
         // The pool first: from here on nothing old is served from memory, and nothing old is written any more.

@@ -21,7 +21,8 @@ fn free_huge_bytes() -> u64 {
 }
 
 fn length(bytes: u64) -> Result<usize> {
-    let bad = || Error::new(ErrorKind::Config, "a pool of this size cannot be mapped").with("pool_bytes", bytes);
+    let bad =
+        || Error::new(ErrorKind::Config, "a pool of this size cannot be mapped").with("pool_bytes", bytes);
     usize::try_from(bytes).ok().filter(|&len| len > 0).ok_or_else(bad)
 }
 
@@ -59,7 +60,12 @@ impl PoolMapping {
         // SAFETY: a fresh private mapping at an address of the kernel's choice replaces nothing.
         let base = unsafe {
             let access = ProtFlags::READ | ProtFlags::WRITE;
-            rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, access, MapFlags::PRIVATE | MapFlags::NORESERVE)
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                len,
+                access,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
         };
         Self::mapped(base, bytes, None)
     }
@@ -67,7 +73,8 @@ impl PoolMapping {
     /// Maps a pool that another process made; `bytes` is what that process said.
     pub fn map(fd: OwnedFd, bytes: u64) -> Result<Self> {
         let len = length(bytes)?;
-        let real = rustix::fs::fstat(&fd).map_err(|e| Error::io("cannot look at the pool", e.into()))?.st_size;
+        let real =
+            rustix::fs::fstat(&fd).map_err(|e| Error::io("cannot look at the pool", e.into()))?.st_size;
         if u64::try_from(real).unwrap_or(0) < bytes {
             // A mapping past the end would end in SIGBUS.
             return Err(Error::new(ErrorKind::Protocol, "the pool is smaller than the depot said")
@@ -76,15 +83,26 @@ impl PoolMapping {
         }
         // SAFETY: a fresh shared mapping at an address of the kernel's choice replaces nothing.
         let base = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &fd, 0)
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                &fd,
+                0,
+            )
         };
         Self::mapped(base, bytes, Some(fd))
     }
 
-    fn mapped(base: rustix::io::Result<*mut std::ffi::c_void>, bytes: u64, fd: Option<OwnedFd>) -> Result<Self> {
+    fn mapped(
+        base: rustix::io::Result<*mut std::ffi::c_void>,
+        bytes: u64,
+        fd: Option<OwnedFd>,
+    ) -> Result<Self> {
         let base = base.map_err(|e| Error::io("cannot map the pool", e.into()).with("pool_bytes", bytes))?;
-        let base: NonNull<u8> =
-            NonNull::new(base.cast()).ok_or_else(|| Error::new(ErrorKind::Io, "the pool was mapped at address 0"))?;
+        let base: NonNull<u8> = NonNull::new(base.cast())
+            .ok_or_else(|| Error::new(ErrorKind::Io, "the pool was mapped at address 0"))?;
         let len = length(bytes)?;
         // Huge pages only where the system allows them; a refusal changes nothing but speed.
         // SAFETY: the range is the mapping just made.
@@ -108,8 +126,9 @@ impl PoolMapping {
     pub fn populate(&self, start: u64, len: u64) -> Result<()> {
         let run = self.resolve(Run { offset: start, len })?;
         // SAFETY: `resolve` checked that the range lies in the mapping.
-        unsafe { rustix::mm::madvise(run.ptr.cast(), run.len, Advice::LinuxPopulateWrite) }
-            .map_err(|e| Error::io("cannot populate the pool", e.into()).with("offset_bytes", start).with("bytes", len))
+        unsafe { rustix::mm::madvise(run.ptr.cast(), run.len, Advice::LinuxPopulateWrite) }.map_err(|e| {
+            Error::io("cannot populate the pool", e.into()).with("offset_bytes", start).with("bytes", len)
+        })
     }
 
     /// The memory of a run; an error when a peer names bytes outside of the pool.

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use kvdepot_core::limits::FRAME_BYTES_MAX;
 use kvdepot_core::{Error, ErrorKind, Result};
-use rustix::net::sockopt::{Timeout, set_socket_recv_buffer_size, set_socket_send_buffer_size, set_socket_timeout};
+use rustix::net::sockopt::{
+    Timeout, set_socket_recv_buffer_size, set_socket_send_buffer_size, set_socket_timeout,
+};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
@@ -73,7 +75,8 @@ impl SeqPacket {
             return Err(Error::new(ErrorKind::Protocol, "no room for a descriptor beside the frame"));
         }
         loop {
-            match rustix::net::sendmsg(&self.fd, &[IoSlice::new(frame)], &mut ancillary, SendFlags::NOSIGNAL) {
+            match rustix::net::sendmsg(&self.fd, &[IoSlice::new(frame)], &mut ancillary, SendFlags::NOSIGNAL)
+            {
                 Ok(_) => return Ok(()),
                 Err(rustix::io::Errno::INTR) => {}
                 Err(e) => return Err(lost("cannot send to the other side of the local door", e)),
@@ -99,17 +102,24 @@ impl SeqPacket {
                         }
                     }
                     if message.flags.contains(ReturnFlags::TRUNC) {
-                        return Err(Error::new(ErrorKind::Protocol, "a frame is too long").with("bytes_max", FRAME_BYTES_MAX));
+                        return Err(Error::new(ErrorKind::Protocol, "a frame is too long")
+                            .with("bytes_max", FRAME_BYTES_MAX));
                     }
                     if message.bytes == 0 {
-                        return Err(Error::new(ErrorKind::Closed, "the other side of the local door has gone"));
+                        return Err(Error::new(
+                            ErrorKind::Closed,
+                            "the other side of the local door has gone",
+                        ));
                     }
                     buffer.truncate(message.bytes);
                     return Ok(fd);
                 }
                 Err(rustix::io::Errno::INTR) => {}
                 Err(rustix::io::Errno::AGAIN) => {
-                    return Err(Error::new(ErrorKind::Timeout, "the other side of the local door did not answer in time"));
+                    return Err(Error::new(
+                        ErrorKind::Timeout,
+                        "the other side of the local door did not answer in time",
+                    ));
                 }
                 Err(e) => return Err(lost("cannot receive from the other side of the local door", e)),
             }
@@ -118,7 +128,8 @@ impl SeqPacket {
 
     fn set_recv_timeout(&mut self, deadline: Option<Instant>) -> Result<()> {
         // Zero would mean for ever; a passed deadline still takes what has come already.
-        let exact = deadline.map(|at| at.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
+        let exact =
+            deadline.map(|at| at.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
         // A time-out that is close enough stays: most frames then need no system call for it.
         let same = match (self.recv_timeout, exact) {
             (None, None) => true,
@@ -126,7 +137,8 @@ impl SeqPacket {
             _ => false,
         };
         if !same {
-            set_socket_timeout(&self.fd, Timeout::Recv, exact).map_err(|e| lost("cannot set a deadline", e))?;
+            set_socket_timeout(&self.fd, Timeout::Recv, exact)
+                .map_err(|e| lost("cannot set a deadline", e))?;
             self.recv_timeout = exact;
         }
         Ok(())
@@ -135,7 +147,9 @@ impl SeqPacket {
 
 fn lost(what: &str, errno: rustix::io::Errno) -> Error {
     let kind = match errno {
-        rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET | rustix::io::Errno::NOTCONN => ErrorKind::Closed,
+        rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET | rustix::io::Errno::NOTCONN => {
+            ErrorKind::Closed
+        }
         rustix::io::Errno::AGAIN => ErrorKind::Timeout,
         _ => ErrorKind::Io,
     };

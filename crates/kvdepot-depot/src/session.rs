@@ -10,7 +10,7 @@ use kvdepot_core::{Error, ErrorKind, Result};
 
 use crate::depot::Shared;
 use crate::message::{ClaimGroup, HELLO_MAGIC, Hashes, PROTOCOL_VERSION, Request, Response};
-use crate::{claim, io_queue, ops};
+use crate::{acquire, claim, io_queue, ops};
 
 /// How long opening a claim waits for tiers that answer quickly, so that most claims need no second call.
 const CLAIM_GRACE: Duration = Duration::from_micros(1500);
@@ -39,7 +39,9 @@ impl Session {
                 let (handle, id, epoch) = ops::open_namespace(shared, &canonical)?;
                 Response::Namespace { handle, id, epoch }
             }
-            Request::Lookup { namespace, hashes } => Response::Present(ops::lookup(shared, namespace, &hashes)?),
+            Request::Lookup { namespace, hashes } => {
+                Response::Present(ops::lookup(shared, namespace, &hashes)?)
+            }
             Request::LookupPrefix { namespaces, hashes } => {
                 Response::Prefix(ops::lookup_prefix(shared, &namespaces, &hashes)?)
             }
@@ -47,7 +49,9 @@ impl Session {
                 ops::prefetch(shared, namespace, &hashes)?;
                 Response::Ok
             }
-            Request::ClaimOpen { groups, hashes, skip, limit } => self.open_claim(&groups, &hashes, skip, limit)?,
+            Request::ClaimOpen { groups, hashes, skip, limit } => {
+                self.open_claim(&groups, &hashes, skip, limit)?
+            }
             Request::ClaimPoll { claim, settle } => self.poll_claim(claim, settle)?,
             Request::ClaimRelease { claim } => {
                 let mut state = shared.state.lock();
@@ -71,7 +75,7 @@ impl Session {
             }
             Request::Acquire { namespace, hashes, wait_ms } => {
                 let wait = Duration::from_millis(wait_ms.into());
-                Response::Grants(ops::acquire(shared, self.owner, namespace, &hashes, wait)?)
+                Response::Grants(acquire::acquire(shared, self.owner, namespace, &hashes, wait)?)
             }
             Request::Reset { namespaces } => Response::Epochs(ops::reset(shared, &namespaces)?),
             Request::Drain { wait_ms } => {
@@ -84,7 +88,10 @@ impl Session {
 
     fn welcome(&self, magic: u64, version: u32) -> Result<Response> {
         if magic != HELLO_MAGIC {
-            return Err(Error::new(ErrorKind::Protocol, "this is a kvdepot: the first frame must be its hello"));
+            return Err(Error::new(
+                ErrorKind::Protocol,
+                "this is a kvdepot: the first frame must be its hello",
+            ));
         }
         if version != PROTOCOL_VERSION {
             return Err(Error::new(
@@ -105,19 +112,30 @@ impl Session {
         })
     }
 
-    fn open_claim(&self, groups: &[ClaimGroup], hashes: &Hashes<'_>, skip: u32, limit: u32) -> Result<Response> {
+    fn open_claim(
+        &self,
+        groups: &[ClaimGroup],
+        hashes: &Hashes<'_>,
+        skip: u32,
+        limit: u32,
+    ) -> Result<Response> {
         let bad = |what: &str| Error::new(ErrorKind::Protocol, what.to_owned());
         let count = hashes.count()?;
         let (skip, limit) = (skip as usize, (limit as usize).min(count));
         let namespaces: usize = groups.iter().map(|group| group.namespaces.len()).sum();
-        if namespaces == 0 || namespaces > CLAIM_NAMESPACES_MAX || groups.iter().any(|g| g.namespaces.is_empty()) {
+        if namespaces == 0
+            || namespaces > CLAIM_NAMESPACES_MAX
+            || groups.iter().any(|g| g.namespaces.is_empty())
+        {
             return Err(bad("a claim spans 1 to 512 namespaces").with("namespaces", namespaces));
         }
-        if let Some(group) = groups
-            .iter()
-            .find(|g| !(1..=BATCH_HASHES_MAX).contains(&(g.hashes_per_block as usize)) || skip % g.hashes_per_block as usize != 0)
-        {
-            return Err(bad("a claim begins at a block's border").with("skip", skip).with("hashes_per_block", group.hashes_per_block));
+        if let Some(group) = groups.iter().find(|g| {
+            !(1..=BATCH_HASHES_MAX).contains(&(g.hashes_per_block as usize))
+                || skip % g.hashes_per_block as usize != 0
+        }) {
+            return Err(bad("a claim begins at a block's border")
+                .with("skip", skip)
+                .with("hashes_per_block", group.hashes_per_block));
         }
         let groups = groups
             .iter()
@@ -129,7 +147,8 @@ impl Session {
                 },
             })
             .collect();
-        let id = claim::open(&self.shared, self.owner, groups, hashes.iter().collect(), skip, limit.max(skip))?;
+        let id =
+            claim::open(&self.shared, self.owner, groups, hashes.iter().collect(), skip, limit.max(skip))?;
         let grace = Instant::now() + CLAIM_GRACE;
         let mut state = self.shared.state.lock();
         loop {

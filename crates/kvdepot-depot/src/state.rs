@@ -98,7 +98,12 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub(crate) fn new(pool_bytes: u64, policy: Box<dyn EvictionPolicy>, has_tiers: bool, keeps: bool) -> Self {
+    pub(crate) fn new(
+        pool_bytes: u64,
+        policy: Box<dyn EvictionPolicy>,
+        has_tiers: bool,
+        keeps: bool,
+    ) -> Self {
         Self {
             slots: Vec::new(),
             free_ids: Vec::new(),
@@ -173,16 +178,21 @@ impl State {
                 return None;
             }
             let slots = &self.slots;
-            let victim = self
-                .policy
-                .victim(&mut |id| slots[id as usize].as_ref().is_some_and(|slot| slot.block.is_evictable()))?;
+            let victim = self.policy.victim(&mut |id| {
+                slots[id as usize].as_ref().is_some_and(|slot| slot.block.is_evictable())
+            })?;
             self.evicted += 1;
             self.free(victim);
         }
     }
 
     /// Makes room for a block and enters it into the index. The caller has checked that the key is not there.
-    pub(crate) fn insert(&mut self, key: BlockKey, spec: &Arc<NamespaceSpec>, block: Block) -> Result<SlotId> {
+    pub(crate) fn insert(
+        &mut self,
+        key: BlockKey,
+        spec: &Arc<NamespaceSpec>,
+        block: Block,
+    ) -> Result<SlotId> {
         let bytes = spec.layout().slot_bytes();
         let filling = block.phase() == Phase::Filling;
         if filling && self.has_tiers {
@@ -218,7 +228,9 @@ impl State {
         let slot = self.slots[id as usize].take().expect("a slot is freed once");
         debug_assert!(slot.block.leases() == 0 && !slot.block.is_writing(), "a slot in use is not freed");
         match slot.block.phase() {
-            Phase::Filling | Phase::Fetching | Phase::Quarantined => *self.held.arriving(slot.from_tier) -= slot.bytes,
+            Phase::Filling | Phase::Fetching | Phase::Quarantined => {
+                *self.held.arriving(slot.from_tier) -= slot.bytes
+            }
             Phase::Sealed => {
                 if slot.block.is_dirty() {
                     self.held.dirty -= slot.bytes;

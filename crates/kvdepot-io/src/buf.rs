@@ -105,7 +105,13 @@ impl SlotBuf {
 
 impl fmt::Debug for SlotBuf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SlotBuf({} bytes in {} runs, {} holders)", self.len(), self.runs.len(), Arc::strong_count(&self.keep))
+        write!(
+            f,
+            "SlotBuf({} bytes in {} runs, {} holders)",
+            self.len(),
+            self.runs.len(),
+            Arc::strong_count(&self.keep)
+        )
     }
 }
 
@@ -116,7 +122,8 @@ struct AlignedMemory {
 
 impl AlignedMemory {
     fn zeroed(len: usize) -> Self {
-        let layout = std::alloc::Layout::from_size_align(len.max(1), 4096).expect("a length that fits an address");
+        let layout =
+            std::alloc::Layout::from_size_align(len.max(1), 4096).expect("a length that fits an address");
         // SAFETY: the layout has a size of at least one byte.
         let ptr = unsafe { std::alloc::alloc_zeroed(layout) };
         if ptr.is_null() {

@@ -15,7 +15,10 @@ pub(crate) fn hashes(sequence: &Bound<'_, PyAny>) -> PyResult<Vec<BlockHash>> {
         }
         return Ok(out);
     }
-    sequence.try_iter()?.map(|item| BlockHash::from_engine(item?.cast::<PyBytes>()?.as_bytes()).or_raise()).collect()
+    sequence
+        .try_iter()?
+        .map(|item| BlockHash::from_engine(item?.cast::<PyBytes>()?.as_bytes()).or_raise())
+        .collect()
 }
 
 /// A description from the facts and the layout, both JSON.

@@ -56,14 +56,22 @@ impl Depot {
 impl Depot {
     #[staticmethod]
     fn embedded(py: Python<'_>, config_json: &str) -> PyResult<Self> {
-        let attachment = py.detach(|| Attachment::embedded(CoreDepot::start_private(DepotConfig::from_json(config_json)?)?));
+        let attachment = py
+            .detach(|| Attachment::embedded(CoreDepot::start_private(DepotConfig::from_json(config_json)?)?));
         Ok(Self::new(attachment.or_raise()?))
     }
 
     #[staticmethod]
     #[pyo3(signature = (socket_path, spawn = None, wait_ms = 10_000, call_timeout_ms = 8))]
-    fn connect(py: Python<'_>, socket_path: &str, spawn: Option<Vec<String>>, wait_ms: u64, call_timeout_ms: u64) -> PyResult<Self> {
-        let (wait, call_timeout) = (Duration::from_millis(wait_ms), Duration::from_millis(call_timeout_ms.max(1)));
+    fn connect(
+        py: Python<'_>,
+        socket_path: &str,
+        spawn: Option<Vec<String>>,
+        wait_ms: u64,
+        call_timeout_ms: u64,
+    ) -> PyResult<Self> {
+        let (wait, call_timeout) =
+            (Duration::from_millis(wait_ms), Duration::from_millis(call_timeout_ms.max(1)));
         let attachment = py.detach(|| Attachment::connect(socket_path.into(), spawn, wait, call_timeout));
         Ok(Self::new(attachment.or_raise()?))
     }
@@ -82,14 +90,19 @@ impl Depot {
     }
 
     #[pyo3(signature = (namespace, copy_threads = 0, timeout_ms = 30_000))]
-    fn store(&self, py: Python<'_>, namespace: &Namespace, copy_threads: usize, timeout_ms: u64) -> PyResult<Store> {
+    fn store(
+        &self,
+        py: Python<'_>,
+        namespace: &Namespace,
+        copy_threads: usize,
+        timeout_ms: u64,
+    ) -> PyResult<Store> {
         let (attachment, spec) = (self.attachment()?, Arc::clone(&namespace.spec));
         let timeout = Duration::from_millis(timeout_ms.max(1));
         let store = py.detach(|| CoreStore::new(&attachment, spec, self.engine(copy_threads)?, timeout));
         Ok(Store::new(store.or_raise()?))
     }
 
-    #[expect(clippy::type_complexity, reason = "the shape of the Python argument")]
     fn claim(
         &self,
         py: Python<'_>,
@@ -107,13 +120,15 @@ impl Depot {
                 hashes_per_block,
             })
             .collect();
-        let claim = py.detach(|| kvdepot_depot::client::Claim::open(&attachment, &groups, &hashes, skip, limit));
+        let claim =
+            py.detach(|| kvdepot_depot::client::Claim::open(&attachment, &groups, &hashes, skip, limit));
         Ok(Claim::new(claim.or_raise()?))
     }
 
     fn reset(&self, py: Python<'_>, namespaces: Vec<PyRef<'_, Namespace>>) -> PyResult<()> {
         let attachment = self.attachment()?;
-        let specs: Vec<Arc<NamespaceSpec>> = namespaces.iter().map(|namespace| Arc::clone(&namespace.spec)).collect();
+        let specs: Vec<Arc<NamespaceSpec>> =
+            namespaces.iter().map(|namespace| Arc::clone(&namespace.spec)).collect();
         py.detach(|| attachment.reset(&specs)).or_raise()
     }
 

@@ -71,7 +71,8 @@ fn classes(py: Python<'_>) -> PyResult<&Py<PyDict>> {
     CLASSES.get_or_try_init(py, || {
         let globals = PyDict::new(py);
         globals.set_item("__name__", "kvdepot._native")?;
-        let source = CString::new(SOURCE).map_err(|e| pyo3::exceptions::PyRuntimeError::new_err(e.to_string()))?;
+        let source =
+            CString::new(SOURCE).map_err(|e| pyo3::exceptions::PyRuntimeError::new_err(e.to_string()))?;
         py.run(&source, Some(&globals), None)?;
         Ok(globals.unbind())
     })
@@ -91,7 +92,8 @@ pub(crate) fn raise(error: &Error) -> PyErr {
     Python::attach(|py| {
         let make = || -> PyResult<PyErr> {
             let class = classes(py)?.bind(py).get_item(class_name(error.kind()))?;
-            let class = class.ok_or_else(|| pyo3::exceptions::PyRuntimeError::new_err("no such exception class"))?;
+            let class =
+                class.ok_or_else(|| pyo3::exceptions::PyRuntimeError::new_err("no such exception class"))?;
             let value = class.call1((error.to_string(),))?;
             value.setattr("kind", error.kind().as_str())?;
             Ok(PyErr::from_value(value))

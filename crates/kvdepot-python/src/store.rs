@@ -42,7 +42,9 @@ fn contiguous<'a, T: numpy::Element>(array: &'a PyReadonlyArray1<'_, T>, name: &
 fn rows<'a>(array: &'a PyReadonlyArray2<'_, u64>) -> PyResult<&'a [u64]> {
     array.as_slice().map_err(|_| {
         let shape = format!("{:?}", array.shape());
-        crate::errors::raise(&Error::new(ErrorKind::Config, "addresses must be a contiguous array").with("shape", shape))
+        crate::errors::raise(
+            &Error::new(ErrorKind::Config, "addresses must be a contiguous array").with("shape", shape),
+        )
     })
 }
 
@@ -53,8 +55,14 @@ impl Store {
         Namespace { spec: Arc::clone(&self.namespace) }
     }
 
-    fn register_pages(&self, bases: PyReadonlyArray1<'_, u64>, strides: PyReadonlyArray1<'_, i64>, page_count: u64) -> PyResult<()> {
-        let (bases, strides) = (contiguous(&bases, "bases")?.to_vec(), contiguous(&strides, "strides")?.to_vec());
+    fn register_pages(
+        &self,
+        bases: PyReadonlyArray1<'_, u64>,
+        strides: PyReadonlyArray1<'_, i64>,
+        page_count: u64,
+    ) -> PyResult<()> {
+        let (bases, strides) =
+            (contiguous(&bases, "bases")?.to_vec(), contiguous(&strides, "strides")?.to_vec());
         PageTable::new(self.namespace.layout(), bases.clone(), strides.clone(), page_count).or_raise()?;
         self.store()?.register_pages(bases, strides, page_count).or_raise()
     }
@@ -133,12 +141,20 @@ impl Store {
         Ok(PyArray1::from_iter(py, present.into_iter().map(|byte| byte != 0)))
     }
 
-    fn lookup_on_prefix(&self, py: Python<'_>, #[pyo3(from_py_with = hashes)] hashes: Vec<BlockHash>) -> PyResult<usize> {
+    fn lookup_on_prefix(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = hashes)] hashes: Vec<BlockHash>,
+    ) -> PyResult<usize> {
         let store = self.store()?;
         Ok(py.detach(|| store.lookup_on_prefix(&hashes)))
     }
 
-    fn prefetch(&self, py: Python<'_>, #[pyo3(from_py_with = hashes)] hashes: Vec<BlockHash>) -> PyResult<()> {
+    fn prefetch(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = hashes)] hashes: Vec<BlockHash>,
+    ) -> PyResult<()> {
         let store = self.store()?;
         py.detach(|| store.prefetch(&hashes));
         Ok(())

@@ -36,7 +36,12 @@ pub fn serve(
     let Some(lock) = DoorLock::take(socket)? else { return Ok(Ended::AlreadyServed) };
     let depot = Arc::new(Depot::start(config)?);
     let door = LocalDoor::open(&lock)?;
-    tracing::info!("serving {} at {} (pid {})", depot.config().pipeline, socket.display(), std::process::id());
+    tracing::info!(
+        "serving {} at {} (pid {})",
+        depot.config().pipeline,
+        socket.display(),
+        std::process::id()
+    );
     let ended = door.run(&depot, idle_exit, keep_on);
     drop(door);
     drop(depot);

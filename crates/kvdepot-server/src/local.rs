@@ -46,20 +46,30 @@ impl LocalDoor {
         let path = lock.socket().to_owned();
         if let Ok(meta) = std::fs::symlink_metadata(&path) {
             if !meta.file_type().is_socket() {
-                return Err(Error::new(ErrorKind::Config, "something that is no socket lies where the socket should be")
-                    .with("path", path.display()));
+                return Err(Error::new(
+                    ErrorKind::Config,
+                    "something that is no socket lies where the socket should be",
+                )
+                .with("path", path.display()));
             }
-            std::fs::remove_file(&path)
-                .map_err(|e| Error::io("cannot remove a dead depot's socket", e).with("path", path.display()))?;
+            std::fs::remove_file(&path).map_err(|e| {
+                Error::io("cannot remove a dead depot's socket", e).with("path", path.display())
+            })?;
         }
         let listener = SeqPacket::listen(&path, BACKLOG)?;
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))
-            .map_err(|e| Error::io("cannot restrict the socket to its user", e).with("path", path.display()))?;
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).map_err(|e| {
+            Error::io("cannot restrict the socket to its user", e).with("path", path.display())
+        })?;
         Ok(Self { path, listener, open: Arc::new(AtomicUsize::new(0)) })
     }
 
     /// Serves until `keep_on` says no or the door was idle for long enough; then ends all connections.
-    pub fn run(&self, depot: &Arc<Depot>, idle_exit: Option<Duration>, keep_on: &mut dyn FnMut() -> bool) -> Result<Ended> {
+    pub fn run(
+        &self,
+        depot: &Arc<Depot>,
+        idle_exit: Option<Duration>,
+        keep_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Ended> {
         let mut connections: Vec<Connection> = Vec::new();
         let mut idle_since = Instant::now();
         let ended = loop {

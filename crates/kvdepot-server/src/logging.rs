@@ -25,13 +25,21 @@ pub fn init(level: &str, path: Option<&Path>) -> Result<bool> {
     let level = level.to_ascii_lowercase();
     let level = if level == "warning" { "warn" } else { level.as_str() };
     if !LEVELS.contains(&level) {
-        return Err(Error::new(ErrorKind::Config, "a log level is one of error, warn, info, debug, trace").with("level", level));
+        return Err(Error::new(ErrorKind::Config, "a log level is one of error, warn, info, debug, trace")
+            .with("level", level));
     }
-    let builder = tracing_subscriber::fmt().with_env_filter(EnvFilter::new(level)).with_timer(UnixMillis).with_ansi(false).with_target(false);
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::new(level))
+        .with_timer(UnixMillis)
+        .with_ansi(false)
+        .with_target(false);
     let set = match path {
         None => builder.with_writer(std::io::stderr).try_init(),
         Some(path) => {
-            let file = OpenOptions::new().create(true).append(true).open(path)
+            let file = OpenOptions::new()
+                .create(true)
+                .append(true)
+                .open(path)
                 .map_err(|e| Error::io("cannot open the log file", e).with("path", path.display()))?;
             builder.with_writer(Mutex::new(file)).try_init()
         }

@@ -1,6 +1,7 @@
 //! P4 and P6: processes are killed with -9 or stopped at any moment; nothing leaks, nobody waits, all goes on.
 //!
 //! Roles run in children: this very test binary, started again with `KVDEPOT_TEST_ROLE`.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
 
@@ -43,7 +44,8 @@ fn role_main() {
     let socket = std::path::PathBuf::from(std::env::var(SOCKET).unwrap());
     match role.as_str() {
         "depot" => {
-            kvdepot_server::serve(config(32 << 20, serde_json::json!({})), &socket, None, &mut || true).unwrap();
+            kvdepot_server::serve(config(32 << 20, serde_json::json!({})), &socket, None, &mut || true)
+                .unwrap();
         }
         "client" => busy_client(&socket),
         other => panic!("no such role: {other}"),
@@ -60,9 +62,13 @@ fn busy_client(socket: &Path) {
         let hashes: Vec<u64> = (0..8).map(|i| 1000 + (round * 8 + i) % 200).collect();
         engine.dump(&hashes, &engine.all_pages()[..8]);
         // SAFETY: the engine lives for ever.
-        let dump = unsafe { engine.store.begin_dump_pages((0..4).map(|i| hash(5000 + round * 4 + i)).collect(), &[0, 1, 2, 3]) }.unwrap();
+        let dump = unsafe {
+            engine.store.begin_dump_pages((0..4).map(|i| hash(5000 + round * 4 + i)).collect(), &[0, 1, 2, 3])
+        }
+        .unwrap();
         dump.submit_shard(0).unwrap();
-        let group = ClaimGroupSpec { namespaces: vec![Arc::clone(&spec)], window_blocks: 0, hashes_per_block: 1 };
+        let group =
+            ClaimGroupSpec { namespaces: vec![Arc::clone(&spec)], window_blocks: 0, hashes_per_block: 1 };
         let wanted: Vec<_> = hashes.iter().map(|&n| hash(n)).collect();
         let _claim = Claim::open(&attachment, &[group], &wanted, 0, 8).unwrap();
         engine.load(&hashes, &engine.all_pages()[8..]);
@@ -94,13 +100,19 @@ fn killed_clients_leak_nothing() {
         child.kill().unwrap();
         child.wait().unwrap();
         eventually("everything held by the dead given back", || {
-            ["pool_filling_bytes", "pool_leased_bytes", "claims_open"].iter().all(|name| gauge(&attachment, name) == 0)
+            ["pool_filling_bytes", "pool_leased_bytes", "claims_open"]
+                .iter()
+                .all(|name| gauge(&attachment, name) == 0)
         });
     }
     let mut engine = Engine::new(&attachment, &namespace(), 128);
     engine.fill(9);
     let all: Vec<u64> = (0..128).map(|i| 90_000 + i).collect();
-    assert!(engine.dump(&all, &engine.all_pages()).is_empty(), "the whole pool is usable: {}", attachment.stats());
+    assert!(
+        engine.dump(&all, &engine.all_pages()).is_empty(),
+        "the whole pool is usable: {}",
+        attachment.stats()
+    );
     engine.clear();
     assert!(engine.load(&all, &engine.all_pages()).is_empty());
     assert!((0..128).all(|page| engine.holds(page, page, 9)));
@@ -148,11 +160,13 @@ fn a_hung_depot_costs_one_bounded_wait() {
     let spec = namespace();
     let engine = Engine::new(&attachment, &spec, 8);
     assert!(engine.dump(&[1, 2], &[0, 1]).is_empty());
-    let group = || ClaimGroupSpec { namespaces: vec![Arc::clone(&spec)], window_blocks: 0, hashes_per_block: 1 };
+    let group =
+        || ClaimGroupSpec { namespaces: vec![Arc::clone(&spec)], window_blocks: 0, hashes_per_block: 1 };
     let claim = || Claim::open(&attachment, &[group()], &[hash(1), hash(2)], 0, 2).unwrap();
     assert_eq!(claim().wait(LONG), (true, 2, 0));
     kill_process(pid, Signal::STOP).unwrap();
-    let stopped = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::UNTRACED).unwrap().unwrap();
+    let stopped =
+        rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::UNTRACED).unwrap().unwrap();
     assert!(stopped.1.stopped());
     assert_eq!(claim().poll(), (true, 0, 0), "a hung depot is a miss");
     assert!(!attachment.attached());
@@ -172,7 +186,8 @@ fn racing_starters_start_one_depot() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("d.sock");
     let test = std::env::current_exe().unwrap().display().to_string();
-    let script = format!("{ROLE}=depot {SOCKET}={} exec {test} --exact role_main --nocapture", socket.display());
+    let script =
+        format!("{ROLE}=depot {SOCKET}={} exec {test} --exact role_main --nocapture", socket.display());
     let command = vec!["sh".to_owned(), "-c".to_owned(), script];
     let threads: Vec<_> = (0..6)
         .map(|_| {

@@ -1,5 +1,6 @@
 //! Bad input at the local door: garbage, wrong versions and wrong places get a clear answer or a closed connection, and
 //! nobody else notices.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
 
@@ -9,7 +10,9 @@ use std::time::Instant;
 use common::{Engine, LONG, Served, config, hash, spec};
 use kvdepot_core::{BlockLayout, ErrorKind};
 use kvdepot_depot::client::Attachment;
-use kvdepot_depot::message::{HELLO_MAGIC, Hashes, PROTOCOL_VERSION, Request, Response, Shards, decode, encode};
+use kvdepot_depot::message::{
+    HELLO_MAGIC, Hashes, PROTOCOL_VERSION, Request, Response, Shards, decode, encode,
+};
 use kvdepot_depot::seqpacket::SeqPacket;
 use kvdepot_server::{DoorLock, Ended, LocalDoor, serve};
 use proptest::prelude::*;
@@ -28,7 +31,9 @@ fn say(socket: &mut SeqPacket, frame: &[u8]) -> Option<Response> {
 
 fn is_closed(socket: &mut SeqPacket) -> bool {
     let mut buffer = Vec::new();
-    socket.recv(&mut buffer, Some(Instant::now() + LONG)).is_err_and(|error| error.kind() == ErrorKind::Closed)
+    socket
+        .recv(&mut buffer, Some(Instant::now() + LONG))
+        .is_err_and(|error| error.kind() == ErrorKind::Closed)
 }
 
 fn wait_for(served: &Served) -> SeqPacket {
@@ -104,7 +109,9 @@ fn leases_are_good_for_their_owner_only() {
     };
     let (mut one, mut two) = (greet(), greet());
     let acquire = Request::Acquire { namespace: 0, hashes: Hashes(hash(1).0.to_vec().into()), wait_ms: 1000 };
-    let Some(Response::Grants(grants)) = say(&mut one, &encode(2, &acquire).unwrap()) else { panic!("no grants") };
+    let Some(Response::Grants(grants)) = say(&mut one, &encode(2, &acquire).unwrap()) else {
+        panic!("no grants")
+    };
     let kvdepot_depot::message::Grant::Leased { lease, .. } = grants[0] else { panic!("not leased") };
     let release = encode(3, &Request::Release { leases: vec![lease] }).unwrap();
     assert!(matches!(say(&mut two, &release), Some(Response::Failed { kind, .. }) if kind == "protocol"));
@@ -142,7 +149,7 @@ fn garbage_frames_close_their_connection_and_no_other() {
             Ok(())
         })
         .unwrap();
-    let mut socket = SeqPacket::connect(&served.socket).unwrap();
+    let socket = SeqPacket::connect(&served.socket).unwrap();
     let _ = socket.send(&vec![0u8; 300 << 10], None);
     assert!(engine.dump(&[1, 2], &[0, 1]).is_empty());
     engine.clear();

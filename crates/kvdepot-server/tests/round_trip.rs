@@ -1,4 +1,5 @@
 //! P1 through both doors: what was dumped comes back whole, under its own name only.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
 
@@ -38,7 +39,11 @@ fn pages_come_back_to_other_pages() {
             let pages: Vec<i64> = (0..10).map(|i| 19 - i).collect();
             assert!(engine.load(&hashes, &pages).is_empty());
             assert!((0..10).all(|i| engine.holds(19 - i, i, 7)), "layout {i}");
-            assert_eq!(engine.load(&[3, 99, 4], &[0, 1, 2]), [1], "an unknown block is a miss, the others come");
+            assert_eq!(
+                engine.load(&[3, 99, 4], &[0, 1, 2]),
+                [1],
+                "an unknown block is a miss, the others come"
+            );
         }
     });
 }
@@ -59,7 +64,8 @@ fn namespaces_do_not_see_each_other() {
 #[test]
 fn layer_dumps_are_visible_only_when_whole() {
     both_doors(16 << 20, |attachment| {
-        let mut engine = Engine::new(attachment, &spec("layers", BlockLayout::uniform(3, &[8192]).unwrap()), 8);
+        let mut engine =
+            Engine::new(attachment, &spec("layers", BlockLayout::uniform(3, &[8192]).unwrap()), 8);
         engine.fill(3);
         let hashes: Vec<_> = (0..4).map(hash).collect();
         // SAFETY: the engine's tensors live until the end of this test, and nobody writes them before the task is done.
@@ -81,11 +87,14 @@ fn layer_dumps_are_visible_only_when_whole() {
 #[test]
 fn a_dump_given_up_half_way_leaves_nothing() {
     both_doors(8 << 20, |attachment| {
-        let mut engine = Engine::new(attachment, &spec("half", BlockLayout::uniform(2, &[1 << 20]).unwrap()), 4);
+        let mut engine =
+            Engine::new(attachment, &spec("half", BlockLayout::uniform(2, &[1 << 20]).unwrap()), 4);
         engine.fill(3);
         for round in 0..5 {
             // SAFETY: as above; the copy of shard 0 has ended when `wait_shard` returns.
-            let dump = unsafe { engine.store.begin_dump_pages(vec![hash(round), hash(100 + round)], &[0, 1]) }.unwrap();
+            let dump =
+                unsafe { engine.store.begin_dump_pages(vec![hash(round), hash(100 + round)], &[0, 1]) }
+                    .unwrap();
             dump.submit_shard(0).unwrap();
             assert!(dump.state().wait_shard(0, Some(LONG)));
         }
@@ -129,7 +138,8 @@ fn the_pool_evicts_what_is_old_and_keeps_what_is_claimed() {
         engine.fill(1);
         let first: Vec<u64> = (0..8).collect();
         assert!(engine.dump(&first, &engine.all_pages()[..8]).is_empty());
-        let group = ClaimGroupSpec { namespaces: vec![Arc::clone(&spec)], window_blocks: 0, hashes_per_block: 1 };
+        let group =
+            ClaimGroupSpec { namespaces: vec![Arc::clone(&spec)], window_blocks: 0, hashes_per_block: 1 };
         let hashes: Vec<_> = (0..20).map(hash).collect();
         let mut claim = Claim::open(attachment, &[group], &hashes, 0, 20).unwrap();
         assert_eq!(claim.wait(LONG), (true, 8, 0));
@@ -137,7 +147,14 @@ fn the_pool_evicts_what_is_old_and_keeps_what_is_claimed() {
         assert!(engine.dump(&many, &engine.all_pages()[..30]).is_empty());
         assert_eq!(engine.store.lookup_on_prefix(&hashes), 8, "claimed blocks were evicted");
         claim.release();
-        assert!(engine.dump(&[200, 201, 202, 203, 204, 205, 206, 207, 208, 209, 210, 211, 212, 213, 214, 215], &engine.all_pages()[..16]).is_empty());
+        assert!(
+            engine
+                .dump(
+                    &[200, 201, 202, 203, 204, 205, 206, 207, 208, 209, 210, 211, 212, 213, 214, 215],
+                    &engine.all_pages()[..16]
+                )
+                .is_empty()
+        );
         assert_eq!(engine.store.lookup_on_prefix(&hashes), 0, "old blocks stayed");
     });
 }

@@ -1,4 +1,5 @@
 //! Pool and tier together: write-behind, restart, claims that take turns, reset, faults. P1, P2, P4, P5.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
 
@@ -141,8 +142,9 @@ fn a_hit_needs_all_ranks_and_only_the_window_s_end() {
     // The window's group has blocks 10 to 13 only.
     dump_all(&attachment, &engines[2], 10, 4);
     let both = ClaimGroupSpec { namespaces: specs[..2].to_vec(), window_blocks: 0, hashes_per_block: 1 };
-    assert_eq!(claim(&attachment, &[both.clone()], 0..20).wait(LONG), (true, 15, 0));
-    let window = ClaimGroupSpec { namespaces: vec![Arc::clone(&specs[2])], window_blocks: 3, hashes_per_block: 1 };
+    assert_eq!(claim(&attachment, std::slice::from_ref(&both), 0..20).wait(LONG), (true, 15, 0));
+    let window =
+        ClaimGroupSpec { namespaces: vec![Arc::clone(&specs[2])], window_blocks: 3, hashes_per_block: 1 };
     assert_eq!(claim(&attachment, &[both.clone(), window.clone()], 0..20).wait(LONG), (true, 14, 0));
     // The same from files only.
     drop(engines);
@@ -189,7 +191,8 @@ fn a_failing_tier_costs_blocks_and_never_bytes() {
         engine.fill(6);
         dump_all(&attachment, &engine, 0, 100);
     }
-    let attachment = embedded(on_disk(16 << 20, directory.path(), serde_json::json!({"faults": "read_eio=0.1,seed=7"})));
+    let attachment =
+        embedded(on_disk(16 << 20, directory.path(), serde_json::json!({"faults": "read_eio=0.1,seed=7"})));
     let mut engine = Engine::new(&attachment, &spec, 100);
     engine.clear();
     let names: Vec<u64> = (0..100).collect();
@@ -265,7 +268,8 @@ fn a_tier_that_hangs_delays_nobody_beyond_the_deadline() {
     assert!(engine.load(&names, &engine.all_pages()[8..]).is_empty());
     assert!((0..8).all(|i| engine.holds(8 + i, i, 1)));
     // SAFETY: no memory is named that does not outlive the test.
-    let load = unsafe { engine.store.load_pages((0..8).map(hash).collect(), &engine.all_pages()[..8]) }.unwrap();
+    let load =
+        unsafe { engine.store.load_pages((0..8).map(hash).collect(), &engine.all_pages()[..8]) }.unwrap();
     assert!(load.wait(Some(Duration::from_secs(20))) && load.failed().len() == 8);
     // A device that never answers cannot be waited for: its threads and this depot end with the process.
     std::mem::forget(attachment);

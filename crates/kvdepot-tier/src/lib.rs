@@ -7,6 +7,7 @@ pub mod conformance;
 pub mod empty;
 pub mod fake;
 pub mod format;
+pub mod guard;
 pub mod posix;
 pub mod registry;
 mod shared_tier;
@@ -19,6 +20,7 @@ use kvdepot_io::SlotBuf;
 
 pub use empty::EmptyTier;
 pub use fake::FakeTier;
+pub use guard::{GuardConfig, Guarded};
 pub use posix::{PosixConfig, PosixTier};
 
 /// Called once, from any thread, when an operation has ended, possibly before the call that began it returns; must

@@ -75,7 +75,12 @@ impl Attachment {
 
     /// Attaches to the depot at `path`, started with `command` when none answers; waits up to `wait` for the first
     /// attachment, then goes on in the background. Only a peer that cannot be talked to is an error.
-    pub fn connect(path: PathBuf, command: Option<Vec<String>>, wait: Duration, call_timeout: Duration) -> Result<Arc<Self>> {
+    pub fn connect(
+        path: PathBuf,
+        command: Option<Vec<String>>,
+        wait: Duration,
+        call_timeout: Duration,
+    ) -> Result<Arc<Self>> {
         let spawner = command.map(|command| Spawner::new(path.clone(), command));
         let this = Arc::new(Self::new(Target::Socket { path, spawner }, call_timeout));
         let weak = Arc::downgrade(&this);
@@ -131,7 +136,14 @@ impl Attachment {
         }
         let Ok(generation) = self.generation() else { return Ok(()) };
         match self.open(&generation, spec) {
-            Err(error) if matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Closed | ErrorKind::Unavailable) => Ok(()),
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::Timeout | ErrorKind::Closed | ErrorKind::Unavailable
+                ) =>
+            {
+                Ok(())
+            }
             other => other.map(|_| ()),
         }
     }
@@ -158,7 +170,12 @@ impl Attachment {
     /// A lane of this generation, new or used.
     pub(crate) fn lane(self: &Arc<Self>, generation: &Arc<Generation>, wait: Duration) -> Result<LaneGuard> {
         if let Some(lane) = generation.lanes.lock().pop() {
-            return Ok(LaneGuard { attachment: Arc::clone(self), generation: Arc::clone(generation), lane: Some(lane), whole: false });
+            return Ok(LaneGuard {
+                attachment: Arc::clone(self),
+                generation: Arc::clone(generation),
+                lane: Some(lane),
+                whole: false,
+            });
         }
         let lane = match &self.target {
             Target::Embedded(depot) => Lane::embedded(depot.session()),
@@ -174,7 +191,12 @@ impl Attachment {
                 }
             },
         };
-        Ok(LaneGuard { attachment: Arc::clone(self), generation: Arc::clone(generation), lane: Some(lane), whole: false })
+        Ok(LaneGuard {
+            attachment: Arc::clone(self),
+            generation: Arc::clone(generation),
+            lane: Some(lane),
+            whole: false,
+        })
     }
 
     fn call_on(
@@ -203,7 +225,9 @@ impl Attachment {
         let mut current = self.current.write();
         if current.as_ref().is_some_and(|now| Arc::ptr_eq(now, generation)) {
             *current = None;
-            tracing::warn!("the depot was lost ({why}): the engine goes on without it, and attaches again by itself");
+            tracing::warn!(
+                "the depot was lost ({why}): the engine goes on without it, and attaches again by itself"
+            );
         }
         drop(current);
         generation.lanes.lock().clear();
@@ -253,9 +277,17 @@ fn keep_attached(weak: &Weak<Attachment>) {
             pause = RETRY_MIN;
         } else {
             match this.try_attach() {
-                Ok(()) => *this.refused.lock() = None,
+                Ok(()) => {
+                    *this.refused.lock() = None;
+                    if let Target::Socket { spawner: Some(spawner), .. } = &this.target {
+                        spawner.answered();
+                    }
+                }
                 Err(error) => {
-                    let refused = matches!(error.kind(), ErrorKind::Version | ErrorKind::Protocol | ErrorKind::Permission);
+                    let refused = matches!(
+                        error.kind(),
+                        ErrorKind::Version | ErrorKind::Protocol | ErrorKind::Permission
+                    );
                     *this.refused.lock() = refused.then(|| error.clone());
                     if error.kind() == ErrorKind::Unavailable
                         && let Target::Socket { spawner: Some(spawner), .. } = &this.target

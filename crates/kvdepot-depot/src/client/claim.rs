@@ -43,9 +43,18 @@ impl Claim {
     ///
     /// # Errors
     /// `Config` for arguments that no depot would take.
-    pub fn open(attachment: &Arc<Attachment>, groups: &[ClaimGroupSpec], hashes: &[BlockHash], skip: u32, limit: u32) -> Result<Self> {
+    pub fn open(
+        attachment: &Arc<Attachment>,
+        groups: &[ClaimGroupSpec],
+        hashes: &[BlockHash],
+        skip: u32,
+        limit: u32,
+    ) -> Result<Self> {
         if groups.is_empty() || groups.iter().any(|g| g.namespaces.is_empty() || g.hashes_per_block == 0) {
-            return Err(Error::new(ErrorKind::Config, "a claim needs groups, each with namespaces and hashes per block"));
+            return Err(Error::new(
+                ErrorKind::Config,
+                "a claim needs groups, each with namespaces and hashes per block",
+            ));
         }
         // A frame holds this many; a longer prompt is claimed up to here.
         let hashes = &hashes[..hashes.len().min(BATCH_HASHES_MAX)];
@@ -59,7 +68,8 @@ impl Claim {
             units_from_tier: 0,
             asked: Instant::now(),
         };
-        if limit > skip && (skip as usize) < hashes.len()
+        if limit > skip
+            && (skip as usize) < hashes.len()
             && let Err(error) = claim.ask_open(groups, hashes, limit)
         {
             claim.miss(&error);

@@ -88,13 +88,21 @@ fn dump_chunks(work: &Work, rest: &mut Vec<usize>) -> Result<()> {
 pub(crate) fn time_left(work: &Work) -> Result<Duration> {
     let left = work.state.deadline().saturating_duration_since(Instant::now());
     if left.is_zero() {
-        return Err(Error::new(ErrorKind::Timeout, "the task's time is over: raise timeout_ms or move less at a time"));
+        return Err(Error::new(
+            ErrorKind::Timeout,
+            "the task's time is over: raise timeout_ms or move less at a time",
+        ));
     }
     Ok(left)
 }
 
 /// Slots for these items. Those that the depot has already have arrived; those that it refuses have failed.
-pub(crate) fn reserve(work: &Work, generation: &Arc<Generation>, lane: &mut LaneGuard, items: &[usize]) -> Result<Reserved> {
+pub(crate) fn reserve(
+    work: &Work,
+    generation: &Arc<Generation>,
+    lane: &mut LaneGuard,
+    items: &[usize],
+) -> Result<Reserved> {
     let namespace = work.store.attachment.handle(generation, &work.store.spec)?;
     let hashes = Hashes(hash_bytes(items.iter().map(|&item| &work.items[item].hash)).into());
     let answer = lane.call(Request::Reserve { namespace, hashes }, Instant::now() + time_left(work)?)?;
@@ -107,8 +115,12 @@ pub(crate) fn reserve(work: &Work, generation: &Arc<Generation>, lane: &mut Lane
         match grant {
             Grant::Leased { lease, runs } => placed.push(Placed { item, lease, runs }),
             Grant::Refused { kind } if kind == ErrorKind::NoSpace.as_str() => full.push(item),
-            Grant::Have => work.items[item].shards(work.layout()).into_iter().for_each(|s| work.state.arrived(s, 1)),
-            Grant::Refused { kind } => work.fail(item, ErrorKind::from_name(&kind).unwrap_or(ErrorKind::Busy)),
+            Grant::Have => {
+                work.items[item].shards(work.layout()).into_iter().for_each(|s| work.state.arrived(s, 1))
+            }
+            Grant::Refused { kind } => {
+                work.fail(item, ErrorKind::from_name(&kind).unwrap_or(ErrorKind::Busy))
+            }
         }
     }
     Ok(Reserved { placed, full })
@@ -125,7 +137,13 @@ pub(crate) fn commit(work: &Work, lane: &mut LaneGuard, leases: Vec<u64>, shards
 
 /// Copies shards of placed blocks (`only` one, or all), and reports each as soon as it has arrived. Returns when all
 /// bytes are where they belong.
-pub(crate) fn copy(work: &Work, generation: &Generation, direction: Direction, placed: &[Placed], only: Option<usize>) -> Result<()> {
+pub(crate) fn copy(
+    work: &Work,
+    generation: &Generation,
+    direction: Direction,
+    placed: &[Placed],
+    only: Option<usize>,
+) -> Result<()> {
     if placed.is_empty() {
         return Ok(());
     }
@@ -145,7 +163,13 @@ pub(crate) fn copy(work: &Work, generation: &Generation, direction: Direction, p
         batch.end_group();
         groups.push((shard, count));
     }
-    let sink = Arc::new(Sink { work: work.clone(), left: Mutex::new(groups.len()), groups, all: Condvar::new(), failed: Mutex::new(None) });
+    let sink = Arc::new(Sink {
+        work: work.clone(),
+        left: Mutex::new(groups.len()),
+        groups,
+        all: Condvar::new(),
+        failed: Mutex::new(None),
+    });
     // SAFETY: device ranges are valid by the contract of the store's unsafe calls, until the task is done; the host ranges lie in
     // leased slots, which `slots` and the caller's leases keep until `wait` has returned.
     unsafe { work.store.engine.run(batch, Arc::clone(&sink) as Arc<dyn GroupSink>) }?;

@@ -50,9 +50,10 @@ impl Executor {
         let closed = || Error::new(ErrorKind::Closed, "the store is closed");
         match queue.as_ref().ok_or_else(closed)?.try_send(job) {
             Ok(()) => Ok(()),
-            Err(TrySendError::Full(_)) => {
-                Err(Error::new(ErrorKind::Busy, "too many tasks wait: raise waiting_queue_depth or dump less"))
-            }
+            Err(TrySendError::Full(_)) => Err(Error::new(
+                ErrorKind::Busy,
+                "too many tasks wait: raise waiting_queue_depth or dump less",
+            )),
             Err(TrySendError::Disconnected(_)) => Err(closed()),
         }
     }

@@ -38,13 +38,18 @@ impl Lane {
     }
 
     /// Connects and shakes hands; returns the pool as well when `map` asks for it.
-    pub(crate) fn connect(path: &Path, deadline: Instant, map: bool) -> Result<(Self, Welcome, Option<Arc<PoolMapping>>)> {
+    pub(crate) fn connect(
+        path: &Path,
+        deadline: Instant,
+        map: bool,
+    ) -> Result<(Self, Welcome, Option<Arc<PoolMapping>>)> {
         let socket = SeqPacket::connect(path)?;
         let mut lane = Self { way: Way::Socket { socket, buffer: Vec::new(), request_id: 0 } };
         let hello = Request::Hello { magic: HELLO_MAGIC, version: PROTOCOL_VERSION, pid: std::process::id() };
         let (response, fd) = lane.exchange(&hello, deadline)?;
-        let Response::Welcome { depot, pool_bytes, timeout_ms, waiting_queue_depth, running_queue_depth, .. } =
-            response.into_result()?
+        let Response::Welcome {
+            depot, pool_bytes, timeout_ms, waiting_queue_depth, running_queue_depth, ..
+        } = response.into_result()?
         else {
             return Err(unexpected());
         };
@@ -65,7 +70,11 @@ impl Lane {
         }
     }
 
-    fn exchange(&mut self, request: &Request<'_>, deadline: Instant) -> Result<(Response, Option<std::os::fd::OwnedFd>)> {
+    fn exchange(
+        &mut self,
+        request: &Request<'_>,
+        deadline: Instant,
+    ) -> Result<(Response, Option<std::os::fd::OwnedFd>)> {
         let Way::Socket { socket, buffer, request_id } = &mut self.way else {
             return Err(Error::new(ErrorKind::Protocol, "an embedded depot has no socket"));
         };
@@ -74,7 +83,9 @@ impl Lane {
         let fd = socket.recv(buffer, Some(deadline))?;
         let (id, response) = decode::<Response>(buffer)?;
         if id != *request_id {
-            return Err(Error::new(ErrorKind::Protocol, "an answer to another request").with("request", *request_id));
+            return Err(
+                Error::new(ErrorKind::Protocol, "an answer to another request").with("request", *request_id)
+            );
         }
         Ok((response, fd))
     }

@@ -59,7 +59,9 @@ fn load_chunks(work: &Work, rest: &mut Vec<usize>) -> Result<()> {
                 Grant::Leased { lease, runs } => placed.push(Placed { item, lease, runs }),
                 // No room while others of this chunk were leased: there will be when those are given back.
                 Grant::Refused { kind } if kind == ErrorKind::NoSpace.as_str() => again.push(item),
-                Grant::Refused { kind } => missed.push((item, ErrorKind::from_name(&kind).unwrap_or(ErrorKind::NotFound))),
+                Grant::Refused { kind } => {
+                    missed.push((item, ErrorKind::from_name(&kind).unwrap_or(ErrorKind::NotFound)))
+                }
                 Grant::Have => return Err(unexpected()),
             }
         }

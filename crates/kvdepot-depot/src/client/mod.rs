@@ -49,7 +49,8 @@ impl Attachment {
         let mut lane = self.lane(&generation, self.call_timeout)?;
         let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
         // The depot answers by its own deadline; what is added covers a busy machine.
-        let answer = lane.call(Request::Drain { wait_ms }, Instant::now() + wait + std::time::Duration::from_secs(1))?;
+        let answer =
+            lane.call(Request::Drain { wait_ms }, Instant::now() + wait + std::time::Duration::from_secs(1))?;
         lane.finish();
         if let Response::Drained(drained) = answer { Ok(drained) } else { Err(lane::unexpected()) }
     }
@@ -74,7 +75,12 @@ impl Attachment {
     }
 
     /// Which blocks the depot has, in pool or tier, within `wait`.
-    pub(crate) fn lookup(self: &Arc<Self>, spec: &NamespaceSpec, hashes: &[BlockHash], wait: std::time::Duration) -> Result<Vec<u8>> {
+    pub(crate) fn lookup(
+        self: &Arc<Self>,
+        spec: &NamespaceSpec,
+        hashes: &[BlockHash],
+        wait: std::time::Duration,
+    ) -> Result<Vec<u8>> {
         let generation = self.generation()?;
         let namespace = self.handle(&generation, spec)?;
         let mut lane = self.lane(&generation, self.call_timeout)?;
@@ -91,7 +97,12 @@ impl Attachment {
     }
 
     /// How many leading blocks the depot has, within `wait`.
-    pub(crate) fn lookup_prefix(self: &Arc<Self>, spec: &NamespaceSpec, hashes: &[BlockHash], wait: std::time::Duration) -> Result<usize> {
+    pub(crate) fn lookup_prefix(
+        self: &Arc<Self>,
+        spec: &NamespaceSpec,
+        hashes: &[BlockHash],
+        wait: std::time::Duration,
+    ) -> Result<usize> {
         let generation = self.generation()?;
         let namespace = self.handle(&generation, spec)?;
         let mut lane = self.lane(&generation, self.call_timeout)?;

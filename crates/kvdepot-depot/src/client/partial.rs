@@ -47,7 +47,8 @@ impl Partial {
             self.lane = Some((Arc::clone(&current), work.store.attachment.lane(&current, time_left(work)?)?));
         }
         let Some((generation, lane)) = &mut self.lane else { return Ok(()) };
-        let new: Vec<usize> = (0..work.items.len()).filter(|&i| !self.open.contains_key(&work.items[i].hash)).collect();
+        let new: Vec<usize> =
+            (0..work.items.len()).filter(|&i| !self.open.contains_key(&work.items[i].hash)).collect();
         for chunk in new.chunks(CHUNK_BLOCKS) {
             let Reserved { placed, full } = reserve(work, generation, lane, chunk)?;
             full.iter().for_each(|&item| work.fail(item, ErrorKind::NoSpace));

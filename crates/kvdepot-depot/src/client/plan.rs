@@ -17,10 +17,13 @@ impl PageTable {
     pub fn new(layout: &BlockLayout, bases: Vec<u64>, strides: Vec<i64>, page_count: u64) -> Result<Self> {
         let tensors: usize = (0..layout.shard_count()).map(|shard| layout.tensor_sizes(shard).len()).sum();
         if bases.len() != tensors || strides.len() != tensors {
-            return Err(Error::new(ErrorKind::Config, "pages need one base and one stride for each tensor of the layout")
-                .with("tensors", tensors)
-                .with("bases", bases.len())
-                .with("strides", strides.len()));
+            return Err(Error::new(
+                ErrorKind::Config,
+                "pages need one base and one stride for each tensor of the layout",
+            )
+            .with("tensors", tensors)
+            .with("bases", bases.len())
+            .with("strides", strides.len()));
         }
         Ok(Self { bases, strides, page_count })
     }
@@ -30,7 +33,9 @@ impl PageTable {
         if u64::try_from(page).is_ok_and(|page| page < self.page_count) {
             return Ok(());
         }
-        Err(Error::new(ErrorKind::Config, "no such page").with("page", page).with("page_count", self.page_count))
+        Err(Error::new(ErrorKind::Config, "no such page")
+            .with("page", page)
+            .with("page_count", self.page_count))
     }
 
     fn address(&self, tensor: usize, page: i64) -> u64 {
@@ -64,7 +69,14 @@ impl Item {
     }
 
     /// Appends the copies of one shard to the batch's current group; nothing if the task does not move it.
-    pub(crate) fn plan(&self, layout: &BlockLayout, pages: Option<&PageTable>, shard: usize, slot: &SlotBuf, batch: &mut CopyBatch) -> bool {
+    pub(crate) fn plan(
+        &self,
+        layout: &BlockLayout,
+        pages: Option<&PageTable>,
+        shard: usize,
+        slot: &SlotBuf,
+        batch: &mut CopyBatch,
+    ) -> bool {
         let sizes = layout.tensor_sizes(shard);
         let mut offset = layout.shard_range(shard).start as usize;
         let addresses: &mut dyn FnMut(usize) -> u64 = match &self.source {
@@ -74,7 +86,9 @@ impl Item {
                 &mut move |tensor| pages.address(first + tensor, *page)
             }
             Source::Shards(shards) => {
-                let Some((.., addresses)) = shards.iter().find(|(have, ..)| *have == shard) else { return false };
+                let Some((.., addresses)) = shards.iter().find(|(have, ..)| *have == shard) else {
+                    return false;
+                };
                 &mut move |tensor| addresses[tensor]
             }
         };

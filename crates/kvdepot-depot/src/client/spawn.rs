@@ -13,13 +13,24 @@ use rustix::fs::FlockOperation;
 
 /// How long a started depot may take to answer before it is started again.
 const START_PATIENCE: Duration = Duration::from_secs(15);
+/// Pauses before a depot is started again, doubled each time: one that cannot start would only burn the machine.
+const RESTART_MIN: Duration = Duration::from_millis(250);
+const RESTART_MAX: Duration = Duration::from_secs(60);
 
 /// Starts depots for one socket.
 #[derive(Debug)]
 pub(crate) struct Spawner {
     socket: PathBuf,
     command: Vec<String>,
-    started: Mutex<Option<(Instant, Child)>>,
+    started: Mutex<Option<Started>>,
+}
+
+#[derive(Debug)]
+struct Started {
+    at: Instant,
+    child: Child,
+    /// How long to wait before the next start, counted from this one.
+    pause: Duration,
 }
 
 /// A file beside the socket: `suffix` is `.log` or `.starting`.
@@ -37,16 +48,27 @@ impl Spawner {
     /// Starts a depot unless this or another process has just done so.
     pub(crate) fn start(&self) {
         let mut started = self.started.lock();
-        if let Some((at, child)) = started.as_mut() {
-            let running = matches!(child.try_wait(), Ok(None));
-            if running && at.elapsed() < START_PATIENCE {
+        let mut pause = RESTART_MIN;
+        if let Some(last) = started.as_mut() {
+            let running = matches!(last.child.try_wait(), Ok(None));
+            if last.at.elapsed() < if running { START_PATIENCE } else { last.pause } {
                 return;
             }
+            pause = (last.pause * 2).min(RESTART_MAX);
         }
         match self.try_start() {
-            Ok(Some(child)) => *started = Some((Instant::now(), child)),
+            Ok(Some(child)) => *started = Some(Started { at: Instant::now(), child, pause }),
             Ok(None) => {}
             Err(error) => tracing::warn!("cannot start a depot with {:?}: {error}", self.command),
+        }
+    }
+
+    /// A depot answered: the next start, if it dies, is at once.
+    pub(crate) fn answered(&self) {
+        if let Some(last) = self.started.lock().as_mut() {
+            last.pause = RESTART_MIN / 2;
+            // Reaps a starter that lost its race.
+            let _ = last.child.try_wait();
         }
     }
 

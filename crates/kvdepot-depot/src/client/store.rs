@@ -47,7 +47,12 @@ pub(crate) struct Work {
 
 impl Store {
     /// A store over a copy engine of the caller's; `timeout` bounds each task (P2).
-    pub fn new(attachment: &Arc<Attachment>, spec: Arc<NamespaceSpec>, engine: Arc<dyn CopyEngine>, timeout: Duration) -> Result<Self> {
+    pub fn new(
+        attachment: &Arc<Attachment>,
+        spec: Arc<NamespaceSpec>,
+        engine: Arc<dyn CopyEngine>,
+        timeout: Duration,
+    ) -> Result<Self> {
         attachment.register(&spec)?;
         let depth = attachment.generation().map_or(WAITING_QUEUE_DEPTH, |g| g.welcome.waiting_queue_depth);
         let depth = usize::try_from(depth).unwrap_or(usize::MAX).clamp(1, 1 << 20);
@@ -109,7 +114,12 @@ impl Store {
     ///
     /// # Safety
     /// The addressed memory must be readable, and not written by others, until the task is done.
-    pub unsafe fn dump(&self, hashes: Vec<BlockHash>, shards: &[i64], addresses: &[u64]) -> Result<Arc<TaskState>> {
+    pub unsafe fn dump(
+        &self,
+        hashes: Vec<BlockHash>,
+        shards: &[i64],
+        addresses: &[u64],
+    ) -> Result<Arc<TaskState>> {
         let work = self.address_work(Operation::Dump, hashes, shards, addresses)?;
         self.run(Operation::Dump, work, dump::run)
     }
@@ -118,7 +128,12 @@ impl Store {
     ///
     /// # Safety
     /// The addressed memory must be writable, and not touched by others, until the task is done.
-    pub unsafe fn load(&self, hashes: Vec<BlockHash>, shards: &[i64], addresses: &[u64]) -> Result<Arc<TaskState>> {
+    pub unsafe fn load(
+        &self,
+        hashes: Vec<BlockHash>,
+        shards: &[i64],
+        addresses: &[u64],
+    ) -> Result<Arc<TaskState>> {
         let work = self.address_work(Operation::Load, hashes, shards, addresses)?;
         self.run(Operation::Load, work, load::run)
     }
@@ -171,22 +186,34 @@ impl Store {
                 .with("pages", pages.len()));
         }
         pages.iter().try_for_each(|&page| table.check(page))?;
-        let items: Vec<Item> =
-            hashes.into_iter().zip(pages).map(|(hash, &page)| Item { hash, source: Source::Page(page) }).collect();
+        let items: Vec<Item> = hashes
+            .into_iter()
+            .zip(pages)
+            .map(|(hash, &page)| Item { hash, source: Source::Page(page) })
+            .collect();
         let layout = self.inner.spec.layout();
         let left = vec![items.len(); layout.shard_count()];
         let (count, bytes) = (items.len(), items.len() as u64 * layout.block_bytes());
         Ok(self.work(operation, items, Some(table), left, count, bytes))
     }
 
-    fn address_work(&self, operation: Operation, hashes: Vec<BlockHash>, shards: &[i64], addresses: &[u64]) -> Result<Work> {
+    fn address_work(
+        &self,
+        operation: Operation,
+        hashes: Vec<BlockHash>,
+        shards: &[i64],
+        addresses: &[u64],
+    ) -> Result<Work> {
         let layout = self.inner.spec.layout();
         let columns = if hashes.is_empty() { 0 } else { addresses.len() / hashes.len() };
         if hashes.len() != shards.len() || columns * hashes.len() != addresses.len() {
-            return Err(Error::new(ErrorKind::Config, "each entry needs a hash, a shard and a row of addresses")
-                .with("hashes", hashes.len())
-                .with("shards", shards.len())
-                .with("addresses", addresses.len()));
+            return Err(Error::new(
+                ErrorKind::Config,
+                "each entry needs a hash, a shard and a row of addresses",
+            )
+            .with("hashes", hashes.len())
+            .with("shards", shards.len())
+            .with("addresses", addresses.len()));
         }
         let (count, mut bytes) = (hashes.len(), 0);
         let mut left = vec![0; layout.shard_count()];
@@ -203,7 +230,8 @@ impl Store {
             });
             if let Source::Shards(have) = &mut items[at].source {
                 if have.iter().any(|&(other, ..)| other == shard) {
-                    return Err(Error::new(ErrorKind::Config, "a shard of a block comes twice in one task").with("shard", shard));
+                    return Err(Error::new(ErrorKind::Config, "a shard of a block comes twice in one task")
+                        .with("shard", shard));
                 }
                 have.push((shard, entry, addresses[entry * columns..(entry + 1) * columns].to_vec()));
             }
@@ -211,7 +239,15 @@ impl Store {
         Ok(self.work(operation, items, None, left, count, bytes))
     }
 
-    fn work(&self, operation: Operation, items: Vec<Item>, pages: Option<Arc<PageTable>>, left: Vec<usize>, count: usize, bytes: u64) -> Work {
+    fn work(
+        &self,
+        operation: Operation,
+        items: Vec<Item>,
+        pages: Option<Arc<PageTable>>,
+        left: Vec<usize>,
+        count: usize,
+        bytes: u64,
+    ) -> Work {
         let id = self.inner.executor.next_task();
         let state = TaskState::new(id, operation, left, count, bytes, self.inner.timeout);
         Work { store: Arc::clone(&self.inner), state: Arc::new(state), items: Arc::new(items), pages }
@@ -221,7 +257,9 @@ impl Store {
 fn check_shard(layout: &BlockLayout, shard: i64, columns: usize) -> Result<usize> {
     let known = usize::try_from(shard).ok().filter(|&shard| shard < layout.shard_count());
     let shard = known.ok_or_else(|| {
-        Error::new(ErrorKind::Config, "no such shard").with("shard", shard).with("shards", layout.shard_count())
+        Error::new(ErrorKind::Config, "no such shard")
+            .with("shard", shard)
+            .with("shards", layout.shard_count())
     })?;
     let tensors = layout.tensor_sizes(shard).len();
     if tensors != columns {

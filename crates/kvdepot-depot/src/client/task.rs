@@ -49,7 +49,14 @@ pub struct TaskState {
 }
 
 impl TaskState {
-    pub(crate) fn new(id: u64, operation: Operation, left: Vec<usize>, block_count: usize, bytes: u64, wait: Duration) -> Self {
+    pub(crate) fn new(
+        id: u64,
+        operation: Operation,
+        left: Vec<usize>,
+        block_count: usize,
+        bytes: u64,
+        wait: Duration,
+    ) -> Self {
         let begun = Instant::now();
         let subtasks: usize = left.iter().sum();
         tracing::debug!("Cache task({id},{},{subtasks},{bytes}) dispatching.", operation.as_str());
@@ -97,7 +104,9 @@ impl TaskState {
     /// Waits until a shard of every block has arrived or failed; whether it has. A shard that the task does not move
     /// is there at once.
     pub fn wait_shard(&self, shard: usize, timeout: Option<Duration>) -> bool {
-        self.wait_until(timeout, |progress| progress.done || progress.left.get(shard).is_none_or(|&left| left == 0))
+        self.wait_until(timeout, |progress| {
+            progress.done || progress.left.get(shard).is_none_or(|&left| left == 0)
+        })
     }
 
     fn wait_until(&self, timeout: Option<Duration>, ready: impl Fn(&Progress) -> bool) -> bool {
@@ -158,7 +167,10 @@ impl TaskState {
         drop(progress);
         let cost_ms = self.begun.elapsed().as_secs_f64() * 1e3;
         let (id, operation, bytes) = (self.id, self.operation.as_str(), self.bytes);
-        tracing::debug!("Cache task({id},{operation},{},{bytes}) finished, cost {cost_ms:.3}ms.", self.block_count);
+        tracing::debug!(
+            "Cache task({id},{operation},{},{bytes}) finished, cost {cost_ms:.3}ms.",
+            self.block_count
+        );
     }
 
     /// A descriptor that is readable once the task is done.
@@ -178,6 +190,13 @@ impl TaskState {
 
 impl fmt::Debug for TaskState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Task({}, {:?}, {} blocks, done: {})", self.id, self.operation, self.block_count, self.done())
+        write!(
+            f,
+            "Task({}, {:?}, {} blocks, done: {})",
+            self.id,
+            self.operation,
+            self.block_count,
+            self.done()
+        )
     }
 }

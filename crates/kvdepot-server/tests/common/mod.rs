@@ -1,5 +1,5 @@
 //! Shared by the tests of the doors: a depot served on a thread, and pages of memory as an engine has them.
-#![allow(dead_code, reason = "each test uses its part")]
+#![allow(dead_code, clippy::unwrap_used, reason = "each test uses its part, and fails where it cannot go on")]
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use kvdepot_depot::client::{Attachment, Store};
 use kvdepot_depot::{Depot, DepotConfig};
 use kvdepot_server::Ended;
 
-pub const LONG: Duration = Duration::from_secs(20);
+pub(crate) const LONG: Duration = Duration::from_secs(20);
 
 /// A configuration without tiers, or with what `more` says.
-pub fn config(pool_bytes: u64, more: serde_json::Value) -> DepotConfig {
+pub(crate) fn config(pool_bytes: u64, more: serde_json::Value) -> DepotConfig {
     let mut value = serde_json::json!({"pipeline": "Cache", "pool_bytes": pool_bytes, "timeout_ms": 10_000, "eviction": "lru"});
     for (key, entry) in more.as_object().unwrap() {
         value[key] = entry.clone();
@@ -25,15 +25,15 @@ pub fn config(pool_bytes: u64, more: serde_json::Value) -> DepotConfig {
 }
 
 /// A depot served at a socket in a directory of its own.
-pub struct Served {
-    pub socket: PathBuf,
+pub(crate) struct Served {
+    pub(crate) socket: PathBuf,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<Ended>>,
     _directory: tempfile::TempDir,
 }
 
 impl Served {
-    pub fn start(config: DepotConfig) -> Self {
+    pub(crate) fn start(config: DepotConfig) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("depot.sock");
         let stop = Arc::new(AtomicBool::new(false));
@@ -44,13 +44,13 @@ impl Served {
         Self { socket, stop, thread: Some(thread), _directory: directory }
     }
 
-    pub fn attach(&self) -> Arc<Attachment> {
+    pub(crate) fn attach(&self) -> Arc<Attachment> {
         let attachment = Attachment::connect(self.socket.clone(), None, LONG, LONG).unwrap();
         assert!(attachment.attached());
         attachment
     }
 
-    pub fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         self.stop.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
             thread.join().unwrap();
@@ -64,31 +64,32 @@ impl Drop for Served {
     }
 }
 
-pub fn embedded(config: DepotConfig) -> Arc<Attachment> {
+pub(crate) fn embedded(config: DepotConfig) -> Arc<Attachment> {
     Attachment::embedded(Depot::start_private(config).unwrap()).unwrap()
 }
 
-pub fn spec(name: &str, layout: BlockLayout) -> Arc<NamespaceSpec> {
+pub(crate) fn spec(name: &str, layout: BlockLayout) -> Arc<NamespaceSpec> {
     Arc::new(NamespaceSpec::new(&format!("{{\"model\":\"{name}\"}}"), layout).unwrap())
 }
 
-pub fn hash(n: u64) -> BlockHash {
+pub(crate) fn hash(n: u64) -> BlockHash {
     BlockHash::from_engine(&n.to_le_bytes()).unwrap()
 }
 
 /// An engine's memory: `pages` pages of each tensor, filled with bytes that depend on page, tensor and `seed`.
-pub struct Engine {
-    pub store: Store,
+pub(crate) struct Engine {
+    pub(crate) store: Store,
     tensors: Vec<Vec<u8>>,
     sizes: Vec<usize>,
     pages: usize,
 }
 
 impl Engine {
-    pub fn new(attachment: &Arc<Attachment>, spec: &Arc<NamespaceSpec>, pages: usize) -> Self {
+    pub(crate) fn new(attachment: &Arc<Attachment>, spec: &Arc<NamespaceSpec>, pages: usize) -> Self {
         let layout = spec.layout();
-        let sizes: Vec<usize> =
-            (0..layout.shard_count()).flat_map(|s| layout.tensor_sizes(s).iter().map(|&b| b as usize)).collect();
+        let sizes: Vec<usize> = (0..layout.shard_count())
+            .flat_map(|s| layout.tensor_sizes(s).iter().map(|&b| b as usize))
+            .collect();
         let tensors: Vec<Vec<u8>> = sizes.iter().map(|size| vec![0; size * pages]).collect();
         let engine = Arc::new(HostEngine::new(2).unwrap());
         let store = Store::new(attachment, Arc::clone(spec), engine, Duration::from_secs(10)).unwrap();
@@ -99,10 +100,13 @@ impl Engine {
     }
 
     fn byte(page: usize, tensor: usize, at: usize, seed: u8) -> u8 {
-        (page as u8).wrapping_mul(31) ^ (tensor as u8).wrapping_mul(97) ^ (at as u8).wrapping_add((at >> 8) as u8) ^ seed
+        (page as u8).wrapping_mul(31)
+            ^ (tensor as u8).wrapping_mul(97)
+            ^ (at as u8).wrapping_add((at >> 8) as u8)
+            ^ seed
     }
 
-    pub fn fill(&mut self, seed: u8) {
+    pub(crate) fn fill(&mut self, seed: u8) {
         for (t, tensor) in self.tensors.iter_mut().enumerate() {
             let size = self.sizes[t];
             for (i, byte) in tensor.iter_mut().enumerate() {
@@ -111,19 +115,22 @@ impl Engine {
         }
     }
 
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.tensors.iter_mut().for_each(|tensor| tensor.fill(0));
     }
 
     /// Whether page `page` holds what page `source` held after `fill(seed)`.
-    pub fn holds(&self, page: usize, source: usize, seed: u8) -> bool {
+    pub(crate) fn holds(&self, page: usize, source: usize, seed: u8) -> bool {
         self.tensors.iter().enumerate().all(|(t, tensor)| {
             let size = self.sizes[t];
-            tensor[page * size..(page + 1) * size].iter().enumerate().all(|(i, &b)| b == Self::byte(source, t, i, seed))
+            tensor[page * size..(page + 1) * size]
+                .iter()
+                .enumerate()
+                .all(|(i, &b)| b == Self::byte(source, t, i, seed))
         })
     }
 
-    pub fn dump(&self, hashes: &[u64], pages: &[i64]) -> Vec<usize> {
+    pub(crate) fn dump(&self, hashes: &[u64], pages: &[i64]) -> Vec<usize> {
         let hashes = hashes.iter().map(|&n| hash(n)).collect();
         // SAFETY: the tensors live in `self`, and the test waits before it touches them.
         let task = unsafe { self.store.dump_pages(hashes, pages) }.unwrap();
@@ -131,7 +138,7 @@ impl Engine {
         task.failed().into_iter().map(|(block, _)| block).collect()
     }
 
-    pub fn load(&self, hashes: &[u64], pages: &[i64]) -> Vec<usize> {
+    pub(crate) fn load(&self, hashes: &[u64], pages: &[i64]) -> Vec<usize> {
         let hashes = hashes.iter().map(|&n| hash(n)).collect();
         // SAFETY: as for `dump`.
         let task = unsafe { self.store.load_pages(hashes, pages) }.unwrap();
@@ -139,7 +146,7 @@ impl Engine {
         task.failed().into_iter().map(|(block, _)| block).collect()
     }
 
-    pub fn all_pages(&self) -> Vec<i64> {
+    pub(crate) fn all_pages(&self) -> Vec<i64> {
         (0..self.pages as i64).collect()
     }
 }

@@ -115,6 +115,12 @@ impl PosixTier {
         self.shared.lock().bad.get(&spec.root()).map_or(0, std::collections::VecDeque::len)
     }
 
+    /// This process as the names of its temporary files spell it: `<host>-<pid>-<start time>`.
+    pub fn writer_identity() -> String {
+        let own = identity::Identity::own();
+        format!("{}-{}-{}", own.host, own.pid, own.start_time)
+    }
+
     /// The I/O engine's counters.
     pub fn engine_stats(&self) -> kvdepot_io::EngineStats {
         self.engine.stats()

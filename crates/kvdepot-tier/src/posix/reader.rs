@@ -17,6 +17,8 @@ struct Reading {
     space: Arc<Space>,
     key: BlockKey,
     directory: usize,
+    /// Whether the index had it when the read began: if it has not when the read ends, the file was evicted.
+    known: bool,
     /// Files that came later than this are not the one that was read.
     generation: u64,
 }
@@ -52,7 +54,14 @@ impl PosixTier {
         }
         let directory = known.unwrap_or_else(|| home(key.hash, self.shared.devices.len()));
         let generation = state.index.next_generation();
-        Ok(Reading { shared: Arc::clone(&self.shared), space, key, directory, generation })
+        Ok(Reading {
+            shared: Arc::clone(&self.shared),
+            space,
+            key,
+            directory,
+            known: known.is_some(),
+            generation,
+        })
     }
 
     pub(super) fn begin_probe(&self, keys: Vec<BlockKey>, deadline: Instant, done: Done<usize>) {
@@ -85,10 +94,11 @@ impl Reading {
 
     fn used(&self) {
         let mut state = self.shared.lock();
-        let space = Arc::clone(&self.space);
-        let bytes = space.file_bytes;
-        // Another node's file, or one that the scan has yet to reach.
-        state.adopt(self.key, Adopt { space, directory: self.directory, bytes, used: None });
+        if !self.known {
+            // Another node's file, or one that the scan has yet to reach.
+            let (space, bytes) = (Arc::clone(&self.space), self.space.file_bytes);
+            state.adopt(self.key, Adopt { space, directory: self.directory, bytes, used: None });
+        }
         if state.touch(&self.key) || self.shared.is_over_cap(&state) {
             self.shared.changed.notify_all();
         }

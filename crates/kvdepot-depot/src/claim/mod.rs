@@ -3,6 +3,12 @@
 //! A claim is admitted only when all that it needs finds room at once. Others wait in order, so that concurrent hits
 //! larger than the pool take turns instead of evicting each other; a hit that can never fit is cut, and said so.
 
+mod admit;
+mod resolve;
+
+pub(crate) use admit::admit_queued;
+pub(crate) use resolve::resolve;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,9 +26,6 @@ use crate::message::NamespaceHandle;
 use crate::resolver::{Job, Known};
 use crate::state::State;
 use crate::stats::Stats;
-
-/// Share of the pool that one claim may take.
-const CLAIM_SHARE_PERCENT: u64 = 90;
 
 /// One KV-cache group of a claim.
 #[derive(Clone, Debug)]
@@ -118,7 +121,9 @@ impl Claim {
             (0..self.groups[group].namespaces.len()).all(|rank| {
                 self.key(state, group, rank, block).is_some_and(|key| {
                     match state.index.get(&key).map(|&id| &state.slot(id).block) {
-                        Some(block) => block.is_readable() || block.phase() == kvdepot_core::block::Phase::Fetching,
+                        Some(block) => {
+                            block.is_readable() || block.phase() == kvdepot_core::block::Phase::Fetching
+                        }
                         None => self.known.tier_of(&key).is_some(),
                     }
                 })
@@ -136,7 +141,9 @@ impl Claim {
                 }
             }
         }
-        places.sort_by_key(|&(group, _, block)| block as usize * self.groups[group as usize].shape.units_per_block);
+        places.sort_by_key(|&(group, _, block)| {
+            block as usize * self.groups[group as usize].shape.units_per_block
+        });
         places
     }
 }
@@ -183,14 +190,14 @@ pub(crate) fn open(
     };
     claim.known = Known::peek(shared, missing.iter().copied());
     let mut state = shared.state.lock();
-    let must_ask = first_unknown(&claim, &state).is_some();
+    let must_ask = resolve::first_unknown(&claim, &state).is_some();
     let id = state.claims.next;
     state.claims.next += 1;
     state.claims.map.insert(id, claim);
     if must_ask {
         let _ = shared.jobs.send(Job::Claim(id));
     } else {
-        admit_or_queue(shared, &mut state, id);
+        admit::admit_or_queue(shared, &mut state, id);
         drop(state);
         io_queue::pump(shared);
     }
@@ -222,173 +229,6 @@ impl Claim {
             .filter_map(|block| self.key(state, group, rank, block))
             .filter(|key| !state.index.contains_key(key))
             .collect()
-    }
-}
-
-/// The first block after the reachable hit that only I/O can tell of, if that could make the hit longer.
-fn first_unknown(claim: &Claim, state: &State) -> Option<BlockKey> {
-    let hit = claim.reachable(state, claim.limit);
-    claim
-        .needed_everywhere()
-        .filter(|&(group, _, block)| (block as usize + 1) * claim.groups[group as usize].shape.units_per_block > hit)
-        .filter_map(|(group, rank, block)| claim.key(state, group as usize, rank as usize, block as usize))
-        .find(|key| claim.known.is_unknown(key))
-}
-
-/// Asks the tiers about a claim's unknown blocks: full-attention groups first, then the windows at the end of what
-/// they allow. Runs on a resolver's thread.
-pub(crate) fn resolve(shared: &Arc<Shared>, id: u64) {
-    for windows in [false, true] {
-        let (mut known, asks) = {
-            let mut state = shared.state.lock();
-            let Some(mut claim) = state.claims.map.remove(&id) else { return };
-            let full_only: Vec<usize> =
-                (0..claim.groups.len()).filter(|&g| (claim.groups[g].shape.window_blocks > 0) == windows).collect();
-            let upto = if windows { full_groups_hit(&claim, &state) } else { claim.limit };
-            let asks: Vec<Vec<BlockKey>> = full_only
-                .into_iter()
-                .flat_map(|group| (0..claim.groups[group].namespaces.len()).map(move |rank| (group, rank)))
-                .map(|(group, rank)| claim.keys_of(&state, group, rank, upto))
-                .collect();
-            let known = std::mem::take(&mut claim.known);
-            state.claims.map.insert(id, claim);
-            (known, asks)
-        };
-        for keys in asks.iter().filter(|keys| !keys.is_empty()) {
-            known.probe(shared, keys);
-        }
-        match shared.state.lock().claims.map.get_mut(&id) {
-            Some(claim) => claim.known = known,
-            None => return,
-        }
-    }
-    let mut state = shared.state.lock();
-    admit_or_queue(shared, &mut state, id);
-    drop(state);
-    io_queue::pump(shared);
-    shared.changed.notify_all();
-}
-
-/// How far the full-attention groups alone would let the hit go.
-fn full_groups_hit(claim: &Claim, state: &State) -> usize {
-    let shapes = claim.shapes();
-    longest_hit(&shapes, claim.skip, claim.limit, &mut |group, block| {
-        shapes[group].window_blocks > 0
-            || (0..claim.groups[group].namespaces.len()).all(|rank| {
-                claim
-                    .key(state, group, rank, block)
-                    .is_some_and(|key| state.index.contains_key(&key) || claim.known.tier_of(&key).is_some())
-            })
-    })
-}
-
-fn admit_or_queue(shared: &Arc<Shared>, state: &mut State, id: u64) {
-    if !admit(shared, state, id) {
-        if let Some(claim) = state.claims.map.get_mut(&id) {
-            claim.phase = Phase::Queued;
-        }
-        state.claims.queue.push_back(id);
-    }
-}
-
-/// Admits waiting claims in order, as far as there is room; called when leases, fetches or writes have ended.
-pub(crate) fn admit_queued(shared: &Arc<Shared>, state: &mut State) {
-    while let Some(&id) = state.claims.queue.front() {
-        if state.claims.map.contains_key(&id) && !admit(shared, state, id) {
-            return;
-        }
-        state.claims.queue.pop_front();
-    }
-}
-
-/// Leases what is in the pool and starts fetching the rest, if all of it fits now. False: it has to wait.
-fn admit(shared: &Arc<Shared>, state: &mut State, id: u64) -> bool {
-    let Some(mut claim) = state.claims.map.remove(&id) else { return true };
-    if claim.phase == Phase::Settled {
-        state.claims.map.insert(id, claim);
-        return true;
-    }
-    // A block that was in the pool when the claim was opened may be in a tier only by now.
-    let missing: Vec<BlockKey> = keys_not_in_pool(&claim, state);
-    claim.known.peek_again(shared, missing.into_iter());
-    let mut hit = claim.reachable(state, claim.limit);
-    let room = state.pool_bytes().saturating_sub(state.pinned_bytes());
-    let share = state.pool_bytes() * CLAIM_SHARE_PERCENT / 100;
-    let mut places = claim.needed(hit);
-    let (mut new_pins, mut total) = need(&claim, state, &places);
-    // Waiting helps only while somebody else holds room that will come back.
-    let may_wait = state.pinned_bytes() > 0 && total <= share;
-    if new_pins > room && may_wait {
-        state.claims.map.insert(id, claim);
-        return false;
-    }
-    while hit > claim.skip && (total > share || new_pins > room) {
-        let (have, want) = if total > share { (share, total) } else { (room, new_pins) };
-        let shorter = claim.skip + ((hit - claim.skip) as u128 * u128::from(have) / u128::from(want)) as usize;
-        hit = claim.reachable(state, shorter.min(hit - 1));
-        places = claim.needed(hit);
-        (new_pins, total) = need(&claim, state, &places);
-        if !std::mem::replace(&mut claim.cut, true) {
-            Stats::add(&shared.stats.claims_cut, 1);
-        }
-    }
-    claim.hit = hit;
-    claim.phase = Phase::Filling;
-    for place in places {
-        take_place(shared, state, &mut claim, id, place);
-    }
-    if claim.waiting.is_empty() {
-        settle(state, &mut claim);
-    }
-    state.claims.map.insert(id, claim);
-    true
-}
-
-/// Bytes that admitting these blocks would pin anew, and bytes of all of them.
-fn need(claim: &Claim, state: &State, places: &[Place]) -> (u64, u64) {
-    let (mut new_pins, mut total) = (0, 0);
-    for &(group, rank, block) in places {
-        let Some(key) = claim.key(state, group as usize, rank as usize, block as usize) else { continue };
-        let handle = claim.groups[group as usize].namespaces[rank as usize];
-        let bytes = state.namespaces.get(handle).map_or(0, crate::namespace::Namespace::slot_bytes);
-        total += bytes;
-        let pinned = state.index.get(&key).is_some_and(|&slot| !state.slot(slot).block.is_evictable());
-        if !pinned {
-            new_pins += bytes;
-        }
-    }
-    (new_pins, total)
-}
-
-fn take_place(shared: &Shared, state: &mut State, claim: &mut Claim, id: u64, place: Place) {
-    let (group, rank, block) = place;
-    let Some(key) = claim.key(state, group as usize, rank as usize, block as usize) else { return };
-    if let Some(slot) = state.readable(&key) {
-        if let Ok(lease) = state.lease(claim.owner, slot) {
-            claim.leases.insert(place, (lease, slot));
-        }
-        return;
-    }
-    let slot = match state.index.get(&key) {
-        Some(&slot) => Some(slot).filter(|&s| state.slot(s).block.phase() == kvdepot_core::block::Phase::Fetching),
-        None => {
-            let handle = claim.groups[group as usize].namespaces[rank as usize];
-            let spec = state.namespaces.get(handle).map(|namespace| Arc::clone(&namespace.spec));
-            match (claim.known.tier_of(&key), spec) {
-                (Some(tier), Ok(spec)) => match io_queue::fetch(state, key, &spec, tier, claim.deadline) {
-                    Ok(slot) => Some(slot),
-                    Err(error) => {
-                        shared.stats.failed("claim", &error);
-                        None
-                    }
-                },
-                _ => None,
-            }
-        }
-    };
-    if let Some(slot) = slot {
-        state.slot_mut(slot).waiters.push(id);
-        claim.waiting.entry(slot).or_default().push(place);
     }
 }
 
@@ -425,7 +265,8 @@ fn settle(state: &mut State, claim: &mut Claim) {
             .all(|rank| leases.contains_key(&(group as u32, rank as u32, block as u32)))
     });
     let keep: hashbrown::HashSet<Place> = claim.needed(claim.hit).into_iter().collect();
-    let over: Vec<(LeaseId, SlotId)> = claim.leases.extract_if(|place, _| !keep.contains(place)).map(|(_, l)| l).collect();
+    let over: Vec<(LeaseId, SlotId)> =
+        claim.leases.extract_if(|place, _| !keep.contains(place)).map(|(_, l)| l).collect();
     end_leases(state, claim.owner, over);
 }
 

@@ -1,0 +1,317 @@
+//! P2: a tier that keeps failing is switched off for a while, and said so.
+//!
+//! A breaker for the whole tier counts failures of reads and probes, a second one those of writes, so that a full disk
+//! can still be read. `failures_max` in a row switch off; after a pause that doubles each time one operation is let
+//! through as a trial, and its end decides. What is wrong with single blocks (`NotFound`, `Corrupt`), with the caller
+//! (`Config`, a deadline in the past) or with the load (`Busy`) says nothing of the tier, nor does an answer that may
+//! have come from an index without I/O (`AlreadyThere`, a probe's count).
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
+use kvdepot_io::SlotBuf;
+use parking_lot::Mutex;
+
+use crate::{Done, Presence, Tier, TierUsage, Written};
+
+/// When a guarded tier goes off, and for how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GuardConfig {
+    /// Failures in a row that switch off.
+    pub failures_max: u32,
+    /// First pause.
+    pub off_min: Duration,
+    /// Longest pause.
+    pub off_max: Duration,
+}
+
+impl Default for GuardConfig {
+    fn default() -> Self {
+        Self { failures_max: 5, off_min: Duration::from_secs(1), off_max: Duration::from_secs(60) }
+    }
+}
+
+/// What tells the time; a test's own in tests.
+pub type Clock = Arc<dyn Fn() -> Instant + Send + Sync>;
+
+/// A tier behind circuit breakers.
+pub struct Guarded<T> {
+    inner: T,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    name: String,
+    config: GuardConfig,
+    clock: Clock,
+    reads: Mutex<Breaker>,
+    writes: Mutex<Breaker>,
+}
+
+/// Which breaker.
+#[derive(Clone, Copy, Debug)]
+enum Side {
+    /// Reads: off means that the whole tier is off.
+    Tier,
+    /// Writes only.
+    Writes,
+}
+
+#[derive(Debug, Default)]
+struct Breaker {
+    failures: u32,
+    /// Off until then; `None` = on.
+    off_until: Option<Instant>,
+    /// The pause that led to `off_until`.
+    pause: Duration,
+    /// The deadline of the trial that is under way: one that does not end by then has failed.
+    trial_until: Option<Instant>,
+}
+
+/// What a breaker says to an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pass {
+    On,
+    Trial,
+    Off,
+}
+
+impl Breaker {
+    fn is_off(&self, now: Instant) -> bool {
+        self.off_until.is_some_and(|until| now < until)
+    }
+
+    /// Whether an operation may go ahead; of those after a pause only one, as a trial.
+    fn ask(&mut self, now: Instant, deadline: Instant, config: &GuardConfig) -> Pass {
+        match self.off_until {
+            None => Pass::On,
+            Some(until) if now < until => Pass::Off,
+            Some(_) => match self.trial_until {
+                Some(end) if now < end => Pass::Off,
+                Some(_) => {
+                    self.go_off(now, config);
+                    Pass::Off
+                }
+                None => {
+                    self.trial_until = Some(deadline);
+                    Pass::Trial
+                }
+            },
+        }
+    }
+
+    fn go_off(&mut self, now: Instant, config: &GuardConfig) {
+        self.pause = self.pause.saturating_mul(2).clamp(config.off_min, config.off_max);
+        self.off_until = Some(now + self.pause);
+        self.trial_until = None;
+    }
+}
+
+/// What an outcome says of the tier.
+enum Verdict<'a> {
+    Good,
+    Nothing,
+    Bad(&'a Error),
+}
+
+/// Judges an outcome; `did_io` tells for a good one whether the device was asked.
+fn judge<T>(outcome: &Result<T>, did_io: impl Fn(&T) -> bool) -> Verdict<'_> {
+    use ErrorKind::{Busy, Config, Corrupt, NotFound};
+    match outcome {
+        Ok(value) if did_io(value) => Verdict::Good,
+        Ok(_) => Verdict::Nothing,
+        Err(error) if matches!(error.kind(), NotFound | Corrupt | Config | Busy) => Verdict::Nothing,
+        Err(error) => Verdict::Bad(error),
+    }
+}
+
+impl Shared {
+    const fn breaker(&self, side: Side) -> &Mutex<Breaker> {
+        match side {
+            Side::Tier => &self.reads,
+            Side::Writes => &self.writes,
+        }
+    }
+
+    fn ask(&self, side: Side, deadline: Instant) -> Pass {
+        self.breaker(side).lock().ask((self.clock)(), deadline, &self.config)
+    }
+
+    fn off(&self) -> Error {
+        Error::new(ErrorKind::Unavailable, "the tier keeps failing and is switched off for a while")
+            .with("tier", &self.name)
+    }
+
+    /// Notes how an operation ended.
+    fn note(&self, side: Side, pass: Pass, verdict: Verdict<'_>) {
+        let mut breaker = self.breaker(side).lock();
+        match verdict {
+            Verdict::Nothing if pass == Pass::Trial => breaker.trial_until = None,
+            Verdict::Nothing => {}
+            Verdict::Good if pass == Pass::Trial => {
+                *breaker = Breaker::default();
+                tracing::warn!(tier = %self.name, ?side, "switched on again: it answers");
+            }
+            // A late success from before the pause must not end it.
+            Verdict::Good if breaker.off_until.is_some() => {}
+            Verdict::Good => breaker.failures = 0,
+            Verdict::Bad(error) => self.note_failure(side, pass, error, &mut breaker),
+        }
+    }
+
+    fn note_failure(&self, side: Side, pass: Pass, error: &Error, breaker: &mut Breaker) {
+        breaker.failures = breaker.failures.saturating_add(1);
+        if pass == Pass::Trial {
+            breaker.go_off((self.clock)(), &self.config);
+            tracing::trace!(tier = %self.name, ?side, %error, "a trial failed");
+        } else if breaker.off_until.is_none() && breaker.failures >= self.config.failures_max {
+            breaker.go_off((self.clock)(), &self.config);
+            let pause_ms = u64::try_from(breaker.pause.as_millis()).unwrap_or(u64::MAX);
+            tracing::warn!(
+                tier = %self.name, ?side, failures = breaker.failures, pause_ms, %error,
+                "switched off: it keeps failing"
+            );
+        }
+    }
+}
+
+impl<T: Tier> Guarded<T> {
+    /// Guards a tier with the system's clock.
+    pub fn new(inner: T, config: GuardConfig) -> Self {
+        Self::with_clock(inner, config, Arc::new(Instant::now))
+    }
+
+    /// Guards a tier with a clock of the caller's.
+    pub fn with_clock(inner: T, config: GuardConfig, clock: Clock) -> Self {
+        let (name, reads, writes) = (inner.name().to_owned(), Mutex::default(), Mutex::default());
+        Self { inner, shared: Arc::new(Shared { name, config, clock, reads, writes }) }
+    }
+
+    /// The tier behind the guard.
+    pub const fn inner(&self) -> &T {
+        &self.inner
+    }
+
+    /// Whether the whole tier is off now.
+    pub fn is_off(&self) -> bool {
+        self.shared.reads.lock().is_off((self.shared.clock)())
+    }
+
+    /// By the guard's own clock, as all else here.
+    fn is_ahead(&self, deadline: Instant) -> bool {
+        deadline > (self.shared.clock)()
+    }
+
+    /// Whether writes are off now, with the tier or by themselves.
+    pub fn writes_are_off(&self) -> bool {
+        self.is_off() || self.shared.writes.lock().is_off((self.shared.clock)())
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Guarded<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guarded")
+            .field("inner", &self.inner)
+            .field("reads", &self.shared.reads)
+            .field("writes", &self.shared.writes)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T: Tier> Tier for Guarded<T> {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn open_namespace(&self, spec: &NamespaceSpec) -> Result<u32> {
+        self.inner.open_namespace(spec)
+    }
+
+    /// Never held back: old bytes must become unreachable whatever the device's state.
+    fn set_epoch(&self, spec: &NamespaceSpec, epoch: u32) -> Result<()> {
+        self.inner.set_epoch(spec, epoch)
+    }
+
+    fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
+        if self.is_off() {
+            out.clear();
+            out.resize(keys.len(), Presence::Absent);
+        } else {
+            self.inner.peek(keys, out);
+        }
+    }
+
+    fn probe(&self, keys: Vec<BlockKey>, deadline: Instant, done: Done<usize>) {
+        if self.is_off() {
+            return done(Ok(0));
+        }
+        let (shared, in_time) = (Arc::clone(&self.shared), self.is_ahead(deadline));
+        let watched = move |outcome: Result<usize>| {
+            if in_time {
+                shared.note(Side::Tier, Pass::On, judge(&outcome, |_| false));
+            }
+            done(outcome);
+        };
+        self.inner.probe(keys, deadline, Box::new(watched));
+    }
+
+    fn read(&self, key: BlockKey, dst: SlotBuf, deadline: Instant, done: Done<()>) {
+        if !self.is_ahead(deadline) {
+            return self.inner.read(key, dst, deadline, done);
+        }
+        let pass = self.shared.ask(Side::Tier, deadline);
+        if pass == Pass::Off {
+            return done(Err(self.shared.off().with("key", key)));
+        }
+        let shared = Arc::clone(&self.shared);
+        let watched = move |outcome: Result<()>| {
+            shared.note(Side::Tier, pass, judge(&outcome, |()| true));
+            done(outcome);
+        };
+        self.inner.read(key, dst, deadline, Box::new(watched));
+    }
+
+    /// While the tier waits for a trial a write may be it: a depot that is asked for nothing it has would never try.
+    fn write(&self, key: BlockKey, src: SlotBuf, deadline: Instant, done: Done<Written>) {
+        if !self.is_ahead(deadline) {
+            return self.inner.write(key, src, deadline, done);
+        }
+        let (side, pass) = match self.shared.ask(Side::Tier, deadline) {
+            Pass::On => (Side::Writes, self.shared.ask(Side::Writes, deadline)),
+            pass => (Side::Tier, pass),
+        };
+        if pass == Pass::Off {
+            return done(Err(self.shared.off().with("key", key)));
+        }
+        let shared = Arc::clone(&self.shared);
+        let watched = move |outcome: Result<Written>| {
+            shared.note(side, pass, judge(&outcome, |end| *end == Written::New));
+            done(outcome);
+        };
+        self.inner.write(key, src, deadline, Box::new(watched));
+    }
+
+    fn remove(&self, key: BlockKey) {
+        self.inner.remove(key);
+    }
+
+    fn touch(&self, keys: &[BlockKey]) {
+        if !self.is_off() {
+            self.inner.touch(keys);
+        }
+    }
+
+    fn usage(&self) -> TierUsage {
+        self.inner.usage()
+    }
+
+    fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey> {
+        self.inner.keys(namespace)
+    }
+
+    fn drain(&self, deadline: Instant) -> bool {
+        self.inner.drain(deadline)
+    }
+}

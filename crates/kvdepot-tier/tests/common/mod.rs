@@ -1,0 +1,58 @@
+//! What the tests of block files share.
+#![allow(dead_code, clippy::unwrap_used)] // each test uses its part; a test that cannot go on shall panic
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use kvdepot_io::faults::{FaultDevice, Faults};
+use kvdepot_io::{Device, DirDevice};
+use kvdepot_tier::conformance::Bench;
+use kvdepot_tier::{PosixConfig, PosixTier};
+
+/// A tier on a directory, small in everything.
+pub(crate) fn config(dir: &Path) -> PosixConfig {
+    PosixConfig { io_direct: false, read_threads: 2, write_threads: 2, ..PosixConfig::new(dir) }
+}
+
+pub(crate) fn open(config: PosixConfig) -> Arc<PosixTier> {
+    Arc::new(PosixTier::open(config).unwrap())
+}
+
+/// A tier whose device follows a plan of faults.
+pub(crate) fn open_faulty(config: PosixConfig, faults: &Faults) -> Arc<PosixTier> {
+    let plain: Arc<dyn Device> = Arc::new(DirDevice::open(&config.directories[0], config.io_direct).unwrap());
+    let device: Arc<dyn Device> = Arc::new(FaultDevice::new(plain, faults.clone()));
+    Arc::new(PosixTier::open_on_devices(config, vec![device]).unwrap())
+}
+
+/// All files under a directory.
+pub(crate) fn files(dir: &Path) -> Vec<PathBuf> {
+    let mut out = Vec::new();
+    let mut todo = vec![dir.to_owned()];
+    while let Some(dir) = todo.pop() {
+        for entry in std::fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() { todo.push(path) } else { out.push(path) }
+        }
+    }
+    out.sort();
+    out
+}
+
+pub(crate) fn files_with(dir: &Path, part: &str) -> Vec<PathBuf> {
+    let named = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().contains(part));
+    files(dir).into_iter().filter(named).collect()
+}
+
+/// The file of block `n`.
+pub(crate) fn block_file(dir: &Path, bench: &Bench, n: u64) -> PathBuf {
+    let found = files_with(dir, &format!("{}.kvb", bench.key(n).hash));
+    assert_eq!(found.len(), 1, "{found:?}");
+    found.into_iter().next().unwrap()
+}
+
+/// Physical bytes of all files, as a cap counts them.
+pub(crate) fn disk_bytes(dir: &Path) -> u64 {
+    let blocks = files(dir).into_iter().filter(|path| !path.ends_with("namespace.json"));
+    blocks.filter_map(|path| path.metadata().ok()).map(|meta| meta.len().next_multiple_of(4096)).sum()
+}

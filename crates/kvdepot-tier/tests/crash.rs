@@ -1,0 +1,99 @@
+//! P1, P4: a process killed at any moment leaves no half block visible and no temporary file for ever.
+#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+
+mod common;
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use common::{config, files_with, open};
+use kvdepot_tier::conformance::Bench;
+use kvdepot_tier::{PosixTier, Tier};
+
+const CHILD: &str = "KVDEPOT_TEST_CRASH_DIR";
+
+/// Not a test of its own: the process that `killed_while_writing` kills. It writes for ever and says how far it is.
+#[test]
+fn child() {
+    let Ok(dir) = std::env::var(CHILD) else { return };
+    let bench = Bench::new(open(config(dir.as_ref())));
+    for n in 0.. {
+        let first = n * 8;
+        let writes: Vec<_> =
+            (first..first + 8).map(|n| bench.begin_write(n, bench.filled(n), Bench::soon())).collect();
+        for write in &writes {
+            Bench::answer(write).unwrap();
+        }
+        println!("written {}", first + 8);
+    }
+}
+
+#[test]
+fn killed_while_writing() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut acknowledged = 0;
+    for round in 1..=5 {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["child", "--exact", "--nocapture", "--test-threads=1"])
+            .env(CHILD, dir.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        // Each round is killed a little later, always in the middle of further writes.
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut written =
+            lines.filter_map(|line| line.unwrap().strip_prefix("written ")?.parse::<u64>().ok());
+        acknowledged = written.by_ref().find(|&count| count >= acknowledged + 8 * round).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let tier = open(config(dir.path()));
+        let bench = Bench::new(Arc::clone(&tier) as _);
+        tier.sweep(Bench::soon());
+        assert!(files_with(dir.path(), ".tmp-").is_empty(), "round {round}");
+        let listed = tier.usage().blocks;
+        assert!(
+            listed >= acknowledged,
+            "round {round}: {listed} of {acknowledged} (a rename outlives its process)"
+        );
+        let right = (0..listed + 64).filter(|&n| bench.read_is_right(n)).count() as u64;
+        assert_eq!(right, listed, "round {round}: every listed block reads right");
+        assert_eq!(tier.quarantined(&bench.spec), 0, "round {round}: no half block was visible");
+    }
+}
+
+/// Temporaries of the dead go; those of the living, and young ones of other hosts, stay.
+#[test]
+fn the_sweep_knows_the_dead_from_the_living() {
+    let dir = tempfile::tempdir().unwrap();
+    let tier = open(config(dir.path()));
+    let bench = Bench::new(Arc::clone(&tier) as _);
+    bench.write_all(1);
+    let blocks = common::block_file(dir.path(), &bench, 0).parent().unwrap().to_owned();
+    // The name that this process's own temporaries have: host, pid, start time.
+    let own = PosixTier::writer_identity();
+    let (same_process, start) = own.rsplit_once('-').unwrap();
+    let own_host = same_process.rsplit_once('-').unwrap().0;
+    let later = start.parse::<u64>().unwrap() + 1;
+    let old = std::time::SystemTime::now() - std::time::Duration::from_secs(7200);
+    let make = |name: &str, aged: bool| {
+        let path = blocks.join(name);
+        let file = fs::File::create(&path).unwrap();
+        if aged {
+            file.set_modified(old).unwrap();
+        }
+        path
+    };
+    let living = make(&format!(".tmp-{own}-77"), true);
+    let reborn = make(&format!(".tmp-{same_process}-{later}-77"), false);
+    let dead = make(&format!(".tmp-{own_host}-{}-5-77", u32::MAX), false);
+    let young = make(".tmp-elsewhere-1-5-77", false);
+    let aged = make(".tmp-elsewhere-1-5-78", true);
+    let report = tier.sweep(Bench::soon());
+    assert_eq!(report.temporaries, 3);
+    assert!(living.exists() && young.exists());
+    assert!(!reborn.exists() && !dead.exists() && !aged.exists());
+    assert!(bench.read_is_right(0));
+}

@@ -1,0 +1,145 @@
+//! P2: what keeps failing goes off for a while, comes back by a trial, and writes go off by themselves.
+#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvdepot_core::ErrorKind;
+use kvdepot_io::faults::{Fault, FaultDevice, FaultOp, Faults};
+use kvdepot_io::{Device, DirDevice};
+use kvdepot_tier::conformance::{self, Bench};
+use kvdepot_tier::{FakeTier, GuardConfig, Guarded, PosixConfig, PosixTier, Presence};
+use parking_lot::Mutex;
+
+const CONFIG: GuardConfig =
+    GuardConfig { failures_max: 3, off_min: Duration::from_secs(100), off_max: Duration::from_secs(300) };
+
+struct Rig {
+    _dir: tempfile::TempDir,
+    faults: Faults,
+    now: Arc<Mutex<Instant>>,
+    tier: Arc<Guarded<PosixTier>>,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let faults = Faults::default();
+        let plain = Arc::new(DirDevice::open(dir.path(), false).unwrap());
+        let device: Arc<dyn Device> = Arc::new(FaultDevice::new(plain, faults.clone()));
+        let inner = PosixTier::open_on_devices(PosixConfig::new(dir.path()), vec![device]).unwrap();
+        let now = Arc::new(Mutex::new(Instant::now()));
+        let clock = Arc::clone(&now);
+        let tier = Arc::new(Guarded::with_clock(inner, CONFIG, Arc::new(move || *clock.lock())));
+        Self { _dir: dir, faults, now, tier }
+    }
+
+    fn bench(&self) -> Bench {
+        Bench::new(Arc::clone(&self.tier) as _)
+    }
+
+    fn now(&self) -> Instant {
+        *self.now.lock()
+    }
+
+    fn pass(&self, seconds: u64) {
+        *self.now.lock() += Duration::from_secs(seconds);
+    }
+}
+
+/// A deadline ahead of every clock of these tests.
+fn kind_of_read(bench: &Bench) -> Option<ErrorKind> {
+    let answer = bench.begin_read(0, bench.slot(), Instant::now() + Duration::from_secs(3600));
+    Bench::answer(&answer).err().map(|error| error.kind())
+}
+
+fn kind_of_write(bench: &Bench, n: u64) -> Option<ErrorKind> {
+    let answer = bench.begin_write(n, bench.filled(n), Instant::now() + Duration::from_secs(3600));
+    Bench::answer(&answer).err().map(|error| error.kind())
+}
+
+#[test]
+fn a_tier_that_fails_to_read_goes_off_and_comes_back() {
+    let rig = Rig::new();
+    let bench = rig.bench();
+    bench.write_all(1);
+    rig.faults.chance(FaultOp::Read, Fault::Eio, 1.0);
+    for _ in 0..3 {
+        assert!(!rig.tier.is_off());
+        assert_eq!(kind_of_read(&bench), Some(ErrorKind::Io));
+    }
+    assert!(rig.tier.is_off() && rig.tier.writes_are_off());
+    let reads = rig.faults.count(FaultOp::Read);
+    assert_eq!(kind_of_read(&bench), Some(ErrorKind::Unavailable));
+    assert_eq!(kind_of_write(&bench, 1), Some(ErrorKind::Unavailable));
+    assert_eq!(bench.peek(0), Presence::Absent);
+    assert_eq!(bench.probe(bench.keys(1)).unwrap(), 0);
+    assert_eq!(rig.faults.count(FaultOp::Read), reads, "a tier that is off is left alone");
+    rig.pass(101);
+    assert_eq!(kind_of_read(&bench), Some(ErrorKind::Io), "the trial fails");
+    rig.pass(150);
+    assert_eq!(kind_of_read(&bench), Some(ErrorKind::Unavailable), "the second pause is twice as long");
+    rig.pass(51);
+    rig.faults.set_enabled(false);
+    assert_eq!(bench.peek(0), Presence::Present);
+    assert_eq!(kind_of_read(&bench), None);
+    assert!(!rig.tier.is_off());
+    assert_eq!(kind_of_write(&bench, 1), None);
+}
+
+#[test]
+fn a_full_disk_stops_writes_only() {
+    let rig = Rig::new();
+    let bench = rig.bench();
+    bench.write_all(1);
+    rig.faults.chance(FaultOp::Write, Fault::NoSpace, 1.0);
+    for n in 1..4 {
+        assert_eq!(kind_of_write(&bench, n), Some(ErrorKind::NoSpace));
+    }
+    assert!(rig.tier.writes_are_off() && !rig.tier.is_off());
+    assert_eq!(kind_of_write(&bench, 4), Some(ErrorKind::Unavailable));
+    assert_eq!(kind_of_read(&bench), None);
+    rig.faults.set_enabled(false);
+    rig.pass(101);
+    assert_eq!(kind_of_write(&bench, 4), None);
+    assert!(!rig.tier.writes_are_off());
+}
+
+#[test]
+fn misses_and_late_callers_do_not_switch_off() {
+    let rig = Rig::new();
+    let bench = rig.bench();
+    for _ in 0..20 {
+        assert_eq!(kind_of_read(&bench), Some(ErrorKind::NotFound));
+        let late = bench.begin_read(0, bench.slot(), rig.now());
+        assert_eq!(Bench::answer(&late).unwrap_err().kind(), ErrorKind::Timeout);
+    }
+    assert!(!rig.tier.is_off());
+}
+
+#[test]
+fn only_one_trial_at_a_time_and_a_hung_one_has_failed() {
+    let rig = Rig::new();
+    let bench = rig.bench();
+    bench.write_all(1);
+    for nth in 0..3 {
+        rig.faults.at(FaultOp::Read, nth, Fault::Eio);
+    }
+    assert!((0..3).all(|_| kind_of_read(&bench) == Some(ErrorKind::Io)));
+    assert!(rig.tier.is_off());
+    rig.pass(101);
+    rig.faults.hang(FaultOp::Read);
+    let trial = bench.begin_read(0, bench.slot(), rig.now() + Duration::from_secs(10));
+    assert!(rig.faults.wait_hung(1, Bench::soon()));
+    assert_eq!(kind_of_read(&bench), Some(ErrorKind::Unavailable));
+    rig.pass(11);
+    assert_eq!(kind_of_read(&bench), Some(ErrorKind::Unavailable));
+    assert!(rig.tier.is_off(), "the hung trial counts as failed");
+    rig.faults.release();
+    Bench::answer(&trial).unwrap();
+}
+
+#[test]
+fn a_guarded_tier_is_a_tier() {
+    conformance::check(&|| Arc::new(Guarded::new(FakeTier::new(0), GuardConfig::default())));
+}
