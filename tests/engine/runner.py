@@ -3,13 +3,14 @@
 ``runner.py scenario.json``; the scenario is ``{"engine": {...}, "connector": {...} | null, "control": path, "phases": [...]}``.
 A phase is ``{"do": "generate", "name": ..., "prompts": [[seed, tokens], ...], "max_tokens": n}``, ``{"do": "reset"}`` (vLLM's own
 cache), ``{"do": "reset_all"}``, ``{"do": "control", ...}`` (writes the fake depot's control file), ``{"do": "sleep"}``,
-``{"do": "stop_depot"}``.
+``{"do": "kill_depot", "log": its log}``.
 """
 
 import faulthandler
 import json
 import os
 import random
+import re
 import signal
 import sys
 import time
@@ -76,8 +77,9 @@ def main() -> None:
             os.replace(scenario["control"] + ".new", scenario["control"])
         elif do == "sleep":
             time.sleep(phase["s"])
-        elif do == "kill":
-            os.kill(phase["pid"], signal.SIGKILL)
+        elif do == "kill_depot":
+            with open(phase["log"], encoding="utf-8") as file:
+                os.kill(int(re.findall(r"\(pid (\d+)\)", file.read())[-1]), signal.SIGKILL)
     names = ("vllm:num_preemptions", "vllm:external_prefix_cache_hits", "vllm:prompt_tokens_cached_by_source")
     results["metrics"] = {}
     for metric in llm.get_metrics():

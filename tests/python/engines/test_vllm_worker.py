@@ -1,10 +1,13 @@
 """The workers' side of the vLLM connector: who waits for which copies, and what is said of failures."""
 
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from engine_parts import FakeStore, FakeTask, options
+from kvdepot.engines.vllm import compute
 from kvdepot.engines.vllm.loads import Loads
 from kvdepot.engines.vllm.meta import Blocks, Load
 from kvdepot.engines.vllm.saves import Saves
@@ -12,8 +15,23 @@ from kvdepot.engines.vllm.stats import DepotStats, stats_from
 
 
 class NoOrder:
-    def mark(self) -> None: ...
-    def wait(self) -> None: ...
+    immediate = True
+
+    def after(self, run: Any) -> None:
+        run()
+
+    def close(self) -> None: ...
+
+
+class FakeEvent:
+    """An event of a device that computes when it is told to."""
+
+    computed = threading.Event()
+
+    def record(self, stream: Any) -> None: ...
+
+    def synchronize(self) -> None:
+        assert self.computed.wait(10)
 
 
 def blocks(*page_ids: int) -> Blocks:
@@ -50,6 +68,24 @@ def test_ranks_with_equal_bytes_do_not_dump() -> None:
     store = FakeStore(writes=False)
     saves(store).finish_step({0: blocks(1)})
     assert store.calls == []
+
+
+@pytest.mark.parametrize("by_layer", [True, False])
+def test_a_dump_reads_only_what_a_device_has_computed(monkeypatch: pytest.MonkeyPatch, by_layer: bool) -> None:
+    """The engine's thread goes on; the dump's shards are handed over when the event has come (P3)."""
+    FakeEvent.computed = threading.Event()
+    cuda = SimpleNamespace(Event=FakeEvent, current_stream=lambda: None)
+    monkeypatch.setattr(compute, "_cuda", lambda: cuda)
+    store = FakeStore()
+    side = Saves({0: store}, compute.ComputeOrder(event_sync=True), DepotStats())  # type: ignore[dict-item]
+    if by_layer:
+        side.submit_layer("b", {0: blocks(1)})
+    side.finish_step({0: blocks(1)})
+    assert store.calls == [("begin", [1])]
+    assert store.next_task.shards == []
+    FakeEvent.computed.set()
+    side.close()
+    assert store.next_task.shards == ([1, 0] if by_layer else [0, 1])
 
 
 def test_pages_are_not_given_away_while_a_dump_reads_them() -> None:

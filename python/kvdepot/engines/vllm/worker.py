@@ -109,7 +109,6 @@ class WorkerSide:
 
     def prepare(self, step: StepMetadata) -> None:
         """``handle_preemptions``: the last moment at which pages still hold what the last step left in them."""
-        self._order.wait_if(bool(step.late_saves))
         self._saves.dump(step.late_saves)
         fresh = set(step.fresh_pages)
         # The engine may write to these now: a dump has to have read them, a given-up load to have stopped (P3).
