@@ -6,6 +6,7 @@ cache), ``{"do": "reset_all"}``, ``{"do": "control", ...}`` (writes the fake dep
 ``{"do": "settle", "socket": ...}`` (all dumps are in files), ``{"do": "kill_depot", "socket": ...}`` (kill -9).
 """
 
+import faulthandler
 import json
 import os
 import random
@@ -38,6 +39,7 @@ def with_depot(socket: str, use: Callable[[Any], Any]) -> Any:
 
 
 def main() -> None:
+    faulthandler.enable()
     from vllm import LLM, SamplingParams
 
     with open(sys.argv[1], encoding="utf-8") as file:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from conftest import Lab
 from test_vllm import DECODED, PROMPTS, RESET, generate
 

@@ -10,6 +10,7 @@ use crossbeam_channel::Sender;
 use kvdepot_core::pipeline::{PipelineSpec, PoolKind};
 use kvdepot_core::{Error, ErrorKind, Result, eviction};
 use kvdepot_tier::Tier;
+use kvdepot_tier::guard::{GuardConfig, Guarded};
 use parking_lot::{Condvar, Mutex};
 
 use crate::config::DepotConfig;
@@ -79,7 +80,8 @@ impl Depot {
                 "Fake" => &config.fake,
                 _ => &serde_json::Value::Null,
             };
-            tiers.push(kvdepot_tier::registry::build(&name, value)?);
+            let tier = kvdepot_tier::registry::build(&name, value)?;
+            tiers.push(Arc::new(Guarded::new(tier, GuardConfig::default())) as Arc<dyn Tier>);
         }
         Self::with_tiers(config, spec.pool, tiers, pool)
     }

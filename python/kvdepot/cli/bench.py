@@ -20,9 +20,7 @@ def command() -> None:
 @click.option("--directory", type=click.Path(file_okay=False, exists=True), help="Where to write; default: temporary.")
 @click.option("--only", type=click.Choice(["memory", "door", "disk"]), help="Only this part.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def store(
-    rounds: int, threads: int, io_threads: int, directory: str | None, only: str | None, as_json: bool
-) -> None:
+def store(rounds: int, threads: int, io_threads: int, directory: str | None, only: str | None, as_json: bool) -> None:
     """Pool against memcpy, local door, and cold loads against fio (install fio for that ratio)."""
     from kvdepot.bench import disk, memory
 

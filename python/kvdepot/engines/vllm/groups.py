@@ -54,6 +54,10 @@ def geometry(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> Geo
     all_groups = kv_cache_config.kv_cache_groups
     if not all_groups:
         return Geometry((), 1, 1, "the model has no KV cache")
+    if problem := too_old(len(all_groups)):
+        return Geometry((), 1, 1, problem)
+    from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+
     # A hash-addressed store holds the prefix-cacheable groups only: vLLM rebuilds the others by itself.
     indexes = getattr(kv_cache_config, "prefix_cacheable_group_ids", range(len(all_groups)))
     dcp = vllm_config.parallel_config.decode_context_parallel_size
@@ -64,9 +68,7 @@ def geometry(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> Geo
         * (dcp if getattr(all_groups[index].kv_cache_spec, "dcp_sharded", True) else 1)
         for index in indexes
     }
-    hash_tokens = getattr(kv_cache_config, "hash_block_size", None) or math.gcd(*spans.values())
-    if len(all_groups) > 1 and not _recovers_by_request():
-        return Geometry((), hash_tokens, hash_tokens, "hybrid models need vLLM 0.30: before, a failed load is fatal")
+    hit_tokens, hash_tokens = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
     groups = []
     for index in indexes:
         spec = all_groups[index].kv_cache_spec
@@ -85,14 +87,19 @@ def geometry(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> Geo
                 window_blocks=0 if window is None else max(1, math.ceil(window / spans[index])),
             )
         )
-    return Geometry(tuple(groups), hash_tokens, math.lcm(*spans.values()))
+    return Geometry(tuple(groups), hash_tokens, hit_tokens)
 
 
-def _recovers_by_request() -> bool:
-    """Whether a load of a model with several groups may fail without the engine's end (``failed_recving``)."""
+def too_old(group_count: int) -> str:
+    """Empty, or what this version of vLLM lacks."""
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+    from vllm.v1.core.sched.output import SchedulerOutput
 
-    return hasattr(KVConnectorBase_V1, "get_transfer_results")
+    if "kv_connector_block_state" not in getattr(SchedulerOutput, "__dataclass_fields__", {}):
+        return "this version of vLLM does not tell a connector which blocks a request has: use 0.29 or later"
+    if group_count > 1 and not hasattr(KVConnectorBase_V1, "get_transfer_results"):
+        return "this version of vLLM ends with the first failed load of a hybrid model: use 0.30 or later"
+    return ""
 
 
 def _window_tokens(spec: Any) -> tuple[int | None, str]:

@@ -173,6 +173,13 @@ class Loads:
                 copy.task.wait()
         self._given_up = [copy for copy in self._given_up if not copy.done()]
 
+    def close(self) -> None:
+        """The engine's memory goes away: no load may write to it after this."""
+        for copy in (*self._copies, *self._given_up, *(c for running in self._between_steps for c in running.copies)):
+            if copy.task is not None:
+                copy.task.wait()
+        self._copies, self._given_up, self._between_steps = [], [], []
+
     def take_failed_requests(self) -> set[str]:
         """Requests of which vLLM has to compute everything again, since the last call."""
         taken, self._failed_requests = self._failed_requests, set()

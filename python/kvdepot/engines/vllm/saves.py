@@ -1,7 +1,8 @@
 """Dumps of a worker: begun layer by layer or as a whole, watched until the engine's memory is no longer read."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kvdepot.engines.vllm.compute import ComputeOrder
@@ -45,7 +46,7 @@ class Saves:
         self._begun = False
 
     def dump(self, saves: GroupBlocks) -> None:
-        """Dumps whole blocks whose bytes are in place."""
+        """Dumps whole blocks; what computes their bytes has been launched."""
         for index, blocks in saves.items():
             self._submit(index, blocks, by_layer=False)
 
@@ -59,21 +60,15 @@ class Saves:
                 self._submit(index, blocks, by_layer=True)
         for index, dump in self._by_layer.items():
             shard = self._stores[index].shard_of_layer.get(layer_name)
-            if shard in dump.shards_left:
-                self._order.mark()
-                self._order.wait()
+            if shard is not None and shard in dump.shards_left:
                 dump.shards_left.discard(shard)
-                dump.task.submit_shard(shard)
+                self._order.after(partial(dump.task.submit_shard, shard))
 
     def finish_step(self, saves: GroupBlocks) -> None:
         """Hands over all that the layers' hooks did not, and counts the dumps that have ended."""
-        if saves:
-            self._order.mark()
-            self._order.wait()
         if self._begun:
             for dump in self._by_layer.values():
-                for shard in sorted(dump.shards_left):
-                    dump.task.submit_shard(shard)
+                self._order.after(partial(_submit_shards, dump.task, sorted(dump.shards_left)))
         else:
             self.dump(saves)
         self._by_layer.clear()
@@ -86,13 +81,19 @@ class Saves:
         store = self._stores.get(index)
         if store is None or not store.writes or not blocks.pages:
             return
+        shards = range(len(store.pages.shards))
         try:
-            task = store.begin_dump(blocks) if by_layer else store.dump(blocks)
+            if not by_layer and self._order.immediate:
+                task = store.dump(blocks)
+            else:
+                task = store.begin_dump(blocks)
         except KVDepotError as error:  # a block that is not stored is a later miss (P2)
             self._stats.add_failures("dump", {error.kind: len(blocks.pages)})
             return
         if by_layer:
-            self._by_layer[index] = LayerDump(task, set(range(len(store.pages.shards))))
+            self._by_layer[index] = LayerDump(task, set(shards))
+        elif not self._order.immediate:
+            self._order.after(partial(_submit_shards, task, shards))
         self._running.append(RunningDump(task, frozenset(blocks.pages), store.pages.block_bytes))
 
     def fence(self, fresh: set[int]) -> None:
@@ -122,3 +123,9 @@ class Saves:
         for dump in self._running:
             dump.task.wait()
         self._running.clear()
+        self._order.close()
+
+
+def _submit_shards(task: "Task", shards: Iterable[int]) -> None:
+    for shard in shards:
+        task.submit_shard(shard)

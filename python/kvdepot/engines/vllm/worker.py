@@ -1,5 +1,6 @@
 """A worker's side: copies between the engine's pages and the depot, as the scheduler's connector has planned."""
 
+import atexit
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,7 @@ class WorkerSide:
         self._options = options
         self._geometry = geometry
         self._stores: dict[int, GroupStore] = {}
+        self._kv_caches: Mapping[str, torch.Tensor] = {}
         self._names = RankNamespaces(broken=geometry.unsupported)
         self._order = ComputeOrder(options.enable_event_sync)
         self.stats = DepotStats()
@@ -57,6 +59,10 @@ class WorkerSide:
         """
         if self._names.broken:
             return
+        # The core reads and writes this memory from threads of its own: it has to outlive their last copy, also when
+        # the engine is dropped or the interpreter ends without a word to us (P3).
+        self._kv_caches = kv_caches
+        atexit.register(self.close)
         try:
             self._open_stores(vllm_config, kv_cache_config, kv_caches)
             self_test(self._depot, self._stores, kv_caches, self._options)
@@ -74,9 +80,7 @@ class WorkerSide:
         rank = this_rank(vllm_config, kv_cache_config)
         facts = engine_facts(vllm_config, kv_cache_config)
         for group in self._geometry.groups:
-            pages = group_pages(
-                group.layer_names, kv_caches, kv_cache_config.num_blocks, self._options.use_layerwise
-            )
+            pages = group_pages(group.layer_names, kv_caches, kv_cache_config.num_blocks, self._options.use_layerwise)
             if not pages.shards:
                 continue
             backend = attention_backends(vllm_config, pages.layer_names)
@@ -103,7 +107,6 @@ class WorkerSide:
 
     def prepare(self, step: StepMetadata) -> None:
         """``handle_preemptions``: the last moment at which pages still hold what the last step left in them."""
-        self._order.wait_if(bool(step.late_saves))
         self._saves.dump(step.late_saves)
         fresh = set(step.fresh_pages)
         # The engine may write to these now: a dump has to have read them, a given-up load to have stopped (P3).
@@ -146,7 +149,11 @@ class WorkerSide:
 
     def close(self) -> None:
         """``shutdown``: the engine's memory goes away after this."""
+        atexit.unregister(self.close)
         self._saves.close()
+        self._loads.close()
         for store in self._stores.values():
             store.close()
+        self._stores.clear()
         self._depot.close()
+        self._kv_caches = {}

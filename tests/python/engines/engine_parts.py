@@ -1,0 +1,175 @@
+"""Parts of an engine and of the core, as small as the connector's logic sees them."""
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from kvdepot.engines.vllm.groups import Geometry, Group
+from kvdepot.engines.vllm.meta import RankNamespaces
+from kvdepot.engines.vllm.scheduler import SchedulerSide
+
+BLOCK = 16
+
+
+class FakeClaim:
+    def __init__(self, units: int, settled: bool, skip: int, limit: int) -> None:
+        self.units, self.settled, self.skip, self.limit, self.released = units, settled, skip, limit, False
+
+    def poll(self) -> tuple[bool, int, int]:
+        return self.settled, min(max(self.units, self.skip), self.limit) if self.settled else 0, 0
+
+    def settle_now(self) -> tuple[bool, int, int]:
+        self.settled = True
+        return self.poll()
+
+    def release(self) -> None:
+        self.released = True
+
+
+class FakeDepot:
+    """Has the first ``units`` hash units of everything."""
+
+    def __init__(self, units: int = 0, settled: bool = True) -> None:
+        self.units, self.settled = units, settled
+        self.claims: list[FakeClaim] = []
+        self.resets: list[Any] = []
+
+    def open_canonical(self, canonical: str) -> Any:
+        return SimpleNamespace(canonical=canonical, id=canonical)
+
+    def claim(self, groups: Any, hashes: Any, skip: int, limit: int) -> FakeClaim:
+        assert len(hashes) >= limit > skip
+        self.claims.append(FakeClaim(self.units, self.settled, skip, limit))
+        return self.claims[-1]
+
+    def reset(self, namespaces: Any) -> None:
+        self.resets.append(namespaces)
+
+
+class FakeTask:
+    def __init__(self, failed: tuple[int, ...] = (), done: bool = True) -> None:
+        self.bad, self.is_done, self.waits, self.shards = failed, done, 0, []
+
+    def done(self) -> bool:
+        return self.is_done
+
+    def wait(self, timeout_ms: int | None = None) -> bool:
+        self.waits += 1
+        if timeout_ms is None:
+            self.is_done = True
+        return self.is_done
+
+    def wait_shard(self, shard: int, timeout_ms: int | None = None) -> bool:
+        self.shards.append(shard)
+        return True
+
+    def submit_shard(self, shard: int) -> None:
+        self.shards.append(shard)
+
+    def failed(self) -> Any:
+        return np.array(self.bad, dtype=np.int64)
+
+    def failures(self) -> dict[str, int]:
+        return {"timeout": len(self.bad)} if self.bad else {}
+
+
+@dataclass
+class FakeStore:
+    """A ``GroupStore`` of as many layers as its names."""
+
+    layers: tuple[str, ...] = ("a", "b")
+    writes: bool = True
+    next_task: FakeTask = field(default_factory=FakeTask)
+    calls: list[tuple[str, list[int]]] = field(default_factory=list)
+
+    @property
+    def shard_of_layer(self) -> dict[str, int]:
+        return {name: shard for shard, name in enumerate(self.layers)}
+
+    @property
+    def pages(self) -> Any:
+        return SimpleNamespace(shards=self.layers, block_bytes=100)
+
+    def dump(self, blocks: Any) -> FakeTask:
+        self.calls.append(("dump", blocks.pages))
+        return self.next_task
+
+    def begin_dump(self, blocks: Any) -> FakeTask:
+        self.calls.append(("begin", blocks.pages))
+        return self.next_task
+
+    def load(self, blocks: Any) -> FakeTask:
+        self.calls.append(("load", blocks.pages))
+        return self.next_task
+
+
+def options(**values: Any) -> Any:
+    known = {
+        "use_layerwise": True,
+        "hit_ratio": None,
+        "persist_token_threshold": 0,
+        "wait_ms": 1000,
+        "timeout_ms": 1000,
+        "enable_event_sync": True,
+    }
+    return SimpleNamespace(**{**known, **values})
+
+
+def geometry(*windows: int) -> Geometry:
+    groups = tuple(Group(i, (f"layer{i}",), None, BLOCK, 1, window) for i, window in enumerate(windows or (0,)))
+    return Geometry(groups, BLOCK, BLOCK)
+
+
+def scheduler(depot: Any, ranks: int = 1, windows: tuple[int, ...] = (0,), **values: Any) -> SchedulerSide:
+    side = SchedulerSide(depot, options(**values), geometry(*windows), ranks)
+    names = {index: f"group{index}" for index in range(len(windows))}
+    side.open_namespaces([RankNamespaces({i: f"{name}/{rank}" for i, name in names.items()}) for rank in range(ranks)])
+    return side
+
+
+def request(name: str, tokens: int, known: int | None = None) -> Any:
+    hashes = [f"{name}/{index}".encode() for index in range((known or tokens) // BLOCK)]
+    return SimpleNamespace(request_id=name, num_tokens=tokens, num_prompt_tokens=tokens, block_hashes=hashes)
+
+
+def pages(*by_group: list[int]) -> Any:
+    return SimpleNamespace(get_block_ids=lambda: by_group)
+
+
+@dataclass
+class Step:
+    """A ``SchedulerOutput`` in the making."""
+
+    new: list[Any] = field(default_factory=list)
+    cached: list[tuple[str, int, Any]] = field(default_factory=list)
+    resumed: set[str] = field(default_factory=set)
+    scheduled: dict[str, int] = field(default_factory=dict)
+    tables: dict[str, tuple[list[int], ...]] = field(default_factory=dict)
+
+    def starts(self, name: str, computed: int, tokens: int, *table: list[int]) -> "Step":
+        self.new.append(SimpleNamespace(req_id=name, num_computed_tokens=computed, block_ids=table))
+        self.scheduled[name] = tokens
+        self.tables[name] = table
+        return self
+
+    def goes_on(self, name: str, computed: int, tokens: int, table: Any, fresh: Any = None) -> "Step":
+        self.cached.append((name, computed, fresh))
+        self.scheduled[name] = tokens
+        self.tables[name] = table
+        return self
+
+    def output(self) -> Any:
+        return SimpleNamespace(
+            scheduled_new_reqs=self.new,
+            scheduled_cached_reqs=SimpleNamespace(
+                req_ids=[name for name, _, _ in self.cached],
+                num_computed_tokens=[computed for _, computed, _ in self.cached],
+                new_block_ids=[fresh for _, _, fresh in self.cached],
+                resumed_req_ids=self.resumed,
+            ),
+            num_scheduled_tokens=self.scheduled,
+            kv_cache_block_copies=None,
+            kv_connector_block_state=SimpleNamespace(get_block_ids=self.tables.get),
+        )

@@ -1,0 +1,99 @@
+"""Where the bytes of a page are in an engine's tensors: every layout that vLLM has, against numpy's own indexing."""
+
+import ctypes
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvdepot.engines.vllm.pages import group_pages, joined, layer_pages
+
+PAGES, LAYERS, HEADS, TOKENS, CONTENT = 6, 3, 2, 4, 8
+LAYOUTS = {
+    "LBHNC": (0, 1, 2, 3, 4),
+    "LBNHC": (0, 1, 3, 2, 4),
+    "LHBNC": (0, 2, 1, 3, 4),
+    "BLHNC": (1, 0, 2, 3, 4),
+    "BLNHC": (1, 0, 3, 2, 4),
+    "BHLNC": (1, 2, 0, 3, 4),
+}
+
+
+def tensor(array: np.ndarray) -> Any:
+    """What ``pages`` uses of a torch tensor."""
+    item = array.itemsize
+    return SimpleNamespace(
+        shape=array.shape,
+        dtype=str(array.dtype),
+        stride=lambda: tuple(step // item for step in array.strides),
+        element_size=lambda: item,
+        data_ptr=lambda: array.ctypes.data,
+    )
+
+
+def layers_of(layout: str) -> list[np.ndarray]:
+    """Per-layer views [B, H, N, C] of one allocation in a physical order."""
+    order = LAYOUTS[layout]
+    sizes = (LAYERS, PAGES, HEADS, TOKENS, CONTENT)
+    backing = np.random.default_rng(1).integers(0, 60000, [sizes[axis] for axis in order], dtype=np.uint16)
+    logical = backing.transpose(np.argsort(order))
+    return [logical[layer] for layer in range(LAYERS)]
+
+
+def read(runs: Any, page: int) -> bytes:
+    return b"".join(ctypes.string_at(run.base + page * run.stride, run.size) for run in runs)
+
+
+@pytest.mark.parametrize(("layout", "layerwise"), [(layout, how) for layout in LAYOUTS for how in (True, False)])
+def test_runs_are_the_bytes_of_the_page(layout: str, layerwise: bool) -> None:
+    arrays = layers_of(layout)
+    names = [f"layers.{index}" for index in range(LAYERS)]
+    found = group_pages(names, {name: tensor(a) for name, a in zip(names, arrays, strict=True)}, PAGES, layerwise)
+    assert len(found.shards) == (LAYERS if layerwise else 1)
+    assert found.block_bytes == LAYERS * HEADS * TOKENS * CONTENT * 2
+    for page in range(PAGES):
+        data = b"".join(read(shard, page) for shard in found.shards)
+        assert sorted(data) == sorted(b"".join(array[page].tobytes() for array in arrays))
+        if layout[-3:] == "HNC" or layout in ("LHBNC", "BHLNC"):  # tokens inside heads: also in that order
+            assert data == b"".join(array[page].tobytes() for array in arrays)
+
+
+def test_a_block_outermost_layout_is_one_copy_a_block() -> None:
+    arrays = layers_of("BLHNC")
+    caches = {str(index): tensor(array) for index, array in enumerate(arrays)}
+    assert group_pages(list(caches), caches, PAGES, layerwise=False).layout == [
+        [1, [LAYERS * HEADS * TOKENS * CONTENT * 2]]
+    ]
+
+
+def test_kernel_blocks_are_parts_of_a_page() -> None:
+    whole = np.arange(PAGES * 2 * 16, dtype=np.uint8).reshape(PAGES * 2, 16)
+    pages = layer_pages(tensor(whole), PAGES)
+    assert [(run.size, run.stride) for run in pages.runs] == [(32, 32)]
+    assert read(pages.runs, 3) == whole[6:8].tobytes()
+
+
+def test_padding_between_pages_is_left_out() -> None:
+    padded = np.arange(PAGES * 48, dtype=np.uint8).reshape(PAGES, 48)[:, :40]
+    pages = layer_pages(tensor(padded), PAGES)
+    assert [(run.size, run.stride) for run in pages.runs] == [(40, 48)]
+
+
+def test_names_for_the_same_memory_count_once() -> None:
+    arrays = layers_of("LBHNC")
+    caches = {"own": tensor(arrays[0]), "shared": tensor(arrays[0]), "other": tensor(arrays[1])}
+    found = group_pages(list(caches), caches, PAGES, layerwise=True)
+    assert found.layer_names == ("own", "other")
+    assert found.shard_of_layer() == {"own": 0, "other": 1}
+
+
+def test_tensors_without_blocks_are_refused() -> None:
+    with pytest.raises(ValueError, match="no dimension"):
+        layer_pages(tensor(np.zeros((PAGES - 1, 3), dtype=np.uint8)), PAGES)
+
+
+def test_only_neighbours_with_one_stride_are_joined() -> None:
+    arrays = layers_of("LBHNC")
+    runs = [run for array in arrays for run in layer_pages(tensor(array), PAGES).runs]
+    assert len(joined(runs)) == LAYERS

@@ -1,0 +1,214 @@
+"""The scheduler's side of the vLLM connector: hits, loads, and saves that wait for proof."""
+
+from typing import Any
+
+import pytest
+from engine_parts import BLOCK, FakeDepot, Step, pages, request, scheduler
+
+from kvdepot.engines.vllm.meta import LoadReport, RankNamespaces
+
+
+def admit(side: Any, req: Any, local: int, *table: list[int]) -> int:
+    """Matches and allocates as vLLM does; returns the external tokens."""
+    tokens, _ = side.match(req, local)
+    side.allocated(req, pages(*table), tokens)
+    return tokens
+
+
+def test_hits_leave_a_token_to_compute_only_where_the_step_waits_for_them() -> None:
+    req = request("r", 4 * BLOCK)
+    assert scheduler(FakeDepot(units=9)).match(req, 0) == (3 * BLOCK, False)
+    assert scheduler(FakeDepot(units=9), use_layerwise=False).match(req, 0) == (4 * BLOCK, True)
+
+
+def test_models_with_windows_load_between_steps_and_leave_a_token() -> None:
+    """After an async load of everything vLLM takes a token back, and a window would begin where nothing was loaded."""
+    assert scheduler(FakeDepot(units=9), windows=(0, 2)).match(request("r", 4 * BLOCK), 0) == (3 * BLOCK, True)
+
+
+def test_nothing_is_looked_up_before_the_workers_have_named_their_pages() -> None:
+    depot = FakeDepot(units=9)
+    side = scheduler(depot)
+    side.open_namespaces([RankNamespaces(broken="other bytes came back than went")])
+    broken = scheduler(depot)
+    broken._namespaces = []
+    assert broken.match(request("r", 4 * BLOCK), 0) == (0, False)
+    assert depot.claims == []
+
+
+def test_a_request_that_waits_for_admission_keeps_one_claim() -> None:
+    depot = FakeDepot(units=9)
+    side, req = scheduler(depot), request("r", 4 * BLOCK)
+    assert [side.match(req, 0) for _ in range(3)] == [(3 * BLOCK, False)] * 3
+    assert len(depot.claims) == 1
+    assert side.match(req, BLOCK) == (2 * BLOCK, False)
+    assert [claim.released for claim in depot.claims] == [True, False]
+    side.finished("r")
+    assert depot.claims[1].released
+
+
+def test_a_miss_is_not_asked_again_at_every_step() -> None:
+    depot = FakeDepot(units=0)
+    side, req = scheduler(depot), request("r", 4 * BLOCK)
+    assert [side.match(req, 0) for _ in range(5)] == [(0, False)] * 5
+    assert len(depot.claims) == 1
+    assert depot.claims[0].released
+
+
+@pytest.mark.parametrize(("wait_ms", "first"), [(1000, (None, False)), (0, (3 * BLOCK, False))])
+def test_the_policy_says_how_long_a_tier_is_waited_for(wait_ms: int, first: Any) -> None:
+    depot = FakeDepot(units=9, settled=False)
+    side, req = scheduler(depot, wait_ms=wait_ms), request("r", 4 * BLOCK)
+    assert side.match(req, 0) == first
+    depot.claims[0].settled = True
+    assert side.match(req, 0) == (3 * BLOCK, False)
+
+
+def test_limits_of_the_configuration() -> None:
+    req = request("r", 8 * BLOCK)
+    assert scheduler(FakeDepot(units=9), hit_ratio=0.5).match(req, 0) == (4 * BLOCK, False)
+    assert scheduler(FakeDepot(units=9), hit_ratio=0.5).match(req, 4 * BLOCK) == (0, False)
+    assert scheduler(FakeDepot(units=9), persist_token_threshold=8 * BLOCK + 1).match(req, 0) == (0, False)
+    req.skip_reading_prefix_cache = True
+    assert scheduler(FakeDepot(units=9)).match(req, 0) == (0, False)
+
+
+def test_a_hit_becomes_a_load_without_null_blocks_and_keeps_its_leases_until_all_ranks_have_it() -> None:
+    depot = FakeDepot(units=9)
+    side, req = scheduler(depot, ranks=2, windows=(0, 2)), request("r", 5 * BLOCK)
+    assert admit(side, req, BLOCK, [7, 1, 2, 3, 4], [0, 0, 5, 6, 8]) == 3 * BLOCK
+    step = side.build_step(Step().output())
+    (load,) = step.loads
+    assert not load.before_forward
+    assert load.blocks[0].pages == [1, 2, 3]
+    assert load.blocks[0].hashes == [b"r/1", b"r/2", b"r/3"]
+    assert load.blocks[1].pages == [5, 6]
+    assert set(step.fresh_pages) == {1, 2, 3, 5, 6}
+    side.reported(LoadReport({load.load_id: 1}))
+    assert not depot.claims[0].released
+    side.finished("r")  # aborted: a rank may still copy
+    assert not depot.claims[0].released
+    side.reported(LoadReport({load.load_id: 1}))
+    assert depot.claims[0].released
+
+
+def test_an_offer_that_the_scheduler_does_not_take_is_dropped() -> None:
+    depot = FakeDepot(units=9)
+    side, req = scheduler(depot), request("r", 4 * BLOCK)
+    side.match(req, 0)
+    side.allocated(req, pages([1, 2, 3, 4]), 0)
+    assert depot.claims[0].released
+    assert side.build_step(Step().output()).loads == []
+
+
+def test_blocks_are_saved_once_when_their_last_token_is_computed() -> None:
+    side, req = scheduler(FakeDepot()), request("r", 2 * BLOCK + 8, known=3 * BLOCK)
+    admit(side, req, 0, [1, 2, 3])
+    first = side.build_step(Step().starts("r", 0, BLOCK + 4, [1, 2, 3]).output())
+    assert (first.saves[0].hashes, first.saves[0].pages) == ([b"r/0"], [1])
+    table = ([1, 2, 3],)
+    second = side.build_step(Step().goes_on("r", BLOCK + 4, BLOCK + 4, table).output())
+    assert second.saves[0].pages == [2]
+    decode = side.build_step(Step().goes_on("r", 3 * BLOCK - 1, 1, table).output())
+    assert decode.saves[0].pages == [3]
+
+
+def test_tokens_without_a_hash_are_not_saved() -> None:
+    """A draft that may be rejected has no hash yet, whatever was scheduled."""
+    side, req = scheduler(FakeDepot()), request("r", BLOCK, known=BLOCK)
+    admit(side, req, 0, [1, 2])
+    step = side.build_step(Step().starts("r", 0, 2 * BLOCK, [1, 2]).output())
+    assert step.saves[0].pages == [1]
+
+
+def test_blocks_that_left_the_window_are_not_saved() -> None:
+    side, req = scheduler(FakeDepot(), windows=(0, 1)), request("r", 3 * BLOCK)
+    admit(side, req, 0, [1, 2, 3], [4, 5, 6])
+    step = side.build_step(Step().starts("r", 0, 3 * BLOCK, [1, 2, 3], [0, 5, 6]).output())
+    assert step.saves[0].pages == [1, 2, 3]
+    assert step.saves[1].pages == [5, 6]
+
+
+def test_hit_blocks_are_not_saved_again() -> None:
+    side, req = scheduler(FakeDepot(units=2)), request("r", 4 * BLOCK)
+    assert admit(side, req, BLOCK, [1, 2, 3, 4]) == BLOCK
+    side.build_step(Step().starts("r", 2 * BLOCK, 2 * BLOCK, [1, 2, 3, 4]).output())
+    (held,) = side._saves._held
+    assert held.saves[0].pages == [3, 4]
+
+
+def loading(ranks: int = 2) -> tuple[Any, int]:
+    """A step that loads two blocks and computes two more on them."""
+    side, req = scheduler(FakeDepot(units=2), ranks=ranks), request("r", 4 * BLOCK)
+    admit(side, req, 0, [1, 2, 3, 4])
+    step = side.build_step(Step().starts("r", 2 * BLOCK, 2 * BLOCK, [1, 2, 3, 4]).output())
+    assert step.saves == {}
+    return side, step.loads[0].load_id
+
+
+def test_saves_of_a_step_that_loads_wait_for_every_rank() -> None:
+    side, load_id = loading()
+    side.reported(LoadReport({load_id: 1}))
+    assert side.build_step(Step().output()).late_saves == {}
+    assert side.has_late_saves()
+    side.reported(LoadReport({load_id: 1}))
+    assert side.build_step(Step().output()).late_saves[0].pages == [3, 4]
+    assert not side.has_late_saves()
+
+
+def test_saves_of_a_step_whose_load_failed_on_any_rank_are_dropped() -> None:
+    """One rank's bad KV poisons what all ranks compute after it (P1)."""
+    side, load_id = loading()
+    side.reported(LoadReport({load_id: 1}).aggregate(LoadReport({load_id: 1}, {load_id})))
+    assert not side.has_late_saves()
+    step = side.build_step(Step().goes_on("r", 0, 4 * BLOCK, ([1, 2, 3, 4],)).output())
+    assert step.late_saves == {}
+    assert step.saves[0].pages == [1, 2, 3, 4]
+    assert side.match(request("r", 4 * BLOCK), 0) == (0, False)
+
+
+def test_saves_of_the_next_step_wait_too_while_reports_are_under_way() -> None:
+    """Async scheduling plans a step before the last one's loads are known to be good."""
+    side, load_id = loading()
+    nxt = Step().goes_on("r", 4 * BLOCK, 1, ([1, 2, 3, 4, 5],))
+    side._requests["r"].request.block_hashes.append(b"r/4")
+    nxt.scheduled["r"] = BLOCK
+    assert side.build_step(nxt.output()).saves == {}
+    side.reported(LoadReport({load_id: 2}))
+    assert side.build_step(Step().output()).late_saves[0].pages == [3, 4, 5]
+
+
+def test_held_blocks_that_are_overwritten_are_not_saved() -> None:
+    side, load_id = loading()
+    other = request("o", 8)
+    admit(side, other, 0, [4])
+    side.build_step(Step().starts("o", 0, 8, [4]).output())
+    side.reported(LoadReport({load_id: 2}))
+    assert side.build_step(Step().output()).late_saves[0].pages == [3]
+
+
+def test_pages_that_are_read_are_not_fenced() -> None:
+    side, req = scheduler(FakeDepot()), request("r", 4 * BLOCK)
+    admit(side, req, 2 * BLOCK, [1, 2, 3, 4])
+    step = side.build_step(Step().starts("r", 2 * BLOCK, 2 * BLOCK, [1, 2, 3, 4]).output())
+    assert step.fresh_pages == [3, 4]
+
+
+def test_a_preempted_request_is_matched_and_saved_anew() -> None:
+    side, req = scheduler(FakeDepot()), request("r", 2 * BLOCK)
+    admit(side, req, 0, [1, 2])
+    assert side.build_step(Step().starts("r", 0, 2 * BLOCK, [1, 2]).output()).saves[0].pages == [1, 2]
+    admit(side, req, 0, [5, 6])
+    again = Step(resumed={"r"}).goes_on("r", 0, 2 * BLOCK, ([5, 6],), fresh=([5, 6],))
+    step = side.build_step(again.output())
+    assert step.saves[0].pages == [5, 6]
+    assert step.fresh_pages == [5, 6]
+
+
+def test_reset_forgets_what_is_held_and_offered() -> None:
+    side, _ = loading()
+    side.match(request("o", 4 * BLOCK), 0)
+    assert side.reset() is True
+    assert not side.has_late_saves()
+    assert side._depot.claims[-1].released
+    assert len(side._depot.resets[0]) == 2

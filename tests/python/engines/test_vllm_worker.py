@@ -1,0 +1,162 @@
+"""The workers' side of the vLLM connector: who waits for which copies, and what is said of failures."""
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from engine_parts import FakeStore, FakeTask, options
+
+from kvdepot.engines.vllm import compute
+from kvdepot.engines.vllm.loads import Loads
+from kvdepot.engines.vllm.meta import Blocks, Load
+from kvdepot.engines.vllm.saves import Saves
+from kvdepot.engines.vllm.stats import DepotStats, stats_from
+
+
+class NoOrder:
+    immediate = True
+
+    def after(self, run: Any) -> None:
+        run()
+
+    def close(self) -> None: ...
+
+
+class FakeEvent:
+    """An event of a device that computes when it is told to."""
+
+    computed = threading.Event()
+
+    def record(self, stream: Any) -> None: ...
+
+    def synchronize(self) -> None:
+        assert self.computed.wait(10)
+
+
+def blocks(*page_ids: int) -> Blocks:
+    return Blocks([bytes([page]) for page in page_ids], list(page_ids))
+
+
+def loads(store: FakeStore, by_block: bool = True) -> Loads:
+    return Loads({0: store}, options(), DepotStats(), recompute_by_block=by_block)  # type: ignore[dict-item]
+
+
+def saves(store: FakeStore) -> Saves:
+    return Saves({0: store}, NoOrder(), DepotStats())  # type: ignore[dict-item, arg-type]
+
+
+def test_layers_are_saved_as_they_are_written_and_the_rest_at_the_end() -> None:
+    store = FakeStore(layers=("a", "b", "c"))
+    side = saves(store)
+    step = {0: blocks(1, 2)}
+    side.submit_layer("a", step)
+    side.submit_layer("a", step)
+    assert store.calls == [("begin", [1, 2])]
+    assert store.next_task.shards == [0]
+    side.finish_step(step)
+    assert store.next_task.shards == [0, 1, 2]
+
+
+def test_a_graph_that_skips_the_hooks_saves_as_well() -> None:
+    store = FakeStore()
+    saves(store).finish_step({0: blocks(1)})
+    assert store.calls == [("dump", [1])]
+
+
+def test_ranks_with_equal_bytes_do_not_dump() -> None:
+    store = FakeStore(writes=False)
+    saves(store).finish_step({0: blocks(1)})
+    assert store.calls == []
+
+
+@pytest.mark.parametrize("by_layer", [True, False])
+def test_a_dump_reads_only_what_a_device_has_computed(monkeypatch: pytest.MonkeyPatch, by_layer: bool) -> None:
+    """The engine's thread goes on; the dump's shards are handed over when the event has come (P3)."""
+    FakeEvent.computed = threading.Event()
+    cuda = SimpleNamespace(Event=FakeEvent, current_stream=lambda: None)
+    monkeypatch.setattr(compute, "_cuda", lambda: cuda)
+    store = FakeStore()
+    side = Saves({0: store}, compute.ComputeOrder(event_sync=True), DepotStats())  # type: ignore[dict-item]
+    if by_layer:
+        side.submit_layer("b", {0: blocks(1)})
+    side.finish_step({0: blocks(1)})
+    assert store.calls == [("begin", [1])]
+    assert store.next_task.shards == []
+    FakeEvent.computed.set()
+    side.close()
+    assert store.next_task.shards == ([1, 0] if by_layer else [0, 1])
+
+
+def test_pages_are_not_given_away_while_a_dump_reads_them() -> None:
+    store = FakeStore(next_task=FakeTask(done=False))
+    side = saves(store)
+    side.finish_step({0: blocks(1, 2)})
+    side.fence({3})
+    assert store.next_task.waits == 0
+    side.fence({2, 3})
+    assert store.next_task.waits == 1
+
+
+def test_a_step_waits_for_layers_that_do_not_ask() -> None:
+    """An indexer's cache is read without a hook, and in a replayed graph all are."""
+    store = FakeStore(layers=("a", "silent"))
+    side = loads(store)
+    load = Load(1, "r", before_forward=True, blocks={0: blocks(1)})
+    side.start([load])
+    assert store.next_task.shards == [0, 1]
+    side.wait_for_layer("a")
+    side.finish_before_forward()
+    store.next_task = FakeTask()
+    side.start([load])
+    assert store.next_task.shards == [1]
+    side.wait_for_layer("a")
+    assert store.next_task.shards == [1, 0]
+
+
+@pytest.mark.parametrize("by_block", [True, False])
+def test_failed_blocks_are_said_in_the_terms_that_vllm_recovers_from(by_block: bool) -> None:
+    store = FakeStore(next_task=FakeTask(failed=(1,)))
+    side = loads(store, by_block)
+    side.start([Load(7, "r", before_forward=False, blocks={0: blocks(4, 5)})])
+    assert side.finished() == {"r"}
+    assert side.take_failed_pages() == ({5} if by_block else set())
+    assert side.take_failed_requests() == (set() if by_block else {"r"})
+    report: Any = side.take_report()
+    assert (report.done, report.failed) == ({7: 1}, {7})
+    assert side.take_report() is None
+
+
+def test_one_failed_block_fails_only_its_own_request() -> None:
+    store = FakeStore(next_task=FakeTask(failed=(2,)))
+    side = loads(store)
+    side.start([Load(1, "r", True, {0: blocks(1, 2)}), Load(2, "s", True, {0: blocks(3)})])
+    side.finish_before_forward()
+    report: Any = side.take_report()
+    assert (report.done, report.failed) == ({1: 1, 2: 1}, {2})
+    assert side.take_failed_pages() == {3}
+
+
+def test_a_load_that_is_given_up_keeps_its_pages_fenced() -> None:
+    store = FakeStore(next_task=FakeTask(done=False))
+    side = loads(store)
+    side.start([Load(1, "r", True, {0: blocks(1)})])
+    side.finish_before_forward()
+    assert side.take_failed_pages() == {1}
+    waits = store.next_task.waits
+    side.fence({2})
+    assert store.next_task.waits == waits
+    side.fence({1})
+    assert store.next_task.waits == waits + 1
+
+
+def test_stats_add_up() -> None:
+    one, two = DepotStats(), DepotStats()
+    one.add("loads", 2)
+    two.add("loads")
+    two.add_failures("load", {"timeout": 3})
+    total = one.aggregate(stats_from(two.to_dict() if hasattr(two, "to_dict") else two.data))
+    assert total.reduce() == {"load failed timeout": 3, "loads": 3}
+    assert one.take() is not None
+    assert one.is_empty()
+    assert one.take() is None
