@@ -163,22 +163,6 @@ def test_dead_depot_costs_nothing(fake_lab: Lab, layerwise: bool) -> None:
     assert run["back"]["cached"] == hits(layerwise, "llama")
 
 
-@pytest.mark.parametrize("layerwise", [True, False])
-def test_killed_depot_is_replaced(lab: Lab, layerwise: bool) -> None:
-    """kill -9 of the depot: requests are computed meanwhile, a new one takes over what the tier has (P4, P6)."""
-    if lab.native != "real":
-        pytest.skip("needs the real depot")
-    kill = {"do": "kill_depot", "socket": lab.socket}
-    run = lab.run(
-        "llama",
-        [generate("cold"), {"do": "sleep", "s": 3}, kill, RESET, generate("killed"), {"do": "sleep", "s": 8}, RESET]
-        + [generate("replaced")],
-        options={"use_layerwise": layerwise},
-    )
-    assert run["killed"]["tokens"] == run["replaced"]["tokens"] == run["cold"]["tokens"]
-    assert run["replaced"]["cached"] == hits(layerwise, "llama")
-
-
 def test_reset_forgets_everything(lab: Lab) -> None:
     """``reset_prefix_cache(reset_connector=True)``: nothing that was dumped before is served again."""
     run = lab.run("llama", [generate("cold"), {"do": "reset_all"}, generate("reset"), RESET, generate("warm")])

@@ -48,6 +48,10 @@ fn role_main() {
                 .unwrap();
         }
         "client" => busy_client(&socket),
+        "depot on disk" => {
+            kvdepot_server::serve(on_disk(&socket), &socket, None, &mut || true).unwrap();
+        }
+        "writer" => writer(&socket),
         other => panic!("no such role: {other}"),
     }
 }
@@ -74,6 +78,40 @@ fn busy_client(socket: &Path) {
         engine.load(&hashes, &engine.all_pages()[8..]);
         println!("round {round}");
     }
+}
+
+/// A depot whose files lie beside its socket; the pool is far smaller than what is written.
+fn on_disk(socket: &Path) -> kvdepot_depot::DepotConfig {
+    let directory = socket.with_file_name("blocks");
+    std::fs::create_dir_all(&directory).unwrap();
+    let posix = serde_json::json!({"directories": [directory], "capacity_bytes": 24 << 20, "read_threads": 2, "write_threads": 2});
+    config(4 << 20, serde_json::json!({"pipeline": "Cache|Posix", "posix": posix}))
+}
+
+/// Block `n` always has the bytes of page `n % 16`, whoever writes it.
+fn writer(socket: &Path) {
+    let attachment = Attachment::connect(socket.to_owned(), None, LONG, LONG).unwrap();
+    let mut engine = Engine::new(&attachment, &namespace(), 32);
+    engine.fill(1);
+    for round in 0u64.. {
+        let names: Vec<u64> = (0..16).map(|i| (round * 7 % 50) * 16 + i).collect();
+        engine.dump(&names, &engine.all_pages()[..16]);
+        engine.load(&names, &engine.all_pages()[16..]);
+        println!("round {round}");
+    }
+}
+
+/// Temporary files of writers below a directory.
+fn temporaries(directory: &Path) -> usize {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    entries
+        .map(|entry| match entry.path() {
+            path if path.is_dir() => temporaries(&path),
+            path => {
+                usize::from(path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(".tmp")))
+            }
+        })
+        .sum()
 }
 
 fn gauge(attachment: &Arc<Attachment>, name: &str) -> u64 {
@@ -147,6 +185,53 @@ fn killed_depots_are_misses_until_the_next_one() {
     }
     child.kill().unwrap();
     child.wait().unwrap();
+}
+
+#[test]
+fn whoever_is_killed_the_files_stay_right() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("d.sock");
+    let mut depot = role("depot on disk", &socket);
+    let attachment = Attachment::connect(socket.clone(), None, LONG, LONG).unwrap();
+    let mut engine = Engine::new(&attachment, &namespace(), 16);
+    let mut loaded = 0;
+    for kill in 0..kills() {
+        let mut client = role("writer", &socket);
+        let words = BufReader::new(client.stdout.take().unwrap()).lines().map_while(Result::ok);
+        assert_eq!(words.filter(|line| line.starts_with("round")).take(1 + kill % 7).count(), 1 + kill % 7);
+        if kill % 3 != 1 {
+            depot.kill().unwrap();
+            depot.wait().unwrap();
+        }
+        if kill % 3 != 0 || kill % 2 == 0 {
+            client.kill().unwrap();
+        }
+        if kill % 3 != 1 {
+            depot = role("depot on disk", &socket);
+        }
+        client.kill().unwrap();
+        client.wait().unwrap();
+        eventually("a depot", || attachment.attached() && gauge(&attachment, "pid") == u64::from(depot.id()));
+        for first in (0..800).step_by(16) {
+            engine.clear();
+            let names: Vec<u64> = (first..first + 16).collect();
+            let missing = engine.load(&names, &engine.all_pages());
+            loaded += 16 - missing.len();
+            let wrong = (0..16).find(|page| !missing.contains(page) && !engine.holds(*page, *page, 1));
+            assert_eq!(wrong, None, "wrong bytes in block {first} + n after kill {kill}");
+        }
+        eventually("everything given back", || {
+            let gauges = ["pool_filling_bytes", "pool_leased_bytes", "pool_fetching_bytes", "claims_open"];
+            gauges.iter().all(|name| gauge(&attachment, name) == 0)
+        });
+        assert!(attachment.drain(LONG).unwrap());
+        eventually("temporaries of the dead swept", || temporaries(directory.path()) == 0);
+        let tier = &attachment.stats()["depot"]["tiers"][0];
+        assert!(tier["bytes"].as_u64().unwrap() <= 24 << 20, "the cap is kept: {tier}");
+    }
+    assert!(loaded > 0, "nothing was ever found");
+    depot.kill().unwrap();
+    depot.wait().unwrap();
 }
 
 #[test]
