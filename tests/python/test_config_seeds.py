@@ -95,6 +95,7 @@ def test_nfs_store_keys(machine):
     assert core["timeout_ms"] == 7
     assert core["posix"] == {
         "directories": ["/a", "/b"],
+        "create": False,
         "io_direct": False,
         "engine": "psync",
         "capacity_bytes": 0,

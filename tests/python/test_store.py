@@ -16,6 +16,7 @@ NAMESPACE = {"model": "tiny", "dtype": "uint8"}
 @pytest.fixture
 def opened(tmp_path):
     stores = []
+    (tmp_path / "blocks").mkdir()
 
     def opened(layout=LAYOUT, namespace=NAMESPACE, **changes):
         config = {"directories": [str(tmp_path / "blocks")], "pool_gb": 0.0625, "log_level": "warn", **changes}

@@ -3,7 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -24,6 +24,15 @@ pub struct DirDevice {
 }
 
 impl DirDevice {
+    /// Makes the directory and its parents for their owner alone, where they are not there yet.
+    pub fn create_missing(path: &Path) -> Result<()> {
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(path)
+            .map_err(|e| Error::io("cannot make a directory for blocks", e).with("path", path.display()))
+    }
+
     /// Opens a directory that must be there. With `io_direct`, finds out what O_DIRECT asks for here and falls back
     /// to buffered I/O, with one warning, where it cannot be had.
     pub fn open(root: &Path, io_direct: bool) -> Result<Self> {

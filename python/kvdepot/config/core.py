@@ -113,6 +113,7 @@ def _core_object(config: "KVDepotConfig", block_bytes: int | None, machine: Mach
     if "Posix" in config.tiers:
         whole["posix"] = {
             "directories": list(directories(config, machine)),
+            "create": config.directories is None,
             "io_direct": config.io_direct,
             "engine": config.io_engine,
             "capacity_bytes": size(capacity(config, machine)),

@@ -13,6 +13,9 @@ use crate::registry::Fields;
 pub struct PosixConfig {
     /// Where blocks lie; a block lies in directory `hash % n`. All must be there and writable.
     pub directories: Vec<PathBuf>,
+    /// Whether a directory that is not there is made, for its owner alone. Not by default: a mount that is missing
+    /// must not fill the disk below it.
+    pub create: bool,
     /// Whether to go past the page cache; falls back with a warning where a file system cannot.
     pub io_direct: bool,
     /// Cap in physical bytes over all directories and namespaces (P5); 0 = none.
@@ -39,6 +42,7 @@ impl Default for PosixConfig {
     fn default() -> Self {
         Self {
             directories: Vec::new(),
+            create: false,
             io_direct: true,
             capacity_bytes: 0,
             shard_directories: true,
@@ -61,8 +65,9 @@ impl PosixConfig {
 
     /// Reads an object whose keys are this struct's fields; `directories` is a list of paths.
     pub fn from_json(value: &Value) -> Result<Self> {
-        const KNOWN: [&str; 11] = [
+        const KNOWN: [&str; 12] = [
             "directories",
+            "create",
             "io_direct",
             "capacity_bytes",
             "shard_directories",
@@ -76,6 +81,7 @@ impl PosixConfig {
         ];
         let fields = Fields::new("Posix", value, &KNOWN)?;
         let mut config = Self { directories: fields.paths("directories")?, ..Self::default() };
+        fields.bool("create", &mut config.create)?;
         fields.bool("io_direct", &mut config.io_direct)?;
         fields.u64("capacity_bytes", &mut config.capacity_bytes)?;
         fields.bool("shard_directories", &mut config.shard_directories)?;

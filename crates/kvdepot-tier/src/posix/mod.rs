@@ -55,6 +55,9 @@ impl PosixTier {
         let faults = config.faults.as_deref().map(Faults::from_spec).transpose()?;
         let mut devices: Vec<Arc<dyn Device>> = Vec::new();
         for path in &config.directories {
+            if config.create {
+                DirDevice::create_missing(path)?;
+            }
             devices.push(Arc::new(DirDevice::open(path, config.io_direct)?));
         }
         let skew_s = check_writable(&devices)?;
