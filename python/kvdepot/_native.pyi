@@ -31,14 +31,14 @@ class UnsupportedError(KVDepotError): ...
 
 @final
 class Namespace:
-    """A namespace known to a depot: its description, layout and current epoch."""
+    """A namespace known to a depot: its description and layout."""
 
     @property
     def canonical(self) -> str:
         """The canonical description; ``Depot.open_canonical`` opens the same namespace from it in another process."""
     @property
     def id(self) -> str:
-        """32 hex digits: fingerprint of the description and the current epoch."""
+        """32 hex digits: fingerprint of the description, the same through all resets."""
     @property
     def block_bytes(self) -> int: ...
     @property

@@ -103,7 +103,7 @@ class Store:
 
     @property
     def namespace_id(self) -> str:
-        """32 hex digits that every key of this store begins with; another after each ``reset``."""
+        """32 hex digits that name the namespace, and its directory in a Posix tier, through all resets."""
         return self._native.namespace.id
 
     @property

@@ -31,6 +31,7 @@ def test_pipeline_store_file(seeds, machine):
         "timeout_ms": 30_000,
         "posix": {
             "directories": ["/mnt/test"],
+            "create": False,
             "io_direct": False,
             "engine": "psync",
             "capacity_bytes": 0,
