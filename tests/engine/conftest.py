@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from engine_lab import Lab
 
 
@@ -22,7 +21,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def lab(tmp_path: Path, request: pytest.FixtureRequest) -> Lab:
     option: Callable[[str], Any] = request.config.getoption
     python = option("--vllm-python")
-    probe = subprocess.run([python, "-c", "import importlib.util as u, sys; sys.exit(not u.find_spec('vllm'))"], check=False)
+    probe = subprocess.run(
+        [python, "-c", "import importlib.util as u, sys; sys.exit(not u.find_spec('vllm'))"], check=False
+    )
     if probe.returncode != 0:
         pytest.skip("no vLLM in this interpreter (KVDEPOT_VLLM_PYTHON names another)")
     return Lab(tmp_path, option("--native"), python, Path(option("--models")))

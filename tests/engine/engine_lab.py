@@ -53,7 +53,15 @@ class Lab:
         """A tiny model with random weights; made once."""
         path = self.models / kind
         if not (path / "config.json").exists():
-            command = [self.python, str(REPOSITORY / "tools" / "make_model.py"), str(path), "--architecture", kind, "--layers", "4"]
+            command = [
+                self.python,
+                str(REPOSITORY / "tools" / "make_model.py"),
+                str(path),
+                "--architecture",
+                kind,
+                "--layers",
+                "4",
+            ]
             subprocess.run(command, check=True, timeout=START_TIMEOUT_S)
             config = path / "config.json"
             config.write_text(re.sub(r'("sliding_window":) \d+', rf"\1 {WINDOW_TOKENS}", config.read_text()))

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-
 from engine_lab import EngineRun, Lab
 
 # Lengths on and off block boundaries (32 tokens), one longer than a step's budget of tokens (256).
@@ -162,22 +161,6 @@ def test_dead_depot_costs_nothing(fake_lab: Lab, layerwise: bool) -> None:
     assert run["dead"]["tokens"] == run["back"]["tokens"] == run["cold"]["tokens"]
     assert run["dead"]["cached"] == [0, 0, 0]
     assert run["back"]["cached"] == hits(layerwise, "llama")
-
-
-@pytest.mark.parametrize("layerwise", [True, False])
-def test_killed_depot_is_replaced(lab: Lab, layerwise: bool) -> None:
-    """kill -9 of the depot: requests are computed meanwhile, a new one takes over what the tier has (P4, P6)."""
-    if lab.native != "real":
-        pytest.skip("needs the real depot")
-    kill = {"do": "kill_depot", "log": f"{lab.socket}.log"}
-    run = lab.run(
-        "llama",
-        [generate("cold"), {"do": "sleep", "s": 3}, kill, RESET, generate("killed"), {"do": "sleep", "s": 8}, RESET]
-        + [generate("replaced")],
-        options={"use_layerwise": layerwise},
-    )
-    assert run["killed"]["tokens"] == run["replaced"]["tokens"] == run["cold"]["tokens"]
-    assert run["replaced"]["cached"] == hits(layerwise, "llama")
 
 
 def test_reset_forgets_everything(lab: Lab) -> None:

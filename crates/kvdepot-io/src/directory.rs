@@ -13,6 +13,9 @@ use crate::aligned::AlignedBuf;
 use crate::device::{Device, DeviceFile, DirectAlign, FileStat, ListEntry};
 use crate::iobuf::IoBuf;
 
+/// Prefix of the file that finds out about O_DIRECT: gone at once, unless its process died in that moment.
+pub const PROBE_PREFIX: &str = ".probe-";
+
 /// A directory of a local or network file system.
 #[derive(Debug)]
 pub struct DirDevice {
@@ -47,11 +50,7 @@ impl DirDevice {
     }
 
     fn probe_direct(&self) -> Option<DirectAlign> {
-        let path = self.root.join(format!(".probe-{}", std::process::id()));
-        let found = probe_direct_at(&path);
-        // Best effort: a probe left behind is empty or one page, and the next probe of this pid reuses it.
-        let _ = std::fs::remove_file(&path);
-        found
+        probe_direct_at(&self.root.join(format!("{PROBE_PREFIX}{}", std::process::id())))
     }
 
     fn fail(&self, what: &str, path: &Path, source: impl Into<std::io::Error>) -> Error {
@@ -76,6 +75,8 @@ fn probe_direct_at(path: &Path) -> Option<DirectAlign> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_DIRECT);
     let mut file = options.open(path).ok()?;
+    // The open file outlives its name, and a kill from here on leaves nothing (P4).
+    std::fs::remove_file(path).ok()?;
     let page_of_zeros = AlignedBuf::zeroed(page);
     file.write_all(&page_of_zeros).ok()?;
     let flags = rustix::fs::AtFlags::EMPTY_PATH;

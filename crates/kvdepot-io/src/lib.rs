@@ -6,6 +6,7 @@
 pub mod aligned;
 pub mod buf;
 pub mod checksum;
+pub mod cut;
 pub mod device;
 pub mod directory;
 pub mod engine;

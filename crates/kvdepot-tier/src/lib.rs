@@ -2,6 +2,7 @@
 //!
 //! A new tier is one file, one line in [`registry`] and a test that runs [`conformance`]. The format of block files is
 //! drawn byte by byte in `docs/format.md`.
+#![forbid(unsafe_code)]
 
 pub mod conformance;
 pub mod empty;

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-
 from engine_parts import BLOCK, FakeDepot, Step, pages, request, scheduler
+
 from kvdepot.engines.vllm.meta import LoadReport, RankNamespaces
 
 

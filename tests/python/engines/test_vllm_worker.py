@@ -5,8 +5,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
 from engine_parts import FakeStore, FakeTask, options
+
 from kvdepot.engines.vllm import compute
 from kvdepot.engines.vllm.loads import Loads
 from kvdepot.engines.vllm.meta import Blocks, Load

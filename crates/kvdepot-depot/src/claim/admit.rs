@@ -14,8 +14,12 @@ use crate::stats::Stats;
 /// Share of the pool that one claim may take.
 const CLAIM_SHARE_PERCENT: u64 = 90;
 
+/// Admits a claim, or lets it wait behind the others: one that needs nothing fetched passes them, because it takes no
+/// room that they wait for.
 pub(super) fn admit_or_queue(shared: &Arc<Shared>, state: &mut State, id: u64) {
-    if !admit(shared, state, id) {
+    let Some(claim) = state.claims.map.get(&id) else { return };
+    let turn = state.claims.queue.is_empty() || keys_not_in_pool(claim, state).is_empty();
+    if !turn || !admit(shared, state, id) {
         if let Some(claim) = state.claims.map.get_mut(&id) {
             claim.phase = Phase::Queued;
         }
@@ -44,20 +48,12 @@ fn admit(shared: &Arc<Shared>, state: &mut State, id: u64) -> bool {
     let missing: Vec<BlockKey> = keys_not_in_pool(&claim, state);
     claim.known.peek_again(shared, missing.into_iter());
     let mut hit = claim.reachable(state, claim.limit);
-    let room = state.pool_bytes().saturating_sub(state.pinned_bytes());
-    let share = state.pool_bytes() * CLAIM_SHARE_PERCENT / 100;
     let mut places = claim.needed(hit);
     let (mut new_pins, mut total) = need(&claim, state, &places);
-    // Waiting helps only while somebody else holds room that will come back.
-    let may_wait = state.pinned_bytes() > 0 && total <= share;
-    if new_pins > room && may_wait {
-        state.claims.map.insert(id, claim);
-        return false;
-    }
-    while hit > claim.skip && (total > share || new_pins > room) {
-        let (have, want) = if total > share { (share, total) } else { (room, new_pins) };
+    let share = state.pool_bytes() * CLAIM_SHARE_PERCENT / 100;
+    while hit > claim.skip && total > share {
         let shorter =
-            claim.skip + ((hit - claim.skip) as u128 * u128::from(have) / u128::from(want)) as usize;
+            claim.skip + ((hit - claim.skip) as u128 * u128::from(share) / u128::from(total)) as usize;
         hit = claim.reachable(state, shorter.min(hit - 1));
         places = claim.needed(hit);
         (new_pins, total) = need(&claim, state, &places);
@@ -65,10 +61,19 @@ fn admit(shared: &Arc<Shared>, state: &mut State, id: u64) -> bool {
             Stats::add(&shared.stats.claims_cut, 1);
         }
     }
+    // What is pinned comes back: leases end, fetches and writes do. Without any, the share is there.
+    if new_pins > state.pool_bytes().saturating_sub(state.pinned_bytes()) && state.pinned_bytes() > 0 {
+        state.claims.map.insert(id, claim);
+        return false;
+    }
     claim.hit = hit;
     claim.phase = Phase::Filling;
+    // What is there first, so that no fetch of this claim evicts a block that it wants, too.
+    for &place in &places {
+        lease_place(state, &mut claim, place);
+    }
     for place in places {
-        take_place(shared, state, &mut claim, id, place);
+        fetch_place(shared, state, &mut claim, id, place);
     }
     if claim.waiting.is_empty() {
         settle(state, &mut claim);
@@ -93,15 +98,22 @@ fn need(claim: &Claim, state: &State, places: &[Place]) -> (u64, u64) {
     (new_pins, total)
 }
 
-fn take_place(shared: &Shared, state: &mut State, claim: &mut Claim, id: u64, place: Place) {
+fn lease_place(state: &mut State, claim: &mut Claim, place: Place) {
     let (group, rank, block) = place;
     let Some(key) = claim.key(state, group as usize, rank as usize, block as usize) else { return };
-    if let Some(slot) = state.readable(&key) {
-        if let Ok(lease) = state.lease(claim.owner, slot) {
-            claim.leases.insert(place, (lease, slot));
-        }
+    if let Some(slot) = state.readable(&key)
+        && let Ok(lease) = state.lease(claim.owner, slot)
+    {
+        claim.leases.insert(place, (lease, slot));
+    }
+}
+
+fn fetch_place(shared: &Shared, state: &mut State, claim: &mut Claim, id: u64, place: Place) {
+    let (group, rank, block) = place;
+    if claim.leases.contains_key(&place) {
         return;
     }
+    let Some(key) = claim.key(state, group as usize, rank as usize, block as usize) else { return };
     let slot = match state.index.get(&key) {
         Some(&slot) => Some(slot).filter(|&s| state.slot(s).block.phase() == BlockPhase::Fetching),
         None => {

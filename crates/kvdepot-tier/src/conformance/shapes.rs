@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use kvdepot_core::{BlockLayout, ErrorKind};
+use kvdepot_io::cut::in_runs;
 
 use super::tools::{Bench, spec};
 use crate::{Tier, Written};
@@ -25,13 +26,13 @@ pub(super) fn slots_of_several_runs(tier: Arc<dyn Tier>) {
         bench(&tier, BlockLayout::new(vec![vec![3000], vec![9000], vec![500]]).expect("a valid layout"));
     let cuts: [&[usize]; 4] = [&[16384], &[4096, 12288], &[4096, 4096, 4096, 4096], &[100, 3900, 8192, 4192]];
     for (n, lengths) in (0..).zip(cuts) {
-        let src = Bench::in_runs(&bench.slot(), lengths);
+        let src = in_runs(&bench.slot(), lengths);
         src.write_at(0, &bench.bytes(n));
         assert_eq!(Bench::answer(&bench.begin_write(n, src, Bench::soon())).expect("a write"), Written::New);
     }
     for n in 0..4 {
         for lengths in cuts {
-            let dst = Bench::in_runs(&bench.slot(), lengths);
+            let dst = in_runs(&bench.slot(), lengths);
             Bench::answer(&bench.begin_read(n, dst.clone(), Bench::soon())).expect("a read");
             assert_eq!(bench.block_of(&dst), bench.bytes(n), "block {n} into runs of {lengths:?}");
         }

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use kvdepot_core::{BlockHash, BlockKey, BlockLayout, NamespaceSpec, Result};
-use kvdepot_io::{MemRun, SlotBuf};
+use kvdepot_io::SlotBuf;
 
 use crate::{Presence, Tier, Written};
 
@@ -81,22 +81,6 @@ impl Bench {
         let slot = self.slot();
         slot.write_at(0, &self.bytes(n));
         slot
-    }
-
-    /// The same memory as `slot`, in runs of these lengths, whose addresses are in reverse order.
-    pub fn in_runs(slot: &SlotBuf, lengths: &[usize]) -> SlotBuf {
-        assert_eq!(lengths.iter().sum::<usize>(), slot.len());
-        let mut end = slot.len();
-        let runs: Vec<MemRun> = lengths
-            .iter()
-            .map(|&len| {
-                end -= len;
-                slot.slice(end, end + len)[0]
-            })
-            .collect();
-        assert_eq!(slot.runs().len(), 1, "cut a slot that is in one piece");
-        // SAFETY: the runs lie in `slot`'s one run without overlap, and `slot` is kept.
-        unsafe { SlotBuf::new(runs, Arc::new(slot.clone())) }
     }
 
     /// A deadline that only a hang reaches.

@@ -145,9 +145,9 @@ fn check_writable(devices: &[Arc<dyn Device>]) -> Result<Vec<i64>> {
     };
     let mut skew_s = Vec::new();
     for device in devices {
-        let name = identity::Identity::own().temporary_name(u64::MAX);
+        let own = identity::Identity::own();
+        let (name, second) = (own.temporary_name(u64::MAX), own.temporary_name(u64::MAX - 1));
         let path = Path::new(&name);
-        let second = format!("{name}0");
         device.write_small(path, Path::new(&second), b"can this directory be written?\n").map_err(|e| {
             let kind =
                 if e.kind() == ErrorKind::NoSpace { ErrorKind::NoSpace } else { ErrorKind::Permission };

@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use kvdepot_core::limits::FOREIGN_TEMPORARY_AGE_S;
 use kvdepot_core::{BlockHash, NamespaceId, Result};
+use kvdepot_io::directory::PROBE_PREFIX;
 use kvdepot_io::{FileStat, ListEntry};
 
 use super::identity::Identity;
@@ -240,10 +241,14 @@ impl Shared {
 
     /// Removes a temporary file whose writer is dead, or too old to have one that this host cannot see.
     fn sweep_temporary(&self, directory: usize, path: &Path, entry: &ListEntry) {
-        let Some(writer) = Identity::of_temporary(&entry.name) else { return };
+        let alive = match Identity::of_temporary(&entry.name) {
+            Some(writer) => writer.is_alive(),
+            None if entry.name.starts_with(PROBE_PREFIX) => None,
+            None => return,
+        };
         let whole = path.join(&entry.name);
         let device = self.device(directory);
-        let orphaned = match writer.is_alive() {
+        let orphaned = match alive {
             Some(alive) => !alive,
             None => {
                 device.stat(&whole).ok().flatten().is_some_and(|stat| self.is_old(directory, stat.modified))

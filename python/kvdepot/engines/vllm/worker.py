@@ -20,10 +20,10 @@ from kvdepot.engines.vllm.stores import GroupStore
 
 if TYPE_CHECKING:
     import torch
-    from kvdepot._native import Depot
-
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
+
+    from kvdepot._native import Depot
 
 logger = connector_logger()
 
@@ -80,9 +80,7 @@ class WorkerSide:
         rank = this_rank(vllm_config, kv_cache_config)
         facts = engine_facts(vllm_config, kv_cache_config)
         for group in self._geometry.groups:
-            pages = group_pages(
-                group.layer_names, kv_caches, kv_cache_config.num_blocks, self._options.use_layerwise
-            )
+            pages = group_pages(group.layer_names, kv_caches, kv_cache_config.num_blocks, self._options.use_layerwise)
             if not pages.shards:
                 continue
             backend = attention_backends(vllm_config, pages.layer_names)
