@@ -1,6 +1,6 @@
 """Runs one engine in this process through a list of phases and prints what came out as one line of JSON.
 
-``runner.py scenario.json``; a scenario is ``{"engine": {...}, "connector": {...} | null, "control": path, "phases": []}``.
+``runner.py scenario.json``; a scenario is ``{"engine": {}, "connector": {} | null, "control": path, "phases": []}``.
 A phase names what it does in ``do``, a method of ``Run``:
 
 - ``generate``: ``name``, ``prompts`` (each a list of ``[seed, tokens]``), ``max_tokens``, ``one_by_one``
