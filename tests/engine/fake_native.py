@@ -1,9 +1,10 @@
 """A stand-in for ``kvdepot._native`` in pure Python: the same face over a directory of files.
 
 For developing and testing connectors without the core. Processes share it through ``<socket>.fake/``; what is there
-stays, so restarts find it. ``<socket>.fake/control.json`` injects trouble: ``dead`` (nothing answers), ``fail_load_every``
-(every n-th block fails), ``fail_rank`` (only where the namespace's facts have this kv_shard), ``load_delay_ms``, ``dump_delay_ms``,
-``unsettled_polls``. ``KVDEPOT_FAKE_CORRUPT`` in the environment: bytes come back wrong.
+stays, so restarts find it. ``<socket>.fake/control.json`` injects trouble: ``dead`` (nothing answers),
+``fail_load_every`` (every n-th block fails), ``fail_rank`` (only where the namespace's facts have this kv_shard),
+``load_delay_ms``, ``dump_delay_ms``, ``unsettled_polls``. ``KVDEPOT_FAKE_CORRUPT`` in the environment: bytes come back
+wrong. ``KVDEPOT_FAKE_STRICT``: what is dumped twice is compared.
 """
 
 import ctypes
@@ -153,11 +154,13 @@ class Claim:
         def has(namespaces, per, block) -> bool:
             return all(ns.file(hashes[(block + 1) * per - 1]).exists() for ns in namespaces)
 
+        def leading(namespaces, per, end) -> int:
+            return next((b for b in range(skip // per, end // per) if not has(namespaces, per, b)), end // per) * per
+
         full = limit
         for namespaces, window, per in groups:
             if window == 0:
-                blocks = itertools.takewhile(lambda b: has(namespaces, per, b), range(skip // per, full // per))
-                full = skip + per * sum(1 for _ in blocks)
+                full = leading(namespaces, per, full)
         for units in range(full - full % step, skip, -step):
             ok = True
             for namespaces, window, per in groups:
@@ -224,7 +227,8 @@ class Store:
         self.lock = Lock()
 
     def register_pages(self, bases, strides, page_count) -> None:
-        assert bases.dtype == np.uint64 and strides.dtype == np.int64
+        assert bases.dtype == np.uint64
+        assert strides.dtype == np.int64
         assert len(bases) == len(strides) == sum(map(len, self.namespace.sizes))
         self.bases, self.strides, self.page_count = bases.tolist(), strides.tolist(), page_count
 
@@ -241,7 +245,8 @@ class Store:
         return task
 
     def begin_dump_pages(self, hashes, pages) -> Task:
-        assert pages.dtype == np.int64 and len(hashes) == len(pages)
+        assert pages.dtype == np.int64
+        assert len(hashes) == len(pages)
         if not self.depot.attached:
             raise UnavailableError("no depot")
         task = Task(len(hashes), self.namespace.shard_count)
@@ -275,7 +280,8 @@ class Store:
             os.rename(part, file)
 
     def load_pages(self, hashes, pages) -> Task:
-        assert pages.dtype == np.int64 and len(hashes) == len(pages)
+        assert pages.dtype == np.int64
+        assert len(hashes) == len(pages)
         if not self.depot.attached:
             raise UnavailableError("no depot")
         task = Task(len(hashes), self.namespace.shard_count)
@@ -287,9 +293,8 @@ class Store:
             every = control.get("fail_load_every", 0)
             hit_rank = control.get("fail_rank", self.namespace.shard) == self.namespace.shard
             try:
-                if every and hit_rank and self.loads % every == 0:
-                    raise OSError
-                data = self.namespace.file(h).read_bytes()
+                unlucky = every and hit_rank and self.loads % every == 0
+                data = (Path("/nowhere") if unlucky else self.namespace.file(h)).read_bytes()
                 if os.environ.get("KVDEPOT_FAKE_CORRUPT"):
                     data = bytes(256 - b & 255 for b in data)
             except OSError:

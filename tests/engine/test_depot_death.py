@@ -1,4 +1,4 @@
-"""A depot that hangs, dies or never was costs a request less than ten milliseconds (P6), asked through the real core."""
+"""A depot that hangs, dies or never was costs a request less than ten milliseconds (P6)."""
 
 import os
 import signal

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Lab
+from engine_lab import Lab
 from test_vllm import DECODED, PROMPTS, RESET, generate
 
 BLOCK_BYTES = 131_072

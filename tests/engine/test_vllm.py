@@ -163,6 +163,18 @@ def test_dead_depot_costs_nothing(fake_lab: Lab, layerwise: bool) -> None:
     assert run["back"]["cached"] == hits(layerwise, "llama")
 
 
+def test_engine_core_in_a_process_of_its_own(lab: Lab) -> None:
+    """As servers run: scheduler, workers and front end are three processes that come to one depot."""
+    run = lab.run(
+        "llama",
+        [generate("cold"), RESET, generate("warm")],
+        tp=2,
+        environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+    )
+    assert run["warm"]["tokens"] == run["cold"]["tokens"]
+    assert run["warm"]["cached"] == hits(True, "llama")
+
+
 def test_reset_forgets_everything(lab: Lab) -> None:
     """``reset_prefix_cache(reset_connector=True)``: nothing that was dumped before is served again."""
     run = lab.run("llama", [generate("cold"), {"do": "reset_all"}, generate("reset"), RESET, generate("warm")])

@@ -50,11 +50,8 @@ def test_layers_are_named_in_short_and_without_ambiguity() -> None:
     assert layer_ranges(names) == ["model.layers.{0-31}.self_attn.attn"]
     assert layer_ranges(names[::2]) != layer_ranges(names[:16])
     assert layer_ranges([names[1], names[0]]) == ["model.layers.{1,0}.self_attn.attn"]
-    assert layer_ranges(["draft.0.attn", names[3], "head"]) == [
-        "draft.{0}.attn",
-        "model.layers.{3}.self_attn.attn",
-        "head",
-    ]
+    mixed = ["draft.{0}.attn", "model.layers.{3}.self_attn.attn", "head"]
+    assert layer_ranges(["draft.0.attn", names[3], "head"]) == mixed
 
 
 def test_who_wrote_the_configuration_does_not_matter() -> None:
@@ -77,8 +74,12 @@ def test_options_come_from_a_file_or_inline_or_nowhere(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "extra",
-    [{"use_layerwize": True}, {"config": "/x", "hit_ratio": 0.5}, {"config": "/x", "UCM_CONFIG_FILE": "/y"}]
-    + [{"load_failure_policy": "ignore"}],
+    [
+        {"use_layerwize": True},
+        {"config": "/x", "hit_ratio": 0.5},
+        {"config": "/x", "UCM_CONFIG_FILE": "/y"},
+        {"load_failure_policy": "ignore"},
+    ],
 )
 def test_wrong_options_are_said(extra: dict[str, object]) -> None:
     with pytest.raises(ConfigError):

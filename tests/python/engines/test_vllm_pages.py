@@ -62,9 +62,8 @@ def test_runs_are_the_bytes_of_the_page(layout: str, layerwise: bool) -> None:
 def test_a_block_outermost_layout_is_one_copy_a_block() -> None:
     arrays = layers_of("BLHNC")
     caches = {str(index): tensor(array) for index, array in enumerate(arrays)}
-    assert group_pages(list(caches), caches, PAGES, layerwise=False).layout == [
-        [1, [LAYERS * HEADS * TOKENS * CONTENT * 2]]
-    ]
+    whole = group_pages(list(caches), caches, PAGES, layerwise=False)
+    assert whole.layout == [[1, [LAYERS * HEADS * TOKENS * CONTENT * 2]]]
 
 
 def test_kernel_blocks_are_parts_of_a_page() -> None:

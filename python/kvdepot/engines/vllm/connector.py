@@ -5,12 +5,6 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from kvdepot.engines.vllm.log import connector_logger
-from kvdepot.engines.vllm.meta import LoadReport, RankNamespaces, StepMetadata
-from kvdepot.engines.vllm.options import layerwise, read_options
-from kvdepot.engines.vllm.stats import DepotStats, stats_from
-from kvdepot.errors import config_error
-
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -18,8 +12,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from kvdepot.engines.vllm.log import connector_logger
+from kvdepot.engines.vllm.meta import LoadReport, RankNamespaces, StepMetadata
+from kvdepot.engines.vllm.options import layerwise, read_options
+from kvdepot.engines.vllm.stats import DepotStats, stats_from
+from kvdepot.errors import config_error
+
 if TYPE_CHECKING:
     import torch
+
     from kvdepot.engines.vllm.scheduler import SchedulerSide
     from kvdepot.engines.vllm.worker import WorkerSide
 

@@ -8,9 +8,9 @@ from kvdepot.engines.vllm.log import connector_logger
 from kvdepot.errors import config_error
 
 if TYPE_CHECKING:
-    from kvdepot._native import Depot
-
     from vllm.v1.kv_cache_interface import KVCacheConfig
+
+    from kvdepot._native import Depot
 
 FILE_KEYS = ("config", "UCM_CONFIG_FILE")
 POLICY_KEY = "load_failure_policy"

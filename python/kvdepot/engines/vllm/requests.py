@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from kvdepot.engines.vllm.meta import GroupBlocks
 
 if TYPE_CHECKING:
-    from kvdepot._native import Claim
-
     from vllm.v1.request import Request
+
+    from kvdepot._native import Claim
 
 
 @dataclass

@@ -82,17 +82,15 @@ class Saves:
         if store is None or not store.writes or not blocks.pages:
             return
         shards = range(len(store.pages.shards))
+        whole = self._order.immediate and not by_layer
         try:
-            if not by_layer and self._order.immediate:
-                task = store.dump(blocks)
-            else:
-                task = store.begin_dump(blocks)
+            task = store.dump(blocks) if whole else store.begin_dump(blocks)
         except KVDepotError as error:  # a block that is not stored is a later miss (P2)
             self._stats.add_failures("dump", {error.kind: len(blocks.pages)})
             return
         if by_layer:
             self._by_layer[index] = LayerDump(task, set(shards))
-        elif not self._order.immediate:
+        elif not whole:
             self._order.after(partial(_submit_shards, task, shards))
         self._running.append(RunningDump(task, frozenset(blocks.pages), store.pages.block_bytes))
 

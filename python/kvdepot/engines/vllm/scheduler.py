@@ -12,11 +12,11 @@ from kvdepot.engines.vllm.saveplan import SavePlan
 from kvdepot.engines.vllm.stats import DepotStats
 
 if TYPE_CHECKING:
-    from kvdepot._native import Depot, Namespace
-
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
+
+    from kvdepot._native import Depot, Namespace
 
 logger = connector_logger()
 

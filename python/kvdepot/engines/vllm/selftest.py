@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from kvdepot.engines.vllm.log import connector_logger
 from kvdepot.engines.vllm.options import ConnectorOptions
 from kvdepot.engines.vllm.stores import GroupStore
 
 if TYPE_CHECKING:
     import torch
+
     from kvdepot._native import Depot
 
 logger = connector_logger()

@@ -20,10 +20,10 @@ from kvdepot.engines.vllm.stores import GroupStore
 
 if TYPE_CHECKING:
     import torch
-    from kvdepot._native import Depot
-
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
+
+    from kvdepot._native import Depot
 
 logger = connector_logger()
 
