@@ -10,6 +10,32 @@ from typing import final
 import numpy as np
 import numpy.typing as npt
 
+__all__ = [
+    "BlockNotFoundError",
+    "BusyError",
+    "Claim",
+    "ConfigError",
+    "CorruptError",
+    "Depot",
+    "DepotTimeoutError",
+    "KVDepotError",
+    "Namespace",
+    "NoSpaceError",
+    "PROTOCOL_VERSION",
+    "ProtocolError",
+    "StorageError",
+    "Store",
+    "Task",
+    "UnavailableError",
+    "UnsupportedError",
+    "__version__",
+    "block_hash",
+    "crc64nvme",
+    "init_logging",
+    "namespace_id",
+    "serve",
+]
+
 __version__: str
 PROTOCOL_VERSION: int
 

@@ -287,7 +287,7 @@ class Store:
         task = Task(len(hashes), self.namespace.shard_count)
         control = self.depot.control
         starts = np.cumsum([0, *map(sum, self.namespace.sizes)]).tolist()
-        datas: list[bytes] = []
+        found: list[bytes] = []
         for i, h in enumerate(hashes):
             self.loads += 1
             every = control.get("fail_load_every", 0)
@@ -300,7 +300,7 @@ class Store:
             except OSError:
                 task.bad[i] = "not_found"
                 data = b""
-            datas.append(data)
+            found.append(data)
 
         def copy() -> None:
             for shard, begin in enumerate(starts[:-1]):
@@ -309,7 +309,7 @@ class Store:
                     at = begin
                     for address, size in self._spans(shard, page):
                         # A failed block leaves garbage, as a copy that broke off would.
-                        ctypes.memmove(address, datas[i][at : at + size] or b"\x3f" * size, size)
+                        ctypes.memmove(address, found[i][at : at + size] or b"\x3f" * size, size)
                         at += size
                 task.shards[shard].set_result(None)
 

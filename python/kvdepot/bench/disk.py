@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from statistics import median
 
 import numpy as np
@@ -84,7 +85,12 @@ def _cold(root: str, shape: Shape, direct: bool, rounds: int, threads: int) -> R
         return depot, store
 
     depot, store = attach()
-    written = seconds(lambda: (move(store.dump_pages(names, pages.ids)), depot.drain(DRAIN_MS)))
+
+    def write() -> None:
+        move(store.dump_pages(names, pages.ids))
+        depot.drain(DRAIN_MS)
+
+    written = seconds(write)
     store.close()
     depot.close()
     loads: list[float] = []
@@ -94,7 +100,7 @@ def _cold(root: str, shape: Shape, direct: bool, rounds: int, threads: int) -> R
         touch_pool(store, shape, pages)
         drop_from_page_cache(blocks)
         pages.memory[:] = 0
-        loads.append(seconds(lambda store=store: move(store.load_pages(names, pages.ids))))  # type: ignore[misc]
+        loads.append(seconds(partial(load, store, names, pages)))
         if not np.array_equal(pages.memory, expected):
             raise RuntimeError("wrong bytes came back")
         store.close()
@@ -113,6 +119,11 @@ def _cold(root: str, shape: Shape, direct: bool, rounds: int, threads: int) -> R
         "fio_gb_s": gigabytes / median(r for r in reads if r is not None) if ratios else None,
         "ratio": median(ratios) if ratios else None,
     }
+
+
+def load(store: _native.Store, names: list[bytes], pages: Pages) -> None:
+    """Loads all pages."""
+    move(store.load_pages(names, pages.ids))
 
 
 def touch_pool(store: _native.Store, shape: Shape, pages: Pages) -> None:

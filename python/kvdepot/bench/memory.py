@@ -5,10 +5,13 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from statistics import median
 from time import perf_counter
+
+import numpy as np
 
 from kvdepot import _native
 from kvdepot.bench.shapes import MIB, SHAPES, Pages, PlainCopy, hashes, move, seconds
@@ -18,6 +21,11 @@ Row = dict[str, object]
 LOOKUP_HASHES = 128
 BATCH_HASHES = 4096
 KEYS = 100_000
+
+
+def moved(begin: Callable[..., _native.Task], names: list[bytes], pages: Pages) -> None:
+    """Dumps or loads all pages."""
+    move(begin(names, pages.ids))
 
 
 def warm(rounds: int, threads: int) -> Iterator[Row]:
@@ -32,13 +40,9 @@ def warm(rounds: int, threads: int) -> Iterator[Row]:
         times: list[tuple[float, float, float]] = []
         for number in range(rounds + 3):
             names = hashes(number, shape.blocks)
-            times.append(
-                (
-                    seconds(copy),
-                    seconds(lambda names=names: move(store.dump_pages(names, pages.ids))),  # type: ignore[misc]
-                    seconds(lambda names=names: move(store.load_pages(names, pages.ids))),  # type: ignore[misc]
-                )
-            )
+            dump = partial(moved, store.dump_pages, names, pages)
+            load = partial(moved, store.load_pages, names, pages)
+            times.append((seconds(copy), seconds(dump), seconds(load)))
         times = times[3:]  # the first rounds touch the pool's pages
         gigabytes = shape.bytes / 1e9
         yield {
@@ -77,8 +81,6 @@ def door(rounds: int) -> Row:
     """Microseconds of a prefix lookup of 128 hashes through the local door, and keys a second in batches."""
     with served({"pipeline": "Cache", "pool_bytes": KEYS * 4096 + 64 * MIB}) as depot:
         store = depot.store(depot.open_namespace('{"bench":"door"}', "[[1,[64]]]"), 1)
-        import numpy as np
-
         memory = np.zeros((1, 64), np.uint8)
         store.register_pages(np.array([memory.ctypes.data], np.uint64), np.zeros(1, np.int64), KEYS)
         names = hashes(0, KEYS)

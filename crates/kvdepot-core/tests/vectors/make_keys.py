@@ -17,7 +17,7 @@ NAMESPACES = [
     (
         {
             "z": [1, -2, True, False, None, [], {}],
-            "a": {"y": 18446744073709551615, "x": "tab\t quote\" back\\ slash/ low\x1f del\x7f"},
+            "a": {"y": 18446744073709551615, "x": 'tab\t quote" back\\ slash/ low\x1f del\x7f'},
             "modèle": "通义",
             "\U0001f600": "above the basic plane",
             "\ufb01": "below it in code points, above it in UTF-16",
@@ -68,7 +68,7 @@ def main() -> None:
     namespaces = [namespace(facts, shards) for facts, shards in NAMESPACES]
     keys = []
     for vector in namespaces:
-        for epoch, namespace_id in vector["ids_by_epoch"].items():
+        for namespace_id in vector["ids_by_epoch"].values():
             for block in hashes[::3]:
                 digits = block["block_hash_hex"]
                 keys.append({"namespace": namespace_id, "block_hash": digits, "key_hex": namespace_id + digits})

@@ -23,7 +23,7 @@ class DepotStats(KVConnectorStats):
 
     def reset(self) -> None:
         """Forgets all."""
-        self.data = {}
+        self.data: dict[str, Any] = {}
 
     def aggregate(self, other: KVConnectorStats) -> "DepotStats":
         """The sum of both."""
