@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "PROTOCOL_VERSION",
     "BlockNotFoundError",
     "BusyError",
     "Claim",
@@ -21,7 +22,6 @@ __all__ = [
     "KVDepotError",
     "Namespace",
     "NoSpaceError",
-    "PROTOCOL_VERSION",
     "ProtocolError",
     "StorageError",
     "Store",
