@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Sender;
+use crossbeam_channel::{Receiver, Sender};
 use kvdepot_core::pipeline::{PipelineSpec, PoolKind};
 use kvdepot_core::{Error, ErrorKind, Result, eviction};
 use kvdepot_tier::Tier;
@@ -37,12 +37,20 @@ pub(crate) struct Shared {
     pub(crate) changed: Condvar,
     pub(crate) stats: Stats,
     pub(crate) jobs: Sender<Job>,
+    /// Wakes the thread that hands queued work to the tiers.
+    kicks: Sender<()>,
     pub(crate) stopping: AtomicBool,
     owners: AtomicU64,
     tasks: AtomicU64,
 }
 
 impl Shared {
+    /// Has queued work handed to the tiers soon, by another thread: an answer to a client must not wait for that.
+    pub(crate) fn kick(&self) {
+        // A full channel means that a wake is on its way already.
+        let _ = self.kicks.try_send(());
+    }
+
     /// A number for a log line's task.
     pub(crate) fn next_task(&self) -> u64 {
         self.tasks.fetch_add(1, Ordering::Relaxed)
@@ -106,6 +114,7 @@ impl Depot {
         let pool = Arc::new(pool);
         let state = State::new(config.pool_bytes, policy, !tiers.is_empty(), keeps);
         let (jobs, receiver) = crossbeam_channel::unbounded();
+        let (kicks, kicked) = crossbeam_channel::bounded(1);
         let shared = Arc::new(Shared {
             id: fresh_id(),
             pool,
@@ -114,6 +123,7 @@ impl Depot {
             changed: Condvar::new(),
             stats: Stats::default(),
             jobs,
+            kicks,
             stopping: AtomicBool::new(false),
             owners: AtomicU64::new(1),
             tasks: AtomicU64::new(1),
@@ -121,6 +131,7 @@ impl Depot {
         });
         let mut threads = resolver::spawn(&shared, &receiver)?;
         threads.push(spawn("kvdepot-janitor", &shared, janitor)?);
+        threads.push(spawn("kvdepot-pump", &shared, move |shared| pump_when_kicked(shared, &kicked))?);
         if shared.config.populate {
             threads.push(spawn("kvdepot-populate", &shared, populate)?);
         }
@@ -174,7 +185,11 @@ fn fresh_id() -> u64 {
     std::collections::hash_map::RandomState::new().build_hasher().finish()
 }
 
-pub(crate) fn spawn(name: &str, shared: &Arc<Shared>, body: fn(&Arc<Shared>)) -> Result<JoinHandle<()>> {
+fn spawn(
+    name: &str,
+    shared: &Arc<Shared>,
+    body: impl FnOnce(&Arc<Shared>) + Send + 'static,
+) -> Result<JoinHandle<()>> {
     let shared = Arc::clone(shared);
     std::thread::Builder::new()
         .name(name.to_owned())
@@ -196,6 +211,14 @@ fn populate(shared: &Arc<Shared>) {
         }
         start += len;
         shared.state.lock().grow(Some(start));
+    }
+}
+
+fn pump_when_kicked(shared: &Arc<Shared>, kicked: &Receiver<()>) {
+    while !shared.stopping.load(Ordering::Acquire) {
+        if kicked.recv_timeout(JANITOR_TICK).is_ok() {
+            io_queue::pump(shared);
+        }
     }
 }
 

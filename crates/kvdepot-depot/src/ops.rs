@@ -147,7 +147,7 @@ pub(crate) fn fetch_all(shared: &Arc<Shared>, namespace: NamespaceHandle, blocks
         }
     }
     drop(state);
-    io_queue::pump(shared);
+    shared.kick();
 }
 
 /// Slots for blocks about to be dumped.
@@ -218,7 +218,7 @@ pub(crate) fn commit(shared: &Arc<Shared>, owner: u64, leases: &[u64], shards: &
     }
     drop(state);
     shared.changed.notify_all();
-    io_queue::pump(shared);
+    shared.kick();
     Ok(())
 }
 
@@ -232,7 +232,7 @@ pub(crate) fn release(shared: &Arc<Shared>, owner: u64, leases: &[u64]) -> Resul
     claim::admit_queued(shared, &mut state);
     drop(state);
     shared.changed.notify_all();
-    io_queue::pump(shared);
+    shared.kick();
     Ok(())
 }
 
@@ -276,5 +276,5 @@ pub(crate) fn end_owner(shared: &Arc<Shared>, owner: u64) {
     claim::admit_queued(shared, &mut state);
     drop(state);
     shared.changed.notify_all();
-    io_queue::pump(shared);
+    shared.kick();
 }

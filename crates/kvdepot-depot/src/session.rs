@@ -59,7 +59,7 @@ impl Session {
                 claim::admit_queued(shared, &mut state);
                 drop(state);
                 shared.changed.notify_all();
-                io_queue::pump(shared);
+                shared.kick();
                 Response::Ok
             }
             Request::Reserve { namespace, hashes } => {
@@ -151,12 +151,13 @@ impl Session {
             claim::open(&self.shared, self.owner, groups, hashes.iter().collect(), skip, limit.max(skip))?;
         let grace = Instant::now() + CLAIM_GRACE;
         let mut state = self.shared.state.lock();
-        loop {
-            let progress = claim::poll(&mut state, self.owner, id, false)?;
-            if progress.settled || self.shared.changed.wait_until(&mut state, grace).timed_out() {
-                return Ok(answer(id, progress));
+        // Worth a short wait only while tiers are asked: to fetch blocks takes longer than an engine may wait here.
+        while claim::is_probing(&state, id) {
+            if self.shared.changed.wait_until(&mut state, grace).timed_out() {
+                break;
             }
         }
+        Ok(answer(id, claim::poll(&mut state, self.owner, id, false)?))
     }
 
     fn poll_claim(&self, id: u64, settle: bool) -> Result<Response> {

@@ -21,7 +21,6 @@ use kvdepot_core::limits::CLAIMS_PER_CONNECTION_MAX;
 use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, Result};
 
 use crate::depot::Shared;
-use crate::io_queue;
 use crate::message::NamespaceHandle;
 use crate::resolver::{Job, Known};
 use crate::state::State;
@@ -199,7 +198,7 @@ pub(crate) fn open(
     } else {
         admit::admit_or_queue(shared, &mut state, id);
         drop(state);
-        io_queue::pump(shared);
+        shared.kick();
     }
     Ok(id)
 }
@@ -277,6 +276,11 @@ fn end_leases(state: &mut State, owner: u64, leases: impl IntoIterator<Item = (L
             state.lease_ended(slot);
         }
     }
+}
+
+/// Whether tiers are being asked about the claim's blocks.
+pub(crate) fn is_probing(state: &State, id: u64) -> bool {
+    state.claims.map.get(&id).is_some_and(|claim| claim.phase == Phase::Probing)
 }
 
 /// How far a claim is. `settle_now` takes what has come.
