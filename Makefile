@@ -36,8 +36,12 @@ help: ## List the commands
 setup: $(STAMPS)/installed ## Make .venv, build the wheel and install it
 
 .PHONY: demo
-demo: setup ## Dump and load KV blocks, through memory and disk
-	@$(BIN)/python examples/demo.py $(ARGS)
+demo: vllm-env ## Serve a model by real vLLM: cold, warm, and after kill -9
+	@$(VLLM_VENV)/bin/python -m tools.demo $(ARGS)
+
+.PHONY: example
+example: setup ## Use the depot as a library, through memory and disk
+	@$(BIN)/python examples/library.py $(ARGS)
 
 .PHONY: bench
 bench: setup ## Measure the store against this machine's memory and disk
