@@ -47,6 +47,10 @@ example: setup ## Use the depot as a library, through memory and disk
 bench: setup ## Measure the store against this machine's memory and disk
 	@$(BIN)/kvdepot bench store $(ARGS)
 
+.PHONY: bench-engine
+bench-engine: vllm-env ## Measure real vLLM with kvdepot, without, and with its own offloading
+	@$(VLLM_VENV)/bin/python -m benches.engine $(ARGS)
+
 ##@ Check
 
 .PHONY: test
