@@ -36,12 +36,24 @@ help: ## List the commands
 setup: $(STAMPS)/installed ## Make .venv, build the wheel and install it
 
 .PHONY: demo
-demo: setup ## Dump and load KV blocks, through memory and disk
-	@$(BIN)/python examples/demo.py $(ARGS)
+demo: vllm-env ## Serve a model by real vLLM: cold, warm, and after kill -9
+	@$(VLLM_VENV)/bin/python -m tools.demo $(ARGS)
+
+.PHONY: example
+example: setup ## Use the depot as a library, through memory and disk
+	@$(BIN)/python examples/library.py $(ARGS)
 
 .PHONY: bench
 bench: setup ## Measure the store against this machine's memory and disk
 	@$(BIN)/kvdepot bench store $(ARGS)
+
+.PHONY: bench-engine
+bench-engine: vllm-env ## Measure real vLLM with kvdepot, without, and with its own offloading
+	@$(VLLM_VENV)/bin/python -m benches.engine $(ARGS)
+
+.PHONY: bench-thrash
+bench-thrash: vllm-env ## Send concurrent hits that exceed the pool
+	@$(VLLM_VENV)/bin/python -m benches.engine.thrash $(ARGS)
 
 ##@ Check
 

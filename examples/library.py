@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--layer-kib", type=int, default=64, help=f"KiB of each of {LAYERS} layers, default 64")
     parser.add_argument("--directory", help="where block files go; a temporary directory when left out")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="kvdepot-demo-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="kvdepot-example-") as scratch:
         times = run(arguments.blocks, arguments.layer_kib << 10, arguments.directory or scratch)
     size_mib = arguments.blocks * LAYERS * (arguments.layer_kib << 10) / MIB
     table = Table("step", "ms", "GB/s", title=f"{arguments.blocks} blocks, {size_mib:.0f} MiB, every byte compared")

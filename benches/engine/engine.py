@@ -1,0 +1,95 @@
+"""One engine in this process: does the steps of a plan, writes down what came out. Run by ``runs.run_engine``.
+
+A plan is ``{"engine": arguments of vllm.LLM, "result": path, "steps": [...]}``; steps are made by ``runs``.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from vllm import LLM, SamplingParams
+
+from tools.lab.depot import wait_until_clean
+from tools.lab.machine import load_average
+from tools.lab.models import prompt
+
+SETTLE_S = 120.0
+STEP_PAUSE_S = 0.1
+STEADY_S = 1.0
+RESET_TRIES = 50
+NUDGE_TOKENS = 4
+
+
+class Engine:
+    """A vLLM engine and what can be done with it."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        started_s = time.monotonic()
+        self._llm = LLM(**arguments)
+        self.result: dict[str, Any] = {
+            "start_s": round(time.monotonic() - started_s, 1),
+            "sent": {},
+            "load_average": [],
+        }
+
+    def send(self, name: str, prompts: list[list[int]], max_tokens: int, together: bool) -> None:
+        """Prompts, each ``[seed, tokens]``, one after another or all at once."""
+        whole = [{"prompt_token_ids": prompt(seed, tokens)} for seed, tokens in prompts]
+        sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        answers = []
+        for batch in [whole] if together else [[one] for one in whole]:
+            answers += self._llm.generate(batch, sampling, use_tqdm=False)
+        self.result["load_average"].append(load_average())
+        self.result["sent"].setdefault(name, []).extend(
+            {
+                "ttft_ms": answer.metrics.first_token_latency * 1e3,
+                "hit_tokens": answer.num_cached_tokens,
+                "output": list(answer.outputs[0].token_ids),
+            }
+            for answer in answers
+        )
+
+    def forget(self) -> None:
+        """Empties vLLM's own prefix cache; what a connector keeps stays."""
+        for _ in range(RESET_TRIES):
+            if self._llm.reset_prefix_cache():
+                return
+            self._nudge()
+        raise RuntimeError("vLLM did not reset its prefix cache: blocks are still in use")
+
+    def settle(self, socket: str | None, directory: str | None) -> None:
+        """Waits until all that was computed is stored: by a depot, or in files, or as far as steps can tell."""
+        end_s = time.monotonic() + SETTLE_S
+        steady_since_s, last = time.monotonic(), -1
+        while time.monotonic() - steady_since_s < STEADY_S:
+            # An engine in this process takes no step by itself, and stores are begun and ended in steps.
+            self._nudge()
+            now = sum(1 for path in Path(directory).rglob("*") if path.is_file()) if directory else 0
+            if now != last:
+                steady_since_s, last = time.monotonic(), now
+            if time.monotonic() > end_s:
+                raise TimeoutError(f"stores have not ended after {SETTLE_S:.0f} s")
+            time.sleep(STEP_PAUSE_S)
+        if socket:
+            wait_until_clean(Path(socket), SETTLE_S)
+
+    def _nudge(self) -> None:
+        short = {"prompt_token_ids": prompt(0, NUDGE_TOKENS)}
+        self._llm.generate([short], SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
+
+
+def main() -> None:
+    """Does the plan whose path is the only argument."""
+    plan = json.loads(Path(sys.argv[1]).read_text())
+    engine = Engine(plan["engine"])
+    can: dict[str, Callable[..., None]] = {"send": engine.send, "forget": engine.forget, "settle": engine.settle}
+    for step in plan["steps"]:
+        can[step["do"]](**{name: value for name, value in step.items() if name != "do"})
+    Path(plan["result"]).write_text(json.dumps(engine.result))
+
+
+if __name__ == "__main__":
+    main()

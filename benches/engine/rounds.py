@@ -1,0 +1,128 @@
+"""One round: every configuration once, each in an engine process of its own, because a connector is chosen at start."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benches.engine.runs import (
+    EngineKind,
+    Prompts,
+    Result,
+    Step,
+    empty_directory,
+    forget,
+    kvdepot_transfer,
+    native_transfer,
+    run_engine,
+    send,
+    settle,
+)
+from tools.lab.depot import DepotHome
+from tools.lab.machine import drop_from_page_cache
+from tools.lab.models import WORK
+
+DRAIN_S = 120.0
+WARM_UP: Prompts = [(999_999, 1025)]
+SEEDS_PER_LENGTH = 1000
+OTHER_SEED = 500
+COLD, HIT = "cold", "hit"
+
+Progress = Callable[[str], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What is measured: ``repeats`` prompts of each length. A prompt has one token more than its name says.
+
+    vLLM computes at least one token of a prompt; with that one beyond, every kind of hit has the same length.
+    """
+
+    kind: EngineKind
+    lengths: tuple[int, ...]
+    repeats: int
+    pool_bytes: int
+    keep_page_cache: bool
+    settings: Mapping[str, Any]
+
+    def prompts(self, length: int) -> Prompts:
+        """Seeds and lengths of a length's prompts that are sent twice."""
+        first = length * SEEDS_PER_LENGTH
+        return [(first + number, length + 1) for number in range(self.repeats)]
+
+    def cold_then_hit(self, stored: Sequence[Step]) -> list[Step]:
+        """Computes each prompt, then sends it again; ``stored`` goes between."""
+        steps = [send("warm-up", WARM_UP), *stored, send("warm-up", WARM_UP)]
+        for length in self.lengths:
+            for one in self.prompts(length):
+                steps += [send(f"{COLD}/{length}", [one]), *stored, send(f"{HIT}/{length}", [one])]
+        return steps
+
+    def hit_then_cold(self, stored: Sequence[Step]) -> list[Step]:
+        """Sends each prompt, which an earlier process has stored, then computes another; the warm-up is a hit, too."""
+        steps = [send("warm-up", WARM_UP)]
+        for length in self.lengths:
+            for seed, tokens in self.prompts(length):
+                other = (seed + OTHER_SEED, tokens)
+                steps += [send(f"{HIT}/{length}", [(seed, tokens)]), send(f"{COLD}/{length}", [other]), *stored]
+        return steps
+
+
+def plain(bench: Bench) -> Result:
+    """No connector: cold, and vLLM's own prefix cache."""
+    return run_engine("plain", bench.kind, None, bench.cold_then_hit([]))
+
+
+def kvdepot(bench: Bench) -> Mapping[str, Result]:
+    """kvdepot: nothing found, from the pool, and from disk after engine and depot were killed."""
+    home = DepotHome(WORK / "bench-engine" / "kvdepot", {"pool_gb": bench.pool_bytes / (1 << 30), **bench.settings})
+    try:
+        transfer = kvdepot_transfer(home)
+        with home.start() as depot:
+            steps = bench.cold_then_hit([settle(home=home), forget()])
+            first = run_engine("kvdepot", bench.kind, transfer, steps)
+            depot.wait_until_clean(DRAIN_S)
+        prepare_page_cache(bench, home.files())
+        with home.start():
+            steps = bench.hit_then_cold([settle(home=home)])
+            return {"first": first, "restarted": run_engine("kvdepot-restarted", bench.kind, transfer, steps)}
+    finally:
+        home.remove()
+
+
+def native_memory(bench: Bench) -> Result:
+    """The tier in host memory that vLLM brings."""
+    transfer = native_transfer(bench.pool_bytes, None)
+    return run_engine("native-memory", bench.kind, transfer, bench.cold_then_hit([settle(), forget()]))
+
+
+def native_files(bench: Bench) -> Result:
+    """The file tier that vLLM brings: hits of a new process on files of an ended one."""
+    directory = empty_directory(WORK / "bench-engine" / "native-files")
+    transfer = native_transfer(bench.pool_bytes, directory)
+    stored = [settle(directory=directory)]
+    every = [one for length in bench.lengths for one in bench.prompts(length)]
+    run_engine("native-files", bench.kind, transfer, [send("warm-up", WARM_UP), send("all", every), *stored])
+    prepare_page_cache(bench, (path for path in directory.rglob("*") if path.is_file()))
+    return run_engine("native-files-restarted", bench.kind, transfer, bench.hit_then_cold(stored))
+
+
+def prepare_page_cache(bench: Bench, files: Iterable[Path]) -> None:
+    """Empties the page cache of the files, unless it is to be kept."""
+    if not bench.keep_page_cache:
+        drop_from_page_cache(files)
+
+
+def run_round(bench: Bench, progress: Progress) -> dict[str, Result]:
+    """Every configuration once."""
+    with progress("vLLM without a connector"):
+        found = {"plain": plain(bench)}
+    with progress("kvdepot, and again after a restart"):
+        depots = kvdepot(bench)
+        found |= {"kvdepot": depots["first"], "kvdepot-restarted": depots["restarted"]}
+    with progress("vLLM's offloading to memory"):
+        found["native-memory"] = native_memory(bench)
+    with progress("vLLM's offloading to files, and again after a restart"):
+        found["native-files-restarted"] = native_files(bench)
+    return found

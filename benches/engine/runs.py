@@ -1,0 +1,152 @@
+"""Engines as child processes: plans for them, the connectors they can have, and what they wrote down."""
+
+import json
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tools.lab.child import Child
+from tools.lab.depot import DepotHome
+from tools.lab.models import ROOT, WORK
+
+BLOCK_TOKENS = 32
+KV_CACHE_BYTES = 1 << 30
+BATCHED_TOKENS = 2048
+RUN_S = 900.0
+READ_THREADS, WRITE_THREADS = 8, 4
+"""Threads of vLLM's file tier: as many as kvdepot has by default."""
+
+Step = dict[str, Any]
+Prompts = Sequence[tuple[int, int]]
+"""Seeds and lengths."""
+
+ENVIRON = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "PYTHONPATH": str(ROOT),
+}
+
+
+@dataclass(frozen=True)
+class EngineKind:
+    """What all engines of a measurement have in common."""
+
+    model: Path
+    dtype: str
+    max_tokens: int
+    max_requests: int = 4
+
+    def arguments(self, transfer: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Arguments of ``vllm.LLM``."""
+        found: dict[str, Any] = {
+            "model": str(self.model),
+            "dtype": self.dtype,
+            "max_model_len": self.max_tokens,
+            "max_num_seqs": self.max_requests,
+            "max_num_batched_tokens": BATCHED_TOKENS,
+            "block_size": BLOCK_TOKENS,
+            "kv_cache_memory_bytes": KV_CACHE_BYTES,
+            "enforce_eager": True,
+            "enable_prefix_caching": True,
+            "disable_log_stats": False,
+        }
+        return found if transfer is None else {**found, "kv_transfer_config": dict(transfer)}
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Answers to the prompts of one step."""
+
+    ttft_ms: tuple[float, ...]
+    hit_tokens: tuple[int, ...]
+    outputs: tuple[tuple[int, ...], ...]
+
+    @property
+    def median_ms(self) -> float:
+        """Median time to the first token."""
+        return median(self.ttft_ms)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an engine did."""
+
+    sent: Mapping[str, Sent]
+    load_average: tuple[float, ...]
+
+
+def kvdepot_transfer(home: DepotHome) -> dict[str, Any]:
+    """kvdepot's connector, on the depot of ``home``."""  # noqa: D403 - a name
+    return {
+        "kv_connector": "KVDepotConnector",
+        "kv_role": "kv_both",
+        "kv_connector_module_path": "kvdepot.engines.vllm",
+        "kv_connector_extra_config": {"config": str(home.config)},
+    }
+
+
+def native_transfer(memory_bytes: int, directory: Path | None) -> dict[str, Any]:
+    """The connector that vLLM brings: host memory, and files below it when there is a directory."""
+    extra: dict[str, Any] = {
+        "spec_module_path": "benches.engine.native_offload_shim",
+        "spec_name": "HostCpuSpec" if directory is None else "HostTieringSpec",
+        "cpu_bytes_to_use": memory_bytes,
+    }
+    if directory is not None:
+        threads = {"n_read_threads": READ_THREADS, "n_write_threads": WRITE_THREADS}
+        extra["secondary_tiers"] = [{"type": "fs", "root_dir": str(directory), **threads}]
+    return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+
+
+def send(name: str, prompts: Prompts, *, max_tokens: int = 8, together: bool = False) -> Step:
+    """Sends prompts, one after another or all at once."""
+    return {"do": "send", "name": name, "prompts": list(prompts), "max_tokens": max_tokens, "together": together}
+
+
+def forget() -> Step:
+    """Empties vLLM's own prefix cache."""
+    return {"do": "forget"}
+
+
+def settle(home: DepotHome | None = None, directory: Path | None = None) -> Step:
+    """Waits until all is stored."""
+    socket = str(home.socket) if home is not None else None
+    return {"do": "settle", "socket": socket, "directory": str(directory) if directory is not None else None}
+
+
+def run_engine(name: str, kind: EngineKind, transfer: Mapping[str, Any] | None, steps: Iterable[Step]) -> Result:
+    """Runs an engine through its steps, in a process of its own.
+
+    Raises:
+        ChildError: it failed, or took too long.
+    """
+    directory = WORK / "bench-engine"
+    plan, result = directory / f"{name}.plan.json", directory / f"{name}.result.json"
+    directory.mkdir(parents=True, exist_ok=True)
+    result.unlink(missing_ok=True)
+    plan.write_text(json.dumps({"engine": kind.arguments(transfer), "result": str(result), "steps": list(steps)}))
+    command = [sys.executable, "-m", "benches.engine.engine", str(plan)]
+    with Child(f"the engine {name}", command, directory / f"{name}.log", ENVIRON) as child:
+        child.wait(RUN_S)
+    found = json.loads(result.read_text())
+    sent = {
+        key: Sent(
+            tuple(answer["ttft_ms"] for answer in answers),
+            tuple(answer["hit_tokens"] for answer in answers),
+            tuple(tuple(answer["output"]) for answer in answers),
+        )
+        for key, answers in found["sent"].items()
+    }
+    return Result(sent, tuple(found["load_average"]))
+
+
+def empty_directory(path: Path) -> Path:
+    """The directory, with nothing in it."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    return path

@@ -1,0 +1,89 @@
+"""Rounds put together: medians of rounds, and ratios taken where both sides had the same minutes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+from benches.engine.rounds import COLD, HIT
+from benches.engine.runs import Result, Sent
+
+Round = dict[str, Result]
+
+ROWS: tuple[tuple[str, str, str], ...] = (
+    ("cold, no connector", "plain", COLD),
+    ("vLLM's own prefix cache", "plain", HIT),
+    ("kvdepot, from the pool", "kvdepot", HIT),
+    ("kvdepot, after restart, from disk", "kvdepot-restarted", HIT),
+    ("kvdepot, nothing found", "kvdepot", COLD),
+    ("vLLM's offloading, from memory", "native-memory", HIT),
+    ("vLLM's offloading, after restart, from files", "native-files-restarted", HIT),
+    ("vLLM's offloading, nothing found", "native-memory", COLD),
+)
+"""Title, process, and which of its steps."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row at one length over all rounds. Times are milliseconds.
+
+    Attributes:
+        faster: for a hit, how many times longer the cold runs took that its own process did in between; for a cold
+            row, how the cold runs without a connector of the same round compare with it.
+    """
+
+    ttft_ms: float
+    fastest_ms: float
+    slowest_ms: float
+    faster: float
+    hit_tokens: tuple[int, ...]
+    same_output: bool
+
+    @staticmethod
+    def of(rounds: Sequence[Round], process: str, step: str, length: int) -> "Cell":
+        """Puts a row's rounds together."""
+
+        def sent(one: Round, process: str, step: str) -> Sent:
+            return one[process].sent[f"{step}/{length}"]
+
+        mine = [sent(one, process, step) for one in rounds]
+        cold = [sent(one, process if step == HIT else "plain", COLD) for one in rounds]
+        # A hit computes on fewer tokens at once than a cold run does, so in bfloat16 it rounds as other hits do.
+        like = [sent(one, "plain", step) for one in rounds]
+        times = [ms for one in mine for ms in one.ttft_ms]
+        return Cell(
+            ttft_ms=median(one.median_ms for one in mine),
+            fastest_ms=min(times),
+            slowest_ms=max(times),
+            faster=median(c.median_ms / m.median_ms for c, m in zip(cold, mine, strict=True)),
+            hit_tokens=tuple(sorted({tokens for one in mine for tokens in one.hit_tokens})),
+            same_output=all(m.outputs == other.outputs for m, other in zip(mine, like, strict=True)),
+        )
+
+
+def summarize(rounds: Sequence[Round], lengths: Sequence[int]) -> dict[str, dict[int, Cell]]:
+    """All rows at all lengths."""
+    return {title: {n: Cell.of(rounds, process, step, n) for n in lengths} for title, process, step in ROWS}
+
+
+def print_summary(rows: dict[str, dict[int, Cell]], lengths: Sequence[int], caption: str) -> None:
+    """Prints a table for each length."""
+    for length in lengths:
+        table = Table(title=f"Time to first token, {length} tokens", title_style="bold", caption_justify="left")
+        table.add_column("", no_wrap=True)
+        for column in ("median", "min … max", "cold takes", "hit tokens", "output"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for title, cells in rows.items():
+            cell = cells[length]
+            table.add_row(
+                title,
+                f"{cell.ttft_ms:,.0f} ms",
+                f"{cell.fastest_ms:,.0f} … {cell.slowest_ms:,.0f}",
+                f"{cell.faster:.2f}×",
+                " … ".join(str(tokens) for tokens in (cell.hit_tokens[0], cell.hit_tokens[-1])[: len(cell.hit_tokens)]),
+                "same" if cell.same_output else "[red]differs[/]",
+            )
+        Console(width=120).print(table)
+    print(caption)

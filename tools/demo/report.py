@@ -1,0 +1,100 @@
+"""What came out: a table for people, an object for programs, and whether it is what kvdepot promises."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+from tools.demo.client import Answer
+from tools.demo.server import BLOCK_TOKENS
+
+COLUMNS_WITHOUT_TERMINAL = 120
+COLD = "cold"
+WARM = "warm, from the pool"
+RESTARTED = "after kill -9, from disk"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """All prompts sent once, one after another."""
+
+    name: str
+    answers: tuple[Answer, ...]
+    hit_tokens: int
+    prompt_tokens: int
+    load_average: float
+
+    @property
+    def ttft_s(self) -> float:
+        """Median time to the first token."""
+        return median(answer.ttft_s for answer in self.answers)
+
+    @property
+    def hit_blocks(self) -> int:
+        """Blocks that came from the depot, as vLLM counted them."""
+        return self.hit_tokens // BLOCK_TOKENS
+
+    @property
+    def total_blocks(self) -> int:
+        """Whole blocks of all prompts."""
+        return len(self.answers) * (self.prompt_tokens // BLOCK_TOKENS)
+
+    def same_output(self, other: "Phase") -> bool:
+        """Whether every prompt was continued by the same tokens."""
+        return [answer.tokens for answer in self.answers] == [answer.tokens for answer in other.answers]
+
+
+def problems(phases: Sequence[Phase]) -> list[str]:
+    """What is not as promised; empty when all is well."""
+    cold, *later = phases
+    found = []
+    if cold.hit_tokens:
+        found.append(f"{cold.name}: {cold.hit_tokens} tokens were hit, though nothing had been stored")
+    for phase in later:
+        if phase.hit_blocks == 0:
+            found.append(f"{phase.name}: no block was hit")
+        if not phase.same_output(cold):
+            found.append(f"{phase.name}: other output than cold")
+    return found
+
+
+def as_object(phases: Sequence[Phase], facts: dict[str, object]) -> dict[str, object]:
+    """Everything, for programs."""
+    cold = phases[0]
+    rows = [
+        {
+            "name": phase.name,
+            "ttft_ms": [round(answer.ttft_s * 1e3, 1) for answer in phase.answers],
+            "ttft_median_ms": round(phase.ttft_s * 1e3, 1),
+            "speed_up": round(cold.ttft_s / phase.ttft_s, 2),
+            "hit_blocks": phase.hit_blocks,
+            "total_blocks": phase.total_blocks,
+            "identical": phase.same_output(cold),
+            "load_average": phase.load_average,
+        }
+        for phase in phases
+    ]
+    return {**facts, "phases": rows, "problems": problems(phases)}
+
+
+def print_report(phases: Sequence[Phase], title: str, captions: Sequence[str]) -> None:
+    """Prints the table."""
+    cold = phases[0]
+    table = Table(title=title, caption="\n".join(captions), caption_justify="left", title_style="bold")
+    table.add_column("", no_wrap=True)
+    for column in ("time to first token", "hits (blocks)", "speed-up", "output"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for phase in phases:
+        is_cold = phase is cold
+        same = "[green]identical[/]" if phase.same_output(cold) else "[red]DIFFERS[/]"
+        table.add_row(
+            phase.name,
+            f"{phase.ttft_s * 1e3:,.0f} ms",
+            f"{phase.hit_blocks} of {phase.total_blocks}",
+            "" if is_cold else f"[bold]{cold.ttft_s / phase.ttft_s:.1f}×[/]",
+            "" if is_cold else same,
+        )
+    Console(width=None if sys.stdout.isatty() else COLUMNS_WITHOUT_TERMINAL).print(table)

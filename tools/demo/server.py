@@ -1,0 +1,54 @@
+"""A real ``vllm serve`` with kvdepot's connector."""
+
+import json
+import socket
+import sys
+from pathlib import Path
+
+from tools.lab.child import Child
+
+HOST = "127.0.0.1"
+MODEL_NAME = "demo"
+BLOCK_TOKENS = 32
+BATCHED_TOKENS = 2048
+KV_CACHE_BYTES = 1 << 30
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as found:
+        found.bind((HOST, 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+class Server(Child):
+    """The server and its engine process; nothing of vLLM's own caches prefixes, so that every hit is the depot's."""
+
+    def __init__(self, model: Path, config: Path, dtype: str, max_tokens: int, log: Path) -> None:
+        self.port = free_port()
+        transfer = {
+            "kv_connector": "KVDepotConnector",
+            "kv_role": "kv_both",
+            "kv_connector_module_path": "kvdepot.engines.vllm",
+            "kv_connector_extra_config": {"config": str(config)},
+        }
+        options = {
+            "served-model-name": MODEL_NAME,
+            "host": HOST,
+            "port": self.port,
+            "dtype": dtype,
+            "block-size": BLOCK_TOKENS,
+            "max-model-len": max_tokens,
+            "max-num-batched-tokens": BATCHED_TOKENS,
+            "max-num-seqs": 4,
+            "kv-cache-memory-bytes": KV_CACHE_BYTES,
+            "kv-transfer-config": json.dumps(transfer),
+        }
+        command: list[str | Path] = [Path(sys.executable).parent / "vllm", "serve", model]
+        for name, value in options.items():
+            command += [f"--{name}", str(value)]
+        command += ["--enforce-eager", "--no-enable-prefix-caching", "--disable-uvicorn-access-log"]
+        # All cores compute: the client only waits meanwhile.
+        environ = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
+        super().__init__("vLLM", command, log, environ)

@@ -1,0 +1,109 @@
+"""A program in a process group of its own, with its output in a file: nothing of it outlives the ``with`` block."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+
+from typing_extensions import Self
+
+GROUP_END_S = 10.0
+POLL_S = 0.05
+LOG_TAIL_BYTES = 16_384
+LOG_TAIL_LINES = 40
+
+
+class ChildError(Exception):
+    """A program that ended, or did not come to be ready; the message has the end of its log."""
+
+
+class Child:
+    """A running program. Its group is what it has started itself, too: an engine's workers, say."""
+
+    def __init__(self, name: str, command: Sequence[str | Path], log: Path, environ: Mapping[str, str]) -> None:
+        self.name = name
+        self.log = log
+        self.started_s = time.monotonic()
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                list(map(str, command)),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environ},
+                start_new_session=True,
+            )
+
+    @property
+    def running(self) -> bool:
+        """Whether the program itself has not ended."""
+        return self._process.poll() is None
+
+    def check(self) -> None:
+        """Nothing, while the program runs.
+
+        Raises:
+            ChildError: it has ended.
+        """
+        if not self.running:
+            raise ChildError(f"{self.name} ended with status {self._process.returncode}\n{self.tail()}")
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits until the program has ended well.
+
+        Raises:
+            ChildError: it failed, or the time passed first.
+        """
+        try:
+            status = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise ChildError(f"{self.name} did not end within {timeout_s:.0f} s\n{self.tail()}") from None
+        if status != 0:
+            raise ChildError(f"{self.name} ended with status {status}\n{self.tail()}")
+
+    def lines(self) -> list[str]:
+        """The last lines of the log that say anything."""
+        with self.log.open("rb") as file:
+            file.seek(max(0, self.log.stat().st_size - LOG_TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+        return [line.rstrip() for line in text.splitlines() if line.strip()][-LOG_TAIL_LINES:]
+
+    def tail(self) -> str:
+        """The end of the log, headed by its name."""
+        return "\n".join([f"end of {self.log}:", *self.lines()])
+
+    def kill(self) -> None:
+        """SIGKILL to the whole group; returns when nothing of it is left."""
+        end_s = time.monotonic() + GROUP_END_S
+        while self._signal(signal.SIGKILL) and time.monotonic() < end_s:
+            self._process.poll()
+            time.sleep(POLL_S)
+
+    def _signal(self, number: int) -> bool:
+        try:
+            os.killpg(self._process.pid, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+
+def end_on_signals() -> None:
+    """Lets SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that every ``with`` block ends its programs."""
+
+    def unwind(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a handler's signature
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, unwind)

@@ -1,0 +1,118 @@
+"""A depot as a process of its own, over a directory that outlives it."""
+
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kvdepot import _native
+from tools.lab.child import POLL_S, Child, ChildError
+
+START_S = 30.0
+CALL_MS = 1000
+CLEAN_POLLS = 3
+UNSAVED = ("pool_filling_bytes", "pool_dirty_bytes", "writes_queued")
+
+
+class DepotHome:
+    """A depot's configuration, socket, log and block files; the depot itself comes and goes."""
+
+    def __init__(self, root: Path, values: Mapping[str, Any]) -> None:
+        """Makes an empty home: what an earlier run has left in ``root`` goes away."""
+        self.root = root
+        self.blocks = root / "blocks"
+        self.config = root / "kvdepot.yaml"
+        shutil.rmtree(self.blocks, ignore_errors=True)
+        self.blocks.mkdir(parents=True)
+        # The path of a socket is short by nature; the repository's may be long.
+        self._runtime = Path(tempfile.mkdtemp(prefix="kvdepot-"))
+        self.socket = self._runtime / "depot.sock"
+        self.configure(values)
+
+    def configure(self, values: Mapping[str, Any]) -> None:
+        """Writes the configuration; for the next depot."""
+        whole = {"pipeline": "Cache|Posix", "socket": str(self.socket), "directories": [str(self.blocks)], **values}
+        self.config.write_text(yaml.safe_dump(whole, sort_keys=False))
+
+    def start(self) -> "Depot":
+        """Starts a depot, and waits until it answers."""
+        return Depot(self)
+
+    def files(self) -> list[Path]:
+        """All block files."""
+        return [path for path in self.blocks.rglob("*") if path.is_file()]
+
+    def remove(self) -> None:
+        """Removes the socket's directory; configuration, log and blocks stay for whoever wants to look."""
+        shutil.rmtree(self._runtime, ignore_errors=True)
+
+
+class Depot(Child):
+    """A running depot."""
+
+    def __init__(self, home: DepotHome) -> None:
+        command: list[str | Path] = [sys.executable, "-m", "kvdepot", "serve", "--config", home.config]
+        super().__init__("the depot", command, home.root / "depot.log", {})
+        self._home = home
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self.kill()
+            raise
+
+    def _wait_until_ready(self) -> None:
+        while self.stats() is None:
+            self.check()
+            if time.monotonic() - self.started_s > START_S:
+                raise ChildError(f"the depot does not answer after {START_S:.0f} s\n{self.tail()}")
+            time.sleep(POLL_S)
+
+    def stats(self) -> dict[str, Any] | None:
+        """What the depot says of itself; None when it does not answer."""
+        return depot_stats(self._home.socket)
+
+    def wait_until_clean(self, timeout_s: float) -> None:
+        """As the function; the message has the end of the log.
+
+        Raises:
+            ChildError: the depot ended, or the time passed first.
+        """
+        try:
+            wait_until_clean(self._home.socket, timeout_s)
+        except TimeoutError as error:
+            self.check()
+            raise ChildError(f"{error}\n{self.tail()}") from error
+
+
+def depot_stats(socket: Path) -> dict[str, Any] | None:
+    """Counters and gauges of the depot that answers there; None when none does."""
+    depot = _native.Depot.connect(str(socket), None, wait_ms=CALL_MS, call_timeout_ms=CALL_MS)
+    try:
+        found: dict[str, Any] | None = json.loads(depot.stats_json()).get("depot")
+        return found
+    finally:
+        depot.close()
+
+
+def wait_until_clean(socket: Path, timeout_s: float) -> None:
+    """Waits until the tiers have all that was dumped: nothing is lost when the depot is killed after this.
+
+    Raises:
+        TimeoutError: the time passed first.
+    """
+    end_s = time.monotonic() + timeout_s
+    seen_clean = 0
+    # More than once: an engine's last dump may still be on its way to the depot.
+    while seen_clean < CLEAN_POLLS:
+        stats = depot_stats(socket)
+        unsaved = {name: stats[name] for name in UNSAVED} if stats is not None else None
+        seen_clean = seen_clean + 1 if unsaved is not None and not any(unsaved.values()) else 0
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"the depot is not clean after {timeout_s:.0f} s: {unsaved or 'it does not answer'}")
+        time.sleep(POLL_S)

@@ -1,0 +1,62 @@
+"""Models of random weights, made once, and prompts of their words."""
+
+import json
+import random
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.lab.child import Child
+from tools.make_model import SPECIAL, VOCABULARY
+
+ROOT = Path(__file__).resolve().parents[2]
+WORK = ROOT / ".work"
+MAKE_S = 300.0
+BYTES_PER_VALUE = {"bfloat16": 2, "float32": 4}
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """A plain-attention model. The default has 94 M parameters: some seconds for 4096 tokens on two cores."""
+
+    layers: int = 8
+    hidden: int = 1024
+    heads: int = 16
+    kv_heads: int = 4
+    head_dim: int = 64
+    intermediate: int = 2816
+
+    def kv_bytes_per_token(self, dtype: str) -> int:
+        """Bytes of keys and values that all layers keep for a token."""
+        return self.layers * 2 * self.kv_heads * self.head_dim * BYTES_PER_VALUE[dtype]
+
+
+def model_directory(size: ModelSize) -> Path:
+    """Where such a model lies, or will lie."""
+    name = f"llama-{size.layers}x{size.hidden}-{size.heads}x{size.kv_heads}x{size.head_dim}-{size.intermediate}"
+    return WORK / "models" / name
+
+
+def model_command(size: ModelSize) -> list[str]:
+    """The command that makes the model."""
+    command = [sys.executable, "-m", "tools.make_model", str(model_directory(size))]
+    for name, value in vars(size).items():
+        command += [f"--{name.replace('_', '-')}", str(value)]
+    return command
+
+
+def make_model(size: ModelSize) -> Path:
+    """Makes the model unless a whole one is there."""
+    directory = model_directory(size)
+    stamp = directory / "made.json"
+    if not stamp.is_file():
+        with Child("make_model", model_command(size), WORK / "logs" / "make-model.log", {}) as child:
+            child.wait(MAKE_S)
+        stamp.write_text(json.dumps(vars(size)))
+    return directory
+
+
+def prompt(seed: int, tokens: int) -> list[int]:
+    """Token ids that depend on nothing but the arguments; two seeds share no prefix worth mentioning."""
+    chosen = random.Random(seed)
+    return [chosen.randrange(len(SPECIAL), VOCABULARY) for _ in range(tokens)]

@@ -1,0 +1,50 @@
+"""What is going on, on standard error: a spinner with time and last log line; plain lines without a terminal."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.text import Text
+
+REFRESH_PER_S = 8
+
+
+class Progress:
+    """Shows steps one after another."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True, highlight=False)
+
+    @contextmanager
+    def step(self, text: str, detail: Callable[[], str] = str) -> Iterator[None]:
+        """Shows that ``text`` is being done, with ``detail()`` beside it, and in the end how long it took."""
+        started_s = time.monotonic()
+        spinner = Spinner("dots")
+
+        def line() -> Spinner:
+            elapsed = f"{time.monotonic() - started_s:4.0f} s"
+            found = Text.assemble(f"{text}  ", (elapsed, "cyan"), ("  " + detail(), "dim"))
+            found.truncate(max(20, self.console.width - 4), overflow="ellipsis")
+            spinner.update(text=found)
+            return spinner
+
+        if self.console.is_terminal:
+            with Live(console=self.console, get_renderable=line, refresh_per_second=REFRESH_PER_S, transient=True):
+                yield
+        else:
+            self.console.print(f"  {text} …")
+            yield
+        self.console.print(
+            Text.assemble(("✓ ", "green"), f"{text}  ", (f"{time.monotonic() - started_s:.1f} s", "cyan"))
+        )
+
+    def note(self, text: str) -> None:
+        """Says something that needs no time."""
+        self.console.print(Text(f"  {text}"))
+
+    def failure(self, text: str) -> None:
+        """Says what went wrong."""
+        self.console.print(Text.assemble(("✗ ", "red"), text))
