@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.demo.client import HITS, QUERIES, Client, RequestError
-from tools.demo.report import COLD, RESTARTED, WARM, Phase, as_object, print_report, problems
+from tools.demo.report import COLD, RESTARTED, WARM, Phase, as_object, print_report, problems, warnings
 from tools.demo.server import BLOCK_TOKENS, Server
 from tools.lab.child import Child, ChildError, end_on_signals
 from tools.lab.depot import Depot, DepotHome
@@ -131,7 +131,7 @@ def show(phases: list[Phase], arguments: argparse.Namespace, directory: Path) ->
         f"Medians of {arguments.prompts} prompts; load average {loads} on {here['cores']} cores.",
         "The kernel may have had files still in its page cache. The depot was drained before it was killed.",
     ]
-    if any(0 < phase.hit_blocks < phase.total_blocks for phase in phases[1:]):
+    if any(0 < phase.total_blocks - phase.hit_blocks <= len(phase.answers) for phase in phases[1:]):
         captions.append("vLLM computes at least one token of a prompt, and with it that token's block.")
     title = f"vLLM with kvdepot: {arguments.prompts} prompts of {arguments.tokens} tokens, {arguments.dtype}"
     print_report(phases, title, captions)
@@ -177,6 +177,8 @@ def main() -> int:
     finally:
         home.remove()
     show(phases, arguments, home.blocks)
+    for warning in warnings(phases):
+        progress.note(f"! {warning}")
     for problem in problems(phases):
         progress.failure(problem)
     return 1 if problems(phases) else 0

@@ -61,6 +61,16 @@ def problems(phases: Sequence[Phase]) -> list[str]:
     return found
 
 
+def warnings(phases: Sequence[Phase]) -> list[str]:
+    """Hits that were stored and did not come: each is computed, which is right, but slow."""
+    return [
+        f"{phase.name}: {phase.hit_blocks} of {phase.total_blocks} blocks were hit, though all were stored"
+        for phase in phases[1:]
+        # The block of the token that vLLM has to compute.
+        if 0 < phase.hit_blocks < phase.total_blocks - len(phase.answers)
+    ]
+
+
 def as_object(phases: Sequence[Phase], facts: dict[str, object]) -> dict[str, object]:
     """Everything, for programs."""
     cold = phases[0]
@@ -77,7 +87,7 @@ def as_object(phases: Sequence[Phase], facts: dict[str, object]) -> dict[str, ob
         }
         for phase in phases
     ]
-    return {**facts, "phases": rows, "problems": problems(phases)}
+    return {**facts, "phases": rows, "problems": problems(phases), "warnings": warnings(phases)}
 
 
 def print_report(phases: Sequence[Phase], title: str, captions: Sequence[str]) -> None:
