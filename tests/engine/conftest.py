@@ -14,7 +14,20 @@ from engine_lab import Lab
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--native", choices=["real", "fake"], default="real", help="the core, or its stand-in in Python")
     parser.addoption("--vllm-python", default=os.environ.get("KVDEPOT_VLLM_PYTHON", sys.executable))
+    parser.addoption("--full", action="store_true", help="every combination; without it a set that shows each once")
     parser.addoption("--models", default=os.environ.get("KVDEPOT_MODELS", "/tmp/kvdepot-models"), help="tiny models")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "full: a combination that runs with --full only")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--full"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("full")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture

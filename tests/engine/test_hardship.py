@@ -44,7 +44,7 @@ def block_files(lab: Lab) -> list[Path]:
     return sorted((lab.root / "blocks").rglob("*.kvb"))
 
 
-@pytest.mark.parametrize("layerwise", [True, False])
+@pytest.mark.parametrize("layerwise", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_pool_of_a_tenth_of_the_working_set(lab: Lab, layerwise: bool) -> None:
     """Blocks are evicted and fetched all the time; hits larger than the pool are cut, not thrashed."""
     options = {"use_layerwise": layerwise, "pool_gb": BLOCKS_OF_MANY * BLOCK_BYTES / 10 / 1e9}

@@ -28,7 +28,20 @@ def hits(layerwise: bool, model: str) -> list[int]:
 CASES = [(model, tp, layerwise) for model in ("llama", "gemma3") for tp in (1, 2) for layerwise in (True, False)]
 
 
-@pytest.mark.parametrize(("model", "tp", "layerwise"), CASES)
+def some(*chosen: tuple[str, int, bool]) -> list[Any]:
+    """All cases; those that are not chosen run with ``--full`` only."""
+    return [pytest.param(*case, marks=() if case in chosen else pytest.mark.full) for case in CASES]
+
+
+SAME_TOKENS = some(
+    ("llama", 1, True), ("llama", 1, False), ("llama", 2, True), ("gemma3", 1, True), ("gemma3", 2, False)
+)
+FAILED_LOADS = some(("llama", 1, True), ("llama", 1, False), ("gemma3", 2, True))
+ONE_WAY = [True, pytest.param(False, marks=pytest.mark.full)]
+ONE_MODEL = ["llama", pytest.param("gemma3", marks=pytest.mark.full)]
+
+
+@pytest.mark.parametrize(("model", "tp", "layerwise"), SAME_TOKENS)
 def test_same_tokens_cold_warm_and_after_a_restart(lab: Lab, model: str, tp: int, layerwise: bool) -> None:
     """Outputs do not depend on where the KV came from (P1); a new engine finds what an old one left."""
     options = {"use_layerwise": layerwise}
@@ -55,7 +68,7 @@ def test_same_tokens_cold_warm_and_after_a_restart(lab: Lab, model: str, tp: int
     assert all(apart < ROUNDING for apart in lab.conflicts())
 
 
-@pytest.mark.parametrize("layerwise", [True, False])
+@pytest.mark.parametrize("layerwise", ONE_WAY)
 def test_one_copy_of_latent_kv_for_all_ranks(lab: Lab, layerwise: bool) -> None:
     """MLA: one rank of two dumps, both load; one rank finds what two left, and the other way round.
 
@@ -82,14 +95,14 @@ def test_one_copy_of_latent_kv_for_all_ranks(lab: Lab, layerwise: bool) -> None:
     assert again["warm"]["tokens"] == two["warm"]["tokens"]
 
 
-@pytest.mark.parametrize("model", ["llama", "gemma3"])
+@pytest.mark.parametrize("model", ONE_MODEL)
 def test_connector_changes_no_token(lab: Lab, model: str) -> None:
     plain = lab.run(model, [generate("cold")], connector=None)
     depot = lab.run(model, [generate("cold")])
     assert depot["cold"]["tokens"] == plain["cold"]["tokens"]
 
 
-@pytest.mark.parametrize(("model", "tp", "layerwise"), CASES)
+@pytest.mark.parametrize(("model", "tp", "layerwise"), FAILED_LOADS)
 def test_failed_loads_are_computed(fake_lab: Lab, model: str, tp: int, layerwise: bool) -> None:
     """A failed load costs time, never a request or a token (P2), and poisons nothing that is stored after it (P1)."""
     trouble = {"do": "control", "fail_load_every": 7, "fail_rank": 0}
@@ -126,8 +139,10 @@ def test_failed_loads_are_computed(fake_lab: Lab, model: str, tp: int, layerwise
     assert all(apart < ROUNDING for apart in fake_lab.conflicts())
 
 
-@pytest.mark.parametrize("layerwise", [True, False])
-@pytest.mark.parametrize("model", ["llama", "gemma3"])
+@pytest.mark.parametrize(
+    ("model", "layerwise"),
+    [("llama", True), ("llama", False), ("gemma3", True), pytest.param("gemma3", False, marks=pytest.mark.full)],
+)
 def test_preempted_requests_come_back_right(lab: Lab, model: str, layerwise: bool) -> None:
     """A small GPU pool: requests are preempted, their blocks overwritten while dumps may still read them (P3)."""
     prompts = [[[seed, 300]] for seed in range(10, 14)]
@@ -142,7 +157,7 @@ def test_preempted_requests_come_back_right(lab: Lab, model: str, layerwise: boo
     assert all(apart < ROUNDING for apart in lab.conflicts())
 
 
-@pytest.mark.parametrize("layerwise", [True, False])
+@pytest.mark.parametrize("layerwise", ONE_WAY)
 def test_dead_depot_costs_nothing(fake_lab: Lab, layerwise: bool) -> None:
     """The depot dies between and during requests, and comes back (P6)."""
     run = fake_lab.run(
