@@ -182,6 +182,27 @@ fn a_reset_makes_everything_before_it_unreachable_for_good() {
 }
 
 #[test]
+fn a_reset_while_blocks_are_on_their_way_settles_claims_without_them() {
+    let directory = tempfile::tempdir().unwrap();
+    let spec = spec("race", layout());
+    {
+        let attachment = embedded(on_disk(16 << 20, directory.path(), no()));
+        let mut engine = Engine::new(&attachment, &spec, 64);
+        engine.fill(1);
+        dump_all(&attachment, &engine, 0, 64);
+    }
+    let slow = serde_json::json!({"faults": "read_slow=1.0,slow_ms=20,seed=1"});
+    let attachment = embedded(on_disk(16 << 20, directory.path(), slow));
+    attachment.register(&spec).unwrap();
+    let mut waiting = claim(&attachment, &[full(&spec)], 0..64);
+    attachment.reset(&[Arc::clone(&spec)]).unwrap();
+    let (settled, units, _) = waiting.wait(LONG);
+    assert!(settled && units < 64, "{units} blocks of before the reset");
+    assert_eq!(claim(&attachment, &[full(&spec)], 0..64).wait(LONG), (true, 0, 0));
+    waiting.release();
+}
+
+#[test]
 fn a_failing_tier_costs_blocks_and_never_bytes() {
     let directory = tempfile::tempdir().unwrap();
     let spec = spec("faults", layout());

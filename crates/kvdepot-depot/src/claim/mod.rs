@@ -233,6 +233,8 @@ impl Claim {
 
 /// A fetch that claims wait for has ended.
 pub(crate) fn fetch_ended(shared: &Shared, state: &mut State, slot: SlotId, waiters: Vec<u64>, ok: bool) {
+    // A namespace may have been reset while its blocks were on their way.
+    let ok = ok && state.slot(slot).block.is_readable();
     for id in waiters {
         let Some(mut claim) = state.claims.map.remove(&id) else { continue };
         for place in claim.waiting.remove(&slot).unwrap_or_default() {
