@@ -105,7 +105,7 @@ class Lab:
             [self.python, str(HERE / "runner.py"), str(file)],
             env={
                 **os.environ,
-                "PYTHONPATH": os.pathsep.join([*path, str(REPOSITORY / "python")]),
+                "PYTHONPATH": os.pathsep.join(path),
                 "KVDEPOT_FAKE_STRICT": "1",
                 **({"VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, range(tp)))} if tp > 1 else {}),
                 **(environment or {}),
