@@ -259,6 +259,8 @@ impl Attachment {
                 tracing::warn!("a namespace cannot be opened: {error}");
             }
         }
+        // The lane that opened everything is warm: the scheduler's first claim must not wait for a connect.
+        *generation.claims.lock() = generation.lanes.lock().pop();
         *self.current.write() = Some(generation);
         tracing::info!("attached to the depot at {}", path.display());
         Ok(())
