@@ -98,6 +98,7 @@ def _cold(root: str, shape: Shape, direct: bool, rounds: int, threads: int) -> R
     for _ in range(rounds):
         depot, store = attach()
         touch_pool(store, shape, pages)
+        depot.drain(DRAIN_MS)
         drop_from_page_cache(blocks)
         pages.memory[:] = 0
         loads.append(seconds(partial(load, store, names, pages)))
