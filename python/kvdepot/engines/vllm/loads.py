@@ -52,7 +52,9 @@ class Loads:
         options: ConnectorOptions,
         stats: DepotStats,
         recompute_by_block: bool,
+        beside_compute: bool = True,
     ) -> None:
+        self._beside_compute = beside_compute
         self._stores = stores
         self._timeout_ms = options.timeout_ms
         self._stats = stats
@@ -103,7 +105,11 @@ class Loads:
         Which layers do ask is seen in earlier steps; until one has been seen, everything is waited for here.
         """
         for copy in self._copies:
-            if copy.task is not None:
+            if copy.task is not None and not self._beside_compute:
+                # Copying threads would take the processors from the threads that compute: each operator waits for the
+                # slowest of them, and loses more time than the overlap saves.
+                copy.task.wait(self._timeout_ms)
+            elif copy.task is not None:
                 shards = self._stores[copy.group].shard_of_layer
                 for shard in sorted({shard for name, shard in shards.items() if name not in self._hooked}):
                     copy.task.wait_shard(shard, self._timeout_ms)

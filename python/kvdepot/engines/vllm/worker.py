@@ -44,7 +44,13 @@ class WorkerSide:
         self._names = RankNamespaces(broken=geometry.unsupported)
         self._order = ComputeOrder(options.enable_event_sync)
         self.stats = DepotStats()
-        self._loads = Loads(self._stores, options, self.stats, recompute_by_block=len(geometry.groups) == 1)
+        self._loads = Loads(
+            self._stores,
+            options,
+            self.stats,
+            recompute_by_block=len(geometry.groups) == 1,
+            beside_compute=not self._order.immediate,
+        )
         self._saves = Saves(self._stores, self._order, self.stats)
 
     def register(
