@@ -56,8 +56,6 @@ counters! {
     write_bytes,
     /// Blocks that a tier would not take: they live in the pool only.
     write_blocks_dropped,
-    /// Blocks evicted from the pool.
-    evict_blocks,
     /// Claims opened.
     claims,
     /// Claims cut because the pool cannot hold more of them.

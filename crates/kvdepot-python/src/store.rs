@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kvdepot_core::{BlockHash, Error, ErrorKind};
-use kvdepot_depot::client::{PageTable, Store as CoreStore};
+use kvdepot_depot::client::Store as CoreStore;
 use numpy::{PyArray1, PyReadonlyArray1, PyReadonlyArray2, PyUntypedArrayMethods};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
@@ -28,6 +28,32 @@ impl Store {
     fn store(&self) -> PyResult<CoreStore> {
         let closed = || Error::new(ErrorKind::Closed, "the store was closed");
         self.inner.lock().clone().ok_or_else(closed).or_raise()
+    }
+}
+
+impl Store {
+    /// Runs a call that takes pages, without the interpreter lock.
+    fn with_pages<T: Send>(
+        &self,
+        py: Python<'_>,
+        pages: &PyReadonlyArray1<'_, i64>,
+        run: impl FnOnce(&CoreStore, &[i64]) -> kvdepot_core::Result<T> + Send,
+    ) -> PyResult<T> {
+        let (store, pages) = (self.store()?, contiguous(pages, "pages")?.to_vec());
+        py.detach(|| run(&store, &pages)).or_raise()
+    }
+
+    /// Runs a call that takes shards and rows of addresses, without the interpreter lock.
+    fn with_addresses<T: Send>(
+        &self,
+        py: Python<'_>,
+        shards: &PyReadonlyArray1<'_, i64>,
+        addresses: &PyReadonlyArray2<'_, u64>,
+        run: impl FnOnce(&CoreStore, &[i64], &[u64]) -> kvdepot_core::Result<T> + Send,
+    ) -> PyResult<T> {
+        let store = self.store()?;
+        let (shards, addresses) = (contiguous(shards, "shards")?.to_vec(), rows(addresses)?.to_vec());
+        py.detach(|| run(&store, &shards, &addresses)).or_raise()
     }
 }
 
@@ -63,7 +89,6 @@ impl Store {
     ) -> PyResult<()> {
         let (bases, strides) =
             (contiguous(&bases, "bases")?.to_vec(), contiguous(&strides, "strides")?.to_vec());
-        PageTable::new(self.namespace.layout(), bases.clone(), strides.clone(), page_count).or_raise()?;
         self.store()?.register_pages(bases, strides, page_count).or_raise()
     }
 
@@ -73,10 +98,9 @@ impl Store {
         #[pyo3(from_py_with = hashes)] hashes: Vec<BlockHash>,
         pages: PyReadonlyArray1<'_, i64>,
     ) -> PyResult<Task> {
-        let (store, pages) = (self.store()?, contiguous(&pages, "pages")?.to_vec());
         // SAFETY: the stub's contract: registered pages stay mapped, and are left alone until the task is done.
-        let state = py.detach(|| unsafe { store.dump_pages(hashes, &pages) });
-        Ok(Task::whole(state.or_raise()?))
+        let run = |store: &CoreStore, pages: &[i64]| unsafe { store.dump_pages(hashes, pages) };
+        self.with_pages(py, &pages, run).map(Task::whole)
     }
 
     fn begin_dump_pages(
@@ -85,10 +109,9 @@ impl Store {
         #[pyo3(from_py_with = hashes)] hashes: Vec<BlockHash>,
         pages: PyReadonlyArray1<'_, i64>,
     ) -> PyResult<Task> {
-        let (store, pages) = (self.store()?, contiguous(&pages, "pages")?.to_vec());
         // SAFETY: as for `dump_pages`, from each shard's submission on.
-        let layers = py.detach(|| unsafe { store.begin_dump_pages(hashes, &pages) });
-        Ok(Task::layered(layers.or_raise()?))
+        let run = |store: &CoreStore, pages: &[i64]| unsafe { store.begin_dump_pages(hashes, pages) };
+        self.with_pages(py, &pages, run).map(Task::layered)
     }
 
     fn load_pages(
@@ -97,10 +120,9 @@ impl Store {
         #[pyo3(from_py_with = hashes)] hashes: Vec<BlockHash>,
         pages: PyReadonlyArray1<'_, i64>,
     ) -> PyResult<Task> {
-        let (store, pages) = (self.store()?, contiguous(&pages, "pages")?.to_vec());
         // SAFETY: as for `dump_pages`; the caller owns the pages until the task is done.
-        let state = py.detach(|| unsafe { store.load_pages(hashes, &pages) });
-        Ok(Task::whole(state.or_raise()?))
+        let run = |store: &CoreStore, pages: &[i64]| unsafe { store.load_pages(hashes, pages) };
+        self.with_pages(py, &pages, run).map(Task::whole)
     }
 
     fn dump(
@@ -110,11 +132,11 @@ impl Store {
         shards: PyReadonlyArray1<'_, i64>,
         addresses: PyReadonlyArray2<'_, u64>,
     ) -> PyResult<Task> {
-        let store = self.store()?;
-        let (shards, addresses) = (contiguous(&shards, "shards")?.to_vec(), rows(&addresses)?.to_vec());
         // SAFETY: the caller vouches for its addresses until the task is done.
-        let state = py.detach(|| unsafe { store.dump(hashes, &shards, &addresses) });
-        Ok(Task::whole(state.or_raise()?))
+        let run = |store: &CoreStore, shards: &[i64], addresses: &[u64]| unsafe {
+            store.dump(hashes, shards, addresses)
+        };
+        self.with_addresses(py, &shards, &addresses, run).map(Task::whole)
     }
 
     fn load(
@@ -124,11 +146,11 @@ impl Store {
         shards: PyReadonlyArray1<'_, i64>,
         addresses: PyReadonlyArray2<'_, u64>,
     ) -> PyResult<Task> {
-        let store = self.store()?;
-        let (shards, addresses) = (contiguous(&shards, "shards")?.to_vec(), rows(&addresses)?.to_vec());
         // SAFETY: the caller vouches for its addresses until the task is done.
-        let state = py.detach(|| unsafe { store.load(hashes, &shards, &addresses) });
-        Ok(Task::whole(state.or_raise()?))
+        let run = |store: &CoreStore, shards: &[i64], addresses: &[u64]| unsafe {
+            store.load(hashes, shards, addresses)
+        };
+        self.with_addresses(py, &shards, &addresses, run).map(Task::whole)
     }
 
     fn lookup<'py>(
