@@ -51,6 +51,10 @@ bench: setup ## Measure the store against this machine's memory and disk
 bench-engine: vllm-env ## Measure real vLLM with kvdepot, without, and with its own offloading
 	@$(VLLM_VENV)/bin/python -m benches.engine $(ARGS)
 
+.PHONY: bench-overhead
+bench-overhead: vllm-env ## Measure what kvdepot costs a prompt of which it finds nothing
+	@$(VLLM_VENV)/bin/python -m benches.engine.overhead $(ARGS)
+
 .PHONY: bench-thrash
 bench-thrash: vllm-env ## Send concurrent hits that exceed the pool
 	@$(VLLM_VENV)/bin/python -m benches.engine.thrash $(ARGS)

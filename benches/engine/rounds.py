@@ -70,8 +70,8 @@ class Bench:
 
 
 def plain(bench: Bench) -> Result:
-    """No connector: cold, and vLLM's own prefix cache."""
-    return run_engine("plain", bench.kind, None, bench.cold_then_hit([]))
+    """No connector: cold, and vLLM's own prefix cache, after as long a pause as the others take to store."""
+    return run_engine("plain", bench.kind, None, bench.cold_then_hit([settle()]))
 
 
 def kvdepot(bench: Bench) -> Mapping[str, Result]:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 logger = connector_logger()
 
+CLAIM_PAUSE_S = 0.0005
+"""How long a claim that is not settled is waited for at a time while the engine has nothing else to do."""
+
 MISS_RECHECK_S = 0.5
 """A request that cannot be admitted is matched again at every step; the depot is asked again only this often."""
 
@@ -47,6 +50,7 @@ class SchedulerSide:
         self._saves = SavePlan(geometry, options.persist_token_threshold)
         self._step = StepMetadata()
         self._load_ids = 0
+        self._idle = False
         self.kv_cache_manager: Any = None
         self.stats = DepotStats()
 
@@ -90,6 +94,10 @@ class SchedulerSide:
             self.stats.add("claims")
         offer = state.offer
         settled, units, from_tier = offer.claim.poll()
+        if not settled and self._idle:
+            # Scheduling again at once would keep a processor from the threads that fetch the blocks.
+            time.sleep(CLAIM_PAUSE_S)
+            settled, units, from_tier = offer.claim.poll()
         if not settled and (time.monotonic() - offer.started_s) * 1e3 >= self._options.wait_ms:
             settled, units, from_tier = offer.claim.settle_now()
         if not settled:
@@ -183,6 +191,7 @@ class SchedulerSide:
     def build_step(self, output: "SchedulerOutput") -> StepMetadata:
         """``build_connector_meta``: everything that the workers shall do in this step."""
         step, self._step = self._step, StepMetadata()
+        self._idle = output.total_num_scheduled_tokens == 0
         if not self._namespaces:
             return step
         step.late_saves = self._saves.released()

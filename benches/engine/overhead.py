@@ -1,0 +1,141 @@
+"""Measures what kvdepot costs a prompt of which it finds nothing: looked up, computed, stored.
+
+Engine processes without a connector and with kvdepot take turns, in the order A B B A, and each computes the same
+prompts. Speeds of two processes differ by some per cent for reasons of their own (where their memory lies), so only the
+median over many pairs says something; its spread is printed beside it.
+"""
+
+import argparse
+import json
+import random
+import sys
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+from benches.engine.rounds import COLD, WARM_UP
+from benches.engine.runs import EngineKind, Result, Step, kvdepot_transfer, run_engine, send
+from tools.lab.child import ChildError, end_on_signals
+from tools.lab.depot import DepotHome
+from tools.lab.machine import load_average, machine
+from tools.lab.models import WORK, ModelSize, make_model
+from tools.lab.progress import Progress
+from tools.lab.settings import add_set_option
+
+MARGIN_TOKENS = 64
+POOL_MARGIN_BYTES = 256 << 20
+RESAMPLES = 10_000
+INTERVAL = (0.05, 0.95)
+
+
+def parse() -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=6, help="pairs of processes, default 6")
+    parser.add_argument("--repeats", type=int, default=3, help="prompts of each length, default 3")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[4096, 8192], help="lengths, default 4096 8192")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    add_set_option(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser.parse_args()
+
+
+def steps(lengths: list[int], repeats: int, pair: int) -> list[Step]:
+    """Prompts that no process has seen before."""
+    return [
+        send("warm-up", WARM_UP),
+        *(
+            send(f"{COLD}/{length}", [(length * 1000 + pair * 100 + number, length)], max_tokens=1)
+            for number in range(repeats)
+            for length in lengths
+        ),
+    ]
+
+
+def ratio_interval(ratios: list[float]) -> tuple[float, float]:
+    """Where the median of such pairs lies nine times in ten, by resampling them."""
+    draw = random.Random(0)
+    medians = sorted(median(draw.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
+    low, high = (medians[int(share * (RESAMPLES - 1))] for share in INTERVAL)
+    return low, high
+
+
+def main() -> int:
+    """Runs all pairs; exit status 1 when an engine failed."""
+    arguments = parse()
+    end_on_signals()
+    progress = Progress()
+    size = ModelSize()
+    stored_bytes = arguments.repeats * sum(arguments.tokens) * size.kv_bytes_per_token(arguments.dtype)
+    pool_gb = (2 * stored_bytes + POOL_MARGIN_BYTES) / (1 << 30)
+    pairs: list[dict[str, Result]] = []
+    before = load_average()
+    try:
+        with progress.step("make a model of random weights"):
+            model = make_model(size)
+        kind = EngineKind(model, arguments.dtype, max(arguments.tokens) + MARGIN_TOKENS)
+        for number in range(arguments.pairs):
+            plan = steps(arguments.tokens, arguments.repeats, number)
+            results: dict[str, Result] = {}
+            for side in ("plain", "kvdepot") if number % 2 == 0 else ("kvdepot", "plain"):
+                with progress.step(f"pair {number + 1} of {arguments.pairs}: {side}"):
+                    if side == "plain":
+                        results[side] = run_engine("overhead-plain", kind, None, plan)
+                        continue
+                    home = DepotHome(WORK / "bench-engine" / "overhead", {"pool_gb": pool_gb, **arguments.settings})
+                    try:
+                        with home.start():
+                            results[side] = run_engine("overhead-kvdepot", kind, kvdepot_transfer(home), plan)
+                    finally:
+                        home.remove()
+            pairs.append(results)
+    except ChildError as error:
+        progress.failure(str(error))
+        return 1
+    except KeyboardInterrupt:
+        progress.failure("interrupted; nothing is left running")
+        return 130
+    rows = {}
+    for length in arguments.tokens:
+        times = {
+            side: [pair[side].sent[f"{COLD}/{length}"].median_ms for pair in pairs] for side in ("plain", "kvdepot")
+        }
+        ratios = [ours / theirs for ours, theirs in zip(times["kvdepot"], times["plain"], strict=True)]
+        low, high = ratio_interval(ratios)
+        rows[length] = {
+            "plain_ms": median(times["plain"]),
+            "kvdepot_ms": median(times["kvdepot"]),
+            "ratio": median(ratios),
+            "ratio_low": low,
+            "ratio_high": high,
+            "ratios": ratios,
+        }
+    loads = [load for pair in pairs for result in pair.values() for load in result.load_average]
+    conditions = {
+        "machine": machine(),
+        "load_average": {"before": before, "lowest": min(loads), "highest": max(loads)},
+        **{name: getattr(arguments, name) for name in ("pairs", "repeats", "dtype")},
+        "settings": dict(arguments.settings),
+    }
+    if arguments.json:
+        print(json.dumps({"conditions": conditions, "rows": rows}, indent=2))
+        return 0
+    table = Table(title="Time to first token with nothing found", title_style="bold")
+    for column in ("tokens", "no connector", "kvdepot", "median ratio of pairs", "nine in ten"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for length, row in rows.items():
+        table.add_row(
+            str(length),
+            f"{row['plain_ms']:,.0f} ms",
+            f"{row['kvdepot_ms']:,.0f} ms",
+            f"{row['ratio']:.3f}",
+            f"{row['ratio_low']:.3f} … {row['ratio_high']:.3f}",
+        )
+    Console(width=120).print(table)
+    print("\n".join(f"{name}: {value}" for name, value in conditions.items()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
