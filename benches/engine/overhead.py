@@ -83,7 +83,9 @@ def main() -> int:
                     if side == "plain":
                         results[side] = run_engine("overhead-plain", kind, None, plan)
                         continue
-                    home = DepotHome(WORK / "bench-engine" / "overhead", {"pool_gb": pool_gb, **dict(arguments.settings)})
+                    home = DepotHome(
+                        WORK / "bench-engine" / "overhead", {"pool_gb": pool_gb, **dict(arguments.settings)}
+                    )
                     try:
                         with home.start():
                             results[side] = run_engine("overhead-kvdepot", kind, kvdepot_transfer(home), plan)
