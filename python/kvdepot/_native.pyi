@@ -166,8 +166,9 @@ class Task:
         """After ``done``: indexes of the blocks that were not stored or not loaded, ascending."""
     def failures(self) -> dict[str, int]:
         """After ``done``: how many blocks failed, by kind (``not_found``, ``no_space``, ``timeout`` …)."""
-    def submit_shard(self, shard: int) -> None:
-        """For a task made by ``begin_dump_pages``: shard ``shard`` of every block may be read now."""
+    def submit_shard(self, shard: int, wait_event: int = 0) -> None:
+        """For a task made by ``begin_dump_pages``: shard ``shard`` of every block may be read, after the device event
+        ``wait_event`` (a ``CUevent``; 0 = now), which must stay as it is until the task is done."""
     def fileno(self) -> int:
         """A descriptor that becomes readable when the task is done; owned by the task."""
 
@@ -180,12 +181,17 @@ class Store:
     def register_pages(self, bases: npt.NDArray[np.uint64], strides: npt.NDArray[np.int64], page_count: int) -> None:
         """Says where the engine's pages lie: tensor ``t`` (counted over all shards of the layout, in order) of page ``p``
         begins at ``bases[t] + p * strides[t]``. The memory must stay mapped until the store is closed."""
-    def dump_pages(self, hashes: Sequence[bytes], pages: npt.NDArray[np.int64]) -> Task:
-        """Stores page ``pages[i]`` as block ``hashes[i]``. Blocks that the depot has already are not copied again."""
+    def dump_pages(self, hashes: Sequence[bytes], pages: npt.NDArray[np.int64], wait_event: int = 0) -> Task:
+        """Stores page ``pages[i]`` as block ``hashes[i]``. Blocks that the depot has already are not copied again.
+
+        Args:
+            wait_event: device event (a ``CUevent``) after which the pages may be read; 0 = now. It must stay valid, and
+                not be recorded again, until the task is done."""
     def begin_dump_pages(self, hashes: Sequence[bytes], pages: npt.NDArray[np.int64]) -> Task:
         """Like ``dump_pages``, but each shard is read only after ``Task.submit_shard`` (layer-wise save)."""
-    def load_pages(self, hashes: Sequence[bytes], pages: npt.NDArray[np.int64]) -> Task:
-        """Loads block ``hashes[i]`` into page ``pages[i]``, shard by shard in order."""
+    def load_pages(self, hashes: Sequence[bytes], pages: npt.NDArray[np.int64], wait_event: int = 0) -> Task:
+        """Loads block ``hashes[i]`` into page ``pages[i]``, shard by shard in order, after ``wait_event`` as in
+        ``dump_pages``: nothing that the device still computes may use the pages then."""
     def dump(self, hashes: Sequence[bytes], shards: npt.NDArray[np.int64], addresses: npt.NDArray[np.uint64]) -> Task:
         """Stores shard ``shards[i]`` of block ``hashes[i]`` from ``addresses[i, t]``; a block is visible when all its
         shards came, in one task or several."""

@@ -238,7 +238,8 @@ class Store:
         for offset, size in enumerate(self.namespace.sizes[shard]):
             yield self.bases[first + offset] + page * self.strides[first + offset], size
 
-    def dump_pages(self, hashes, pages) -> Task:
+    def dump_pages(self, hashes, pages, wait_event=0) -> Task:
+        assert wait_event == 0
         task = self.begin_dump_pages(hashes, pages)
         for shard in range(self.namespace.shard_count):
             task.submit_shard(shard)
@@ -264,7 +265,7 @@ class Store:
                     self._write(file, b"".join(buffers[i]))
             task.shards[shard].set_result(None)
 
-        task.submit_shard = lambda shard: self.pool.submit(copy, shard)
+        task.submit_shard = lambda shard, wait_event=0: self.pool.submit(copy, shard)
         return task
 
     def _write(self, file: Path, data: bytes) -> None:
@@ -279,7 +280,8 @@ class Store:
             part.write_bytes(data)
             os.rename(part, file)
 
-    def load_pages(self, hashes, pages) -> Task:
+    def load_pages(self, hashes, pages, wait_event=0) -> Task:
+        assert wait_event == 0
         assert pages.dtype == np.int64
         assert len(hashes) == len(pages)
         if not self.depot.attached:

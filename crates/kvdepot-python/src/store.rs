@@ -92,14 +92,16 @@ impl Store {
         self.store()?.register_pages(bases, strides, page_count).or_raise()
     }
 
+    #[pyo3(signature = (hashes, pages, wait_event = 0))]
     fn dump_pages(
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = hashes)] hashes: Vec<BlockHash>,
         pages: PyReadonlyArray1<'_, i64>,
+        wait_event: u64,
     ) -> PyResult<Task> {
         // SAFETY: the stub's contract: registered pages stay mapped, and are left alone until the task is done.
-        let run = |store: &CoreStore, pages: &[i64]| unsafe { store.dump_pages(hashes, pages) };
+        let run = |store: &CoreStore, pages: &[i64]| unsafe { store.dump_pages(hashes, pages, wait_event) };
         self.with_pages(py, &pages, run).map(Task::whole)
     }
 
@@ -114,14 +116,16 @@ impl Store {
         self.with_pages(py, &pages, run).map(Task::layered)
     }
 
+    #[pyo3(signature = (hashes, pages, wait_event = 0))]
     fn load_pages(
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = hashes)] hashes: Vec<BlockHash>,
         pages: PyReadonlyArray1<'_, i64>,
+        wait_event: u64,
     ) -> PyResult<Task> {
         // SAFETY: as for `dump_pages`; the caller owns the pages until the task is done.
-        let run = |store: &CoreStore, pages: &[i64]| unsafe { store.load_pages(hashes, pages) };
+        let run = |store: &CoreStore, pages: &[i64]| unsafe { store.load_pages(hashes, pages, wait_event) };
         self.with_pages(py, &pages, run).map(Task::whole)
     }
 

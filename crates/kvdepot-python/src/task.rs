@@ -67,11 +67,12 @@ impl Task {
         Ok(counts)
     }
 
-    fn submit_shard(&self, py: Python<'_>, shard: usize) -> PyResult<()> {
+    #[pyo3(signature = (shard, wait_event = 0))]
+    fn submit_shard(&self, py: Python<'_>, shard: usize, wait_event: u64) -> PyResult<()> {
         let layers = self.layers.as_ref().ok_or_else(|| {
             raise(&Error::new(ErrorKind::Config, "only a task of begin_dump_pages takes shards one by one"))
         })?;
-        py.detach(|| layers.submit_shard(shard)).or_raise()
+        py.detach(|| layers.submit_shard(shard, wait_event)).or_raise()
     }
 
     fn fileno(&self) -> PyResult<i32> {

@@ -75,7 +75,7 @@ fn busy_client(socket: &Path) {
             engine.store.begin_dump_pages((0..4).map(|i| hash(5000 + round * 4 + i)).collect(), &[0, 1, 2, 3])
         }
         .unwrap();
-        dump.submit_shard(0).unwrap();
+        dump.submit_shard(0, 0).unwrap();
         let group =
             ClaimGroupSpec { namespaces: vec![Arc::clone(&spec)], window_blocks: 0, hashes_per_block: 1 };
         let wanted: Vec<_> = hashes.iter().map(|&n| hash(n)).collect();
@@ -175,7 +175,7 @@ fn killed_depots_are_misses_until_the_next_one() {
         assert!(engine.dump(&hashes, &engine.all_pages()[..8]).is_empty());
         let wanted: Vec<_> = hashes.iter().map(|&n| hash(n)).collect();
         // SAFETY: the engine outlives the task.
-        let load = unsafe { engine.store.load_pages(wanted.clone(), &engine.all_pages()[8..]) }.unwrap();
+        let load = unsafe { engine.store.load_pages(wanted.clone(), &engine.all_pages()[8..], 0) }.unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
         // Loaded in time or missed, but never wrong.

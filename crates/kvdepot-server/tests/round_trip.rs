@@ -70,12 +70,12 @@ fn layer_dumps_are_visible_only_when_whole() {
         let hashes: Vec<_> = (0..4).map(hash).collect();
         // SAFETY: the engine's tensors live until the end of this test, and nobody writes them before the task is done.
         let dump = unsafe { engine.store.begin_dump_pages(hashes.clone(), &[0, 1, 2, 3]) }.unwrap();
-        dump.submit_shard(0).unwrap();
-        dump.submit_shard(2).unwrap();
+        dump.submit_shard(0, 0).unwrap();
+        dump.submit_shard(2, 0).unwrap();
         assert!(dump.state().wait_shard(0, Some(LONG)) && dump.state().wait_shard(2, Some(LONG)));
         assert!(!dump.state().done());
         assert_eq!(engine.store.lookup_on_prefix(&hashes), 0);
-        dump.submit_shard(1).unwrap();
+        dump.submit_shard(1, 0).unwrap();
         assert!(dump.state().wait(Some(LONG)));
         assert_eq!(engine.store.lookup_on_prefix(&hashes), 4);
         engine.clear();
@@ -95,7 +95,7 @@ fn a_dump_given_up_half_way_leaves_nothing() {
             let dump =
                 unsafe { engine.store.begin_dump_pages(vec![hash(round), hash(100 + round)], &[0, 1]) }
                     .unwrap();
-            dump.submit_shard(0).unwrap();
+            dump.submit_shard(0, 0).unwrap();
             assert!(dump.state().wait_shard(0, Some(LONG)));
         }
         // All of the pool is free again as soon as the depot has seen the lanes end: the next dump needs it all.

@@ -290,7 +290,7 @@ fn a_tier_that_hangs_delays_nobody_beyond_the_deadline() {
     assert!((0..8).all(|i| engine.holds(8 + i, i, 1)));
     // SAFETY: no memory is named that does not outlive the test.
     let load =
-        unsafe { engine.store.load_pages((0..8).map(hash).collect(), &engine.all_pages()[..8]) }.unwrap();
+        unsafe { engine.store.load_pages((0..8).map(hash).collect(), &engine.all_pages()[..8], 0) }.unwrap();
     assert!(load.wait(Some(Duration::from_secs(20))) && load.failed().len() == 8);
     // A device that never answers cannot be waited for: its threads and this depot end with the process.
     std::mem::forget(attachment);

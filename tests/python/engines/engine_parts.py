@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from kvdepot.engines.vllm.compute import ComputePoint
 from kvdepot.engines.vllm.groups import Geometry, Group
 from kvdepot.engines.vllm.meta import RankNamespaces
 from kvdepot.engines.vllm.scheduler import SchedulerSide
@@ -16,8 +17,10 @@ BLOCK = 16
 class FakeClaim:
     def __init__(self, units: int, settled: bool, skip: int, limit: int) -> None:
         self.units, self.settled, self.skip, self.limit, self.released = units, settled, skip, limit, False
+        self.polls = 0
 
     def poll(self) -> tuple[bool, int, int]:
+        self.polls += 1
         return self.settled, min(max(self.units, self.skip), self.limit) if self.settled else 0, 0
 
     def settle_now(self) -> tuple[bool, int, int]:
@@ -51,6 +54,7 @@ class FakeDepot:
 class FakeTask:
     def __init__(self, failed: tuple[int, ...] = (), done: bool = True) -> None:
         self.bad, self.is_done, self.waits, self.shards = failed, done, 0, []
+        self.events: list[int] = []
 
     def done(self) -> bool:
         return self.is_done
@@ -65,8 +69,9 @@ class FakeTask:
         self.shards.append(shard)
         return True
 
-    def submit_shard(self, shard: int) -> None:
+    def submit_shard(self, shard: int, wait_event: int = 0) -> None:
         self.shards.append(shard)
+        self.events.append(wait_event)
 
     def failed(self) -> Any:
         return np.array(self.bad, dtype=np.int64)
@@ -92,16 +97,18 @@ class FakeStore:
     def pages(self) -> Any:
         return SimpleNamespace(shards=self.layers, block_bytes=100)
 
-    def dump(self, blocks: Any) -> FakeTask:
+    def dump(self, blocks: Any, after: ComputePoint) -> FakeTask:
         self.calls.append(("dump", blocks.pages))
+        self.next_task.events.append(after.handle)
         return self.next_task
 
     def begin_dump(self, blocks: Any) -> FakeTask:
         self.calls.append(("begin", blocks.pages))
         return self.next_task
 
-    def load(self, blocks: Any) -> FakeTask:
+    def load(self, blocks: Any, after: ComputePoint) -> FakeTask:
         self.calls.append(("load", blocks.pages))
+        self.next_task.events.append(after.handle)
         return self.next_task
 
 
@@ -170,6 +177,7 @@ class Step:
                 resumed_req_ids=self.resumed,
             ),
             num_scheduled_tokens=self.scheduled,
+            total_num_scheduled_tokens=sum(self.scheduled.values()),
             kv_cache_block_copies=None,
             kv_connector_block_state=SimpleNamespace(get_block_ids=self.tables.get),
         )

@@ -1,11 +1,13 @@
 """The scheduler's side of the vLLM connector: hits, loads, and saves that wait for proof."""
 
+import time
 from typing import Any
 
 import pytest
 from engine_parts import BLOCK, FakeDepot, Step, pages, request, scheduler
 
 from kvdepot.engines.vllm.meta import LoadReport, RankNamespaces
+from kvdepot.engines.vllm.scheduler import CLAIM_PAUSE_S
 
 
 def admit(side: Any, req: Any, local: int, *table: list[int]) -> int:
@@ -62,6 +64,20 @@ def test_the_policy_says_how_long_a_tier_is_waited_for(wait_ms: int, first: Any)
     assert side.match(req, 0) == first
     depot.claims[0].settled = True
     assert side.match(req, 0) == (3 * BLOCK, False)
+
+
+def test_only_an_idle_engine_gives_a_waiting_claim_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor that schedules nothing over and over is taken from the fetches; running requests are not held up."""
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    depot = FakeDepot(units=9, settled=False)
+    side, req = scheduler(depot, wait_ms=10**6), request("r", 4 * BLOCK)
+    side.build_step(Step().starts("other", 0, BLOCK, [9]).output())
+    assert side.match(req, 0) == (None, False)
+    assert (depot.claims[0].polls, pauses) == (1, [])
+    side.build_step(Step().output())
+    assert side.match(req, 0) == (None, False)
+    assert (depot.claims[0].polls, pauses) == (3, [CLAIM_PAUSE_S])
 
 
 def test_limits_of_the_configuration() -> None:

@@ -1,8 +1,9 @@
 """The workers' side of the vLLM connector: who waits for which copies, and what is said of failures."""
 
-import threading
+import gc
+import weakref
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from engine_parts import FakeStore, FakeTask, options
@@ -14,24 +15,36 @@ from kvdepot.engines.vllm.saves import Saves
 from kvdepot.engines.vllm.stats import DepotStats, stats_from
 
 
-class NoOrder:
-    immediate = True
-
-    def after(self, run: Any) -> None:
-        run()
-
-    def close(self) -> None: ...
-
-
 class FakeEvent:
-    """An event of a device that computes when it is told to."""
+    """An event of a device: its handle counts how many were recorded before it."""
 
-    computed = threading.Event()
+    recorded = 0
+    alive: ClassVar["weakref.WeakSet[FakeEvent]"] = weakref.WeakSet()
 
-    def record(self, stream: Any) -> None: ...
+    def record(self, stream: Any) -> None:
+        type(self).recorded += 1
+        self.cuda_event = type(self).recorded
+        self.alive.add(self)
+
+
+class FakeStream:
+    waits = 0
 
     def synchronize(self) -> None:
-        assert self.computed.wait(10)
+        type(self).waits += 1
+
+
+@pytest.fixture(autouse=True)
+def _processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was launched has been computed."""
+    monkeypatch.setattr(compute, "_cuda", lambda: None)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Computes on a device whose kernels have only been launched."""
+    FakeEvent.recorded, FakeStream.waits = 0, 0
+    monkeypatch.setattr(compute, "_cuda", lambda: SimpleNamespace(Event=FakeEvent, current_stream=FakeStream))
 
 
 def blocks(*page_ids: int) -> Blocks:
@@ -39,11 +52,12 @@ def blocks(*page_ids: int) -> Blocks:
 
 
 def loads(store: FakeStore, by_block: bool = True) -> Loads:
-    return Loads({0: store}, options(), DepotStats(), recompute_by_block=by_block)  # type: ignore[dict-item]
+    order = compute.ComputeOrder(event_sync=True)
+    return Loads({0: store}, options(), DepotStats(), recompute_by_block=by_block, order=order)  # type: ignore[dict-item]
 
 
 def saves(store: FakeStore) -> Saves:
-    return Saves({0: store}, NoOrder(), DepotStats())  # type: ignore[dict-item, arg-type]
+    return Saves({0: store}, compute.ComputeOrder(event_sync=True), DepotStats())  # type: ignore[dict-item]
 
 
 def test_layers_are_saved_as_they_are_written_and_the_rest_at_the_end() -> None:
@@ -71,21 +85,38 @@ def test_ranks_with_equal_bytes_do_not_dump() -> None:
 
 
 @pytest.mark.parametrize("by_layer", [True, False])
-def test_a_dump_reads_only_what_a_device_has_computed(monkeypatch: pytest.MonkeyPatch, by_layer: bool) -> None:
-    """The engine's thread goes on; the dump's shards are handed over when the event has come (P3)."""
-    FakeEvent.computed = threading.Event()
-    cuda = SimpleNamespace(Event=FakeEvent, current_stream=lambda: None)
-    monkeypatch.setattr(compute, "_cuda", lambda: cuda)
-    store = FakeStore()
-    side = Saves({0: store}, compute.ComputeOrder(event_sync=True), DepotStats())  # type: ignore[dict-item]
+@pytest.mark.usefixtures("device")
+def test_a_dump_waits_on_the_device_for_what_was_launched(by_layer: bool) -> None:
+    """The engine's thread goes on; the event outlives the copies that wait for it (P3)."""
+    store = FakeStore(next_task=FakeTask(done=False))
+    side = saves(store)
     if by_layer:
         side.submit_layer("b", {0: blocks(1)})
     side.finish_step({0: blocks(1)})
-    assert store.calls == [("begin", [1])]
-    assert store.next_task.shards == []
-    FakeEvent.computed.set()
-    side.close()
-    assert store.next_task.shards == ([1, 0] if by_layer else [0, 1])
+    assert store.next_task.shards == ([1, 0] if by_layer else [])
+    assert store.next_task.events == ([1, 2] if by_layer else [1])
+    assert FakeStream.waits == 0
+    assert len(FakeEvent.alive) == FakeEvent.recorded
+    store.next_task.is_done = True
+    side.fence(set())
+    gc.collect()
+    assert len(FakeEvent.alive) == 0
+
+
+@pytest.mark.usefixtures("device")
+def test_without_event_sync_the_engine_waits_for_its_stream() -> None:
+    store = FakeStore()
+    side = Saves({0: store}, compute.ComputeOrder(event_sync=False), DepotStats())  # type: ignore[dict-item]
+    side.finish_step({0: blocks(1)})
+    assert (FakeStream.waits, FakeEvent.recorded, store.next_task.events) == (1, 0, [0])
+
+
+@pytest.mark.usefixtures("device")
+def test_a_load_waits_for_kernels_that_still_use_its_pages() -> None:
+    store = FakeStore()
+    loads(store).start([Load(1, "r", before_forward=True, blocks={0: blocks(1)})])
+    assert store.next_task.events == [1]
+    assert FakeStream.waits == 0
 
 
 def test_pages_are_not_given_away_while_a_dump_reads_them() -> None:
@@ -98,6 +129,7 @@ def test_pages_are_not_given_away_while_a_dump_reads_them() -> None:
     assert store.next_task.waits == 1
 
 
+@pytest.mark.usefixtures("device")
 def test_a_step_waits_for_layers_that_do_not_ask() -> None:
     """An indexer's cache is read without a hook, and in a replayed graph all are."""
     store = FakeStore(layers=("a", "silent"))
@@ -112,6 +144,13 @@ def test_a_step_waits_for_layers_that_do_not_ask() -> None:
     assert store.next_task.shards == [1]
     side.wait_for_layer("a")
     assert store.next_task.shards == [1, 0]
+
+
+def test_a_processor_waits_for_the_whole_load_before_it_computes() -> None:
+    store = FakeStore()
+    side = loads(store)
+    side.start([Load(1, "r", before_forward=True, blocks={0: blocks(1)})])
+    assert (store.next_task.waits, store.next_task.shards) == (1, [])
 
 
 @pytest.mark.parametrize("by_block", [True, False])

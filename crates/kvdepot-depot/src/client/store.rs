@@ -43,6 +43,8 @@ pub(crate) struct Work {
     pub(crate) state: Arc<TaskState>,
     pub(crate) items: Arc<Vec<Item>>,
     pub(crate) pages: Option<Arc<PageTable>>,
+    /// Device event that every copy of the task waits for; 0 = none (P3).
+    pub(crate) wait_event: u64,
 }
 
 impl Store {
@@ -80,21 +82,33 @@ impl Store {
         Ok(())
     }
 
-    /// Stores page `pages[i]` as block `hashes[i]`.
+    /// Stores page `pages[i]` as block `hashes[i]`, after the device's event (0 = none).
     ///
     /// # Safety
-    /// The registered pages must be readable, and not written by others, until the task is done.
-    pub unsafe fn dump_pages(&self, hashes: Vec<BlockHash>, pages: &[i64]) -> Result<Arc<TaskState>> {
-        let work = self.page_work(Operation::Dump, hashes, pages)?;
+    /// The registered pages must be readable, and not written by others, from the event until the task is done; the
+    /// event must stay valid, and not be recorded again, as long.
+    pub unsafe fn dump_pages(
+        &self,
+        hashes: Vec<BlockHash>,
+        pages: &[i64],
+        wait_event: u64,
+    ) -> Result<Arc<TaskState>> {
+        let work = self.page_work(Operation::Dump, hashes, pages, wait_event)?;
         self.run(Operation::Dump, work, dump::run)
     }
 
-    /// Loads block `hashes[i]` into page `pages[i]`, shard by shard.
+    /// Loads block `hashes[i]` into page `pages[i]`, shard by shard, after the device's event (0 = none).
     ///
     /// # Safety
-    /// The registered pages must be writable, and not touched by others, until the task is done.
-    pub unsafe fn load_pages(&self, hashes: Vec<BlockHash>, pages: &[i64]) -> Result<Arc<TaskState>> {
-        let work = self.page_work(Operation::Load, hashes, pages)?;
+    /// The registered pages must be writable, and not touched by others, from the event until the task is done; the
+    /// event as in `dump_pages`.
+    pub unsafe fn load_pages(
+        &self,
+        hashes: Vec<BlockHash>,
+        pages: &[i64],
+        wait_event: u64,
+    ) -> Result<Arc<TaskState>> {
+        let work = self.page_work(Operation::Load, hashes, pages, wait_event)?;
         self.run(Operation::Load, work, load::run)
     }
 
@@ -103,7 +117,7 @@ impl Store {
     /// # Safety
     /// From its submission until the task is done, a shard's memory must be readable and not written by others.
     pub unsafe fn begin_dump_pages(&self, hashes: Vec<BlockHash>, pages: &[i64]) -> Result<LayerDump> {
-        let work = self.page_work(Operation::Dump, hashes, pages)?;
+        let work = self.page_work(Operation::Dump, hashes, pages, 0)?;
         if work.items.is_empty() {
             work.state.finish();
         }
@@ -177,7 +191,13 @@ impl Store {
         Ok(state)
     }
 
-    fn page_work(&self, operation: Operation, hashes: Vec<BlockHash>, pages: &[i64]) -> Result<Work> {
+    fn page_work(
+        &self,
+        operation: Operation,
+        hashes: Vec<BlockHash>,
+        pages: &[i64],
+        wait_event: u64,
+    ) -> Result<Work> {
         let table = self.inner.pages.read().clone();
         let table = table.ok_or_else(|| Error::new(ErrorKind::Config, "no pages are registered"))?;
         if hashes.len() != pages.len() {
@@ -194,7 +214,7 @@ impl Store {
         let layout = self.inner.spec.layout();
         let left = vec![items.len(); layout.shard_count()];
         let (count, bytes) = (items.len(), items.len() as u64 * layout.block_bytes());
-        Ok(self.work(operation, items, Some(table), left, count, bytes))
+        Ok(Work { wait_event, ..self.work(operation, items, Some(table), left, count, bytes) })
     }
 
     fn address_work(
@@ -250,7 +270,7 @@ impl Store {
     ) -> Work {
         let id = self.inner.executor.next_task();
         let state = TaskState::new(id, operation, left, count, bytes, self.inner.timeout);
-        Work { store: Arc::clone(&self.inner), state: Arc::new(state), items: Arc::new(items), pages }
+        Work { store: Arc::clone(&self.inner), state: Arc::new(state), items: Arc::new(items), pages, wait_event: 0 }
     }
 }
 
@@ -312,15 +332,16 @@ impl LayerDump {
         &self.work.state
     }
 
-    /// Shard `shard` of every block may be read now. A shard submitted twice is copied once.
-    pub fn submit_shard(&self, shard: usize) -> Result<()> {
+    /// Shard `shard` of every block may be read after the device's event (0 = now). A shard submitted twice is copied
+    /// once. The event must stay valid, and not be recorded again, until the task is done.
+    pub fn submit_shard(&self, shard: usize, wait_event: u64) -> Result<()> {
         if shard >= self.work.layout().shard_count() {
             return Err(Error::new(ErrorKind::Config, "no such shard").with("shard", shard));
         }
         if self.work.state.done() {
             return Ok(());
         }
-        let (work, layers) = (self.work.clone(), Arc::clone(&self.layers));
+        let (work, layers) = (Work { wait_event, ..self.work.clone() }, Arc::clone(&self.layers));
         let job = move || LayerDumpState::run_shard(&layers, &work, shard);
         if let Err(error) = self.work.store.executor.submit(Operation::Dump, Box::new(job)) {
             LayerDumpState::give_up(&self.layers, &self.work, &error);

@@ -133,7 +133,7 @@ impl Engine {
     pub(crate) fn dump(&self, hashes: &[u64], pages: &[i64]) -> Vec<usize> {
         let hashes = hashes.iter().map(|&n| hash(n)).collect();
         // SAFETY: the tensors live in `self`, and the test waits before it touches them.
-        let task = unsafe { self.store.dump_pages(hashes, pages) }.unwrap();
+        let task = unsafe { self.store.dump_pages(hashes, pages, 0) }.unwrap();
         assert!(task.wait(Some(LONG)));
         task.failed().into_iter().map(|(block, _)| block).collect()
     }
@@ -141,7 +141,7 @@ impl Engine {
     pub(crate) fn load(&self, hashes: &[u64], pages: &[i64]) -> Vec<usize> {
         let hashes = hashes.iter().map(|&n| hash(n)).collect();
         // SAFETY: as for `dump`.
-        let task = unsafe { self.store.load_pages(hashes, pages) }.unwrap();
+        let task = unsafe { self.store.load_pages(hashes, pages, 0) }.unwrap();
         assert!(task.wait(Some(LONG)));
         task.failed().into_iter().map(|(block, _)| block).collect()
     }

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kvdepot.engines.vllm.compute import NOW, ComputeOrder, ComputePoint
 from kvdepot.engines.vllm.log import connector_logger
 from kvdepot.engines.vllm.meta import Blocks, GroupBlocks, Load, LoadReport
 from kvdepot.engines.vllm.options import ConnectorOptions
@@ -23,6 +24,7 @@ class Copy:
     group: int
     task: "Task | None"
     pages: tuple[int, ...]
+    after: ComputePoint = NOW
 
     def done(self) -> bool:
         """Whether nothing is written any more."""
@@ -52,9 +54,9 @@ class Loads:
         options: ConnectorOptions,
         stats: DepotStats,
         recompute_by_block: bool,
-        beside_compute: bool = True,
+        order: ComputeOrder,
     ) -> None:
-        self._beside_compute = beside_compute
+        self._order = order
         self._stores = stores
         self._timeout_ms = options.timeout_ms
         self._stats = stats
@@ -92,12 +94,14 @@ class Loads:
         if store is None:  # a pipeline stage without layers of this group
             return Copy(index, None, ())
         self._stats.add("loads")
+        # Kernels of an earlier step may still use the pages for whoever had them before.
+        after = self._order.point()
         try:
-            task = store.load(blocks)
+            task = store.load(blocks, after)
         except KVDepotError as error:
             self._stats.add_failures("load", {error.kind: len(pages)})
             return Copy(index, None, pages)
-        return Copy(index, task, pages)
+        return Copy(index, task, pages, after)
 
     def _wait_for_silent_layers(self) -> None:
         """Some layers' caches are read without a hook (an indexer beside attention), all when a graph is replayed.
@@ -105,7 +109,7 @@ class Loads:
         Which layers do ask is seen in earlier steps; until one has been seen, everything is waited for here.
         """
         for copy in self._copies:
-            if copy.task is not None and not self._beside_compute:
+            if copy.task is not None and self._order.immediate:
                 # Copying threads would take the processors from the threads that compute: each operator waits for the
                 # slowest of them, and loses more time than the overlap saves.
                 copy.task.wait(self._timeout_ms)

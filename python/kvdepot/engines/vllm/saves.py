@@ -1,11 +1,10 @@
 """Dumps of a worker: begun layer by layer or as a whole, watched until the engine's memory is no longer read."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kvdepot.engines.vllm.compute import ComputeOrder
+from kvdepot.engines.vllm.compute import ComputeOrder, ComputePoint
 from kvdepot.engines.vllm.log import connector_logger
 from kvdepot.engines.vllm.meta import Blocks, GroupBlocks
 from kvdepot.engines.vllm.stats import DepotStats
@@ -24,14 +23,22 @@ class RunningDump:
     task: "Task"
     pages: frozenset[int]
     block_bytes: int
+    after: list[ComputePoint] = field(default_factory=list)
 
 
 @dataclass
 class LayerDump:
     """A dump of this step of which only some shards have been handed over."""
 
-    task: "Task"
+    running: RunningDump
     shards_left: set[int]
+
+    def submit(self, shards: set[int], after: ComputePoint) -> None:
+        """Hands over shards whose layers have been launched."""
+        self.shards_left -= shards
+        self.running.after.append(after)
+        for shard in sorted(shards):
+            self.running.task.submit_shard(shard, after.handle)
 
 
 class Saves:
@@ -61,14 +68,14 @@ class Saves:
         for index, dump in self._by_layer.items():
             shard = self._stores[index].shard_of_layer.get(layer_name)
             if shard is not None and shard in dump.shards_left:
-                dump.shards_left.discard(shard)
-                self._order.after(partial(dump.task.submit_shard, shard))
+                dump.submit({shard}, self._order.point())
 
     def finish_step(self, saves: GroupBlocks) -> None:
         """Hands over all that the layers' hooks did not, and counts the dumps that have ended."""
         if self._begun:
             for dump in self._by_layer.values():
-                self._order.after(partial(_submit_shards, dump.task, sorted(dump.shards_left)))
+                if dump.shards_left:
+                    dump.submit(set(dump.shards_left), self._order.point())
         else:
             self.dump(saves)
         self._by_layer.clear()
@@ -81,18 +88,16 @@ class Saves:
         store = self._stores.get(index)
         if store is None or not store.writes or not blocks.pages:
             return
-        shards = range(len(store.pages.shards))
-        whole = self._order.immediate and not by_layer
+        after = [] if by_layer else [self._order.point()]
         try:
-            task = store.dump(blocks) if whole else store.begin_dump(blocks)
+            task = store.begin_dump(blocks) if by_layer else store.dump(blocks, after[0])
         except KVDepotError as error:  # a block that is not stored is a later miss (P2)
             self._stats.add_failures("dump", {error.kind: len(blocks.pages)})
             return
+        running = RunningDump(task, frozenset(blocks.pages), store.pages.block_bytes, after)
         if by_layer:
-            self._by_layer[index] = LayerDump(task, set(shards))
-        elif not whole:
-            self._order.after(partial(_submit_shards, task, shards))
-        self._running.append(RunningDump(task, frozenset(blocks.pages), store.pages.block_bytes))
+            self._by_layer[index] = LayerDump(running, set(range(len(store.pages.shards))))
+        self._running.append(running)
 
     def fence(self, fresh: set[int]) -> None:
         """Returns when no dump reads a page of ``fresh`` any more (P3)."""
@@ -121,9 +126,3 @@ class Saves:
         for dump in self._running:
             dump.task.wait()
         self._running.clear()
-        self._order.close()
-
-
-def _submit_shards(task: "Task", shards: Iterable[int]) -> None:
-    for shard in shards:
-        task.submit_shard(shard)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvdepot.engines.vllm.compute import ComputePoint
 from kvdepot.engines.vllm.meta import Blocks
 from kvdepot.engines.vllm.options import ConnectorOptions
 from kvdepot.engines.vllm.pages import GroupPages
@@ -37,17 +38,17 @@ class GroupStore:
         """The namespace of this group's pages on this rank."""
         return self.store.namespace
 
-    def dump(self, blocks: Blocks) -> "Task":
+    def dump(self, blocks: Blocks, after: ComputePoint) -> "Task":
         """Begins to store whole blocks."""
-        return self.store.dump_pages(blocks.hashes, np.array(blocks.pages, dtype=np.int64))
+        return self.store.dump_pages(blocks.hashes, np.array(blocks.pages, dtype=np.int64), after.handle)
 
     def begin_dump(self, blocks: Blocks) -> "Task":
         """Prepares to store blocks whose layers are written one after the other."""
         return self.store.begin_dump_pages(blocks.hashes, np.array(blocks.pages, dtype=np.int64))
 
-    def load(self, blocks: Blocks) -> "Task":
+    def load(self, blocks: Blocks, after: ComputePoint) -> "Task":
         """Begins to load whole blocks, layer after layer."""
-        return self.store.load_pages(blocks.hashes, np.array(blocks.pages, dtype=np.int64))
+        return self.store.load_pages(blocks.hashes, np.array(blocks.pages, dtype=np.int64), after.handle)
 
     def close(self) -> None:
         """Ends the use of the engine's memory."""

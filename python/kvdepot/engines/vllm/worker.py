@@ -49,7 +49,7 @@ class WorkerSide:
             options,
             self.stats,
             recompute_by_block=len(geometry.groups) == 1,
-            beside_compute=not self._order.immediate,
+            order=self._order,
         )
         self._saves = Saves(self._stores, self._order, self.stats)
 
