@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::Receiver;
 use hashbrown::HashMap;
 use kvdepot_core::{BlockKey, Result};
-use kvdepot_tier::Presence;
+use kvdepot_tier::{Presence, Tier};
 
 use crate::depot::Shared;
 use crate::message::NamespaceHandle;
@@ -109,29 +109,52 @@ impl Known {
         self.unknown.contains_key(key)
     }
 
-    /// Finds out by I/O how many leading ones of `keys` are held; what stays unknown counts as absent.
+    /// Finds out by I/O how many leading ones of `keys` are held. The one that ends the run counts as absent from then
+    /// on, whether a tier said so or did not answer.
     pub(crate) fn probe(&mut self, shared: &Shared, keys: &[BlockKey]) {
-        for (index, tier) in shared.tiers.iter().enumerate() {
-            let Some(first) = keys.iter().position(|key| self.tier_of(key).is_none()) else { return };
-            if !self.is_unknown(&keys[first]) {
-                continue;
-            }
-            let (sender, receiver) = crossbeam_channel::bounded(1);
-            let deadline = Instant::now() + PROBE_WAIT;
-            let done = move |outcome: Result<usize>| {
-                let _ = sender.send(outcome);
-            };
-            tier.probe(keys[first..].to_vec(), deadline, Box::new(done));
-            match receiver.recv_deadline(deadline) {
-                Ok(Ok(count)) => {
-                    for key in keys[first..].iter().take(count) {
-                        self.tiers.insert(*key, index);
-                        self.unknown.remove(key);
-                    }
+        loop {
+            let Some(first) = self.next_unknown(keys) else { return };
+            let mut found = false;
+            for (index, tier) in shared.tiers.iter().enumerate() {
+                // Tiers hold parts of a run by turns: each goes on where the one before had to stop.
+                let Some(from) = self.next_unknown(keys) else { return };
+                for key in &keys[from..][..ask(shared, &**tier, &keys[from..])] {
+                    self.tiers.insert(*key, index);
+                    self.unknown.remove(key);
+                    found = true;
                 }
-                Ok(Err(error)) => shared.stats.failed("probe", &error),
-                Err(_) => shared.stats.failed("probe", &crate::io_queue::timed_out("a tier did not answer")),
             }
+            if !found {
+                self.unknown.remove(&keys[first]);
+                return;
+            }
+        }
+    }
+
+    /// Where the run of blocks that a tier is known to hold ends, if only I/O can tell of the block there.
+    fn next_unknown(&self, keys: &[BlockKey]) -> Option<usize> {
+        let first = keys.iter().position(|key| self.tier_of(key).is_none())?;
+        self.is_unknown(&keys[first]).then_some(first)
+    }
+}
+
+/// How many leading blocks a tier holds; none when it does not answer in time.
+fn ask(shared: &Shared, tier: &dyn Tier, keys: &[BlockKey]) -> usize {
+    let (sender, receiver) = crossbeam_channel::bounded(1);
+    let deadline = Instant::now() + PROBE_WAIT;
+    let done = move |outcome: Result<usize>| {
+        let _ = sender.send(outcome);
+    };
+    tier.probe(keys.to_vec(), deadline, Box::new(done));
+    match receiver.recv_deadline(deadline) {
+        Ok(Ok(count)) => count.min(keys.len()),
+        Ok(Err(error)) => {
+            shared.stats.failed("probe", &error);
+            0
+        }
+        Err(_) => {
+            shared.stats.failed("probe", &crate::io_queue::timed_out("a tier did not answer"));
+            0
         }
     }
 }

@@ -156,6 +156,29 @@ fn a_hit_needs_all_ranks_and_only_the_window_s_end() {
     assert_eq!((settled, units), (true, 14));
 }
 
+/// Nothing of it is known to the node that asks: each window that it hopes for has to be asked about.
+#[test]
+fn a_window_s_end_that_another_node_stored_is_found_wherever_it_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let ours = embedded(on_disk(16 << 20, directory.path(), no()));
+    let specs: Vec<_> = ["full", "window"].iter().map(|name| spec(name, layout())).collect();
+    specs.iter().for_each(|spec| ours.register(spec).unwrap());
+    let theirs = embedded(on_disk(16 << 20, directory.path(), no()));
+    let engines: Vec<Engine> = specs.iter().map(|spec| Engine::new(&theirs, spec, 20)).collect();
+    dump_all(&theirs, &engines[0], 0, 20);
+    dump_all(&theirs, &engines[1], 4, 4);
+    dump_all(&theirs, &engines[1], 10, 2);
+    dump_all(&theirs, &engines[1], 13, 4);
+    let windowed = |window_blocks| {
+        let full = ClaimGroupSpec { namespaces: specs[..1].to_vec(), window_blocks: 0, hashes_per_block: 1 };
+        [full, ClaimGroupSpec { namespaces: specs[1..].to_vec(), window_blocks, hashes_per_block: 1 }]
+    };
+    for (window_blocks, units, limit) in [(3, 17, 20), (4, 17, 20), (3, 16, 16), (3, 8, 15), (5, 0, 20)] {
+        let (settled, found, _) = claim(&ours, &windowed(window_blocks), 0..limit).wait(LONG);
+        assert_eq!((settled, found), (true, units), "a window of {window_blocks}, {limit} at most");
+    }
+}
+
 #[test]
 fn a_reset_makes_everything_before_it_unreachable_for_good() {
     let directory = tempfile::tempdir().unwrap();

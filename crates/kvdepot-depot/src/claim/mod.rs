@@ -189,7 +189,7 @@ pub(crate) fn open(
     };
     claim.known = Known::peek(shared, missing.iter().copied());
     let mut state = shared.state.lock();
-    let must_ask = resolve::first_unknown(&claim, &state).is_some();
+    let must_ask = resolve::must_ask(&claim, &state);
     let id = state.claims.next;
     state.claims.next += 1;
     state.claims.map.insert(id, claim);
@@ -220,14 +220,6 @@ impl Claim {
                 (0..entry.namespaces.len()).map(move |rank| (group as u32, rank as u32, block as u32))
             })
         })
-    }
-
-    /// Keys of one rank of one group up to a hit's end, in order.
-    fn keys_of(&self, state: &State, group: usize, rank: usize, hit: usize) -> Vec<BlockKey> {
-        needed_blocks(&self.groups[group].shape, self.skip, hit)
-            .filter_map(|block| self.key(state, group, rank, block))
-            .filter(|key| !state.index.contains_key(key))
-            .collect()
     }
 }
 

@@ -270,7 +270,13 @@ impl Store {
     ) -> Work {
         let id = self.inner.executor.next_task();
         let state = TaskState::new(id, operation, left, count, bytes, self.inner.timeout);
-        Work { store: Arc::clone(&self.inner), state: Arc::new(state), items: Arc::new(items), pages, wait_event: 0 }
+        Work {
+            store: Arc::clone(&self.inner),
+            state: Arc::new(state),
+            items: Arc::new(items),
+            pages,
+            wait_event: 0,
+        }
     }
 }
 
