@@ -101,8 +101,15 @@ class Depot:
         """Opens a namespace from its facts (a JSON object without fractions) and layout (``[[count, [sizes…]], …]``:
         runs of equal shards, each with its tensors' sizes in bytes). Works while unattached, too."""
     def open_canonical(self, canonical: str) -> Namespace: ...
-    def store(self, namespace: Namespace, copy_threads: int = 0, timeout_ms: int = 30_000) -> Store:
-        """What dumps and loads blocks of one namespace. ``copy_threads`` 0 = chosen for the machine."""
+    def store(self, namespace: Namespace, timeout_ms: int = 30_000, copy_json: str = "{}") -> Store:
+        """What dumps and loads blocks of one namespace.
+
+        Args:
+            timeout_ms: bound of each task.
+            copy_json: JSON object that says what is copied and how; ``KVDepotConfig.copy_json`` makes it.
+
+        Raises:
+            ConfigError, UnavailableError, UnsupportedError: there is no such copy engine here."""
     def claim(
         self,
         groups: Sequence[tuple[Sequence[Namespace], int, int]],
@@ -162,6 +169,10 @@ class Task:
         """Waits until done; false when the time passed first. Never raises for a block's failure: see ``failed``."""
     def wait_shard(self, shard: int, timeout_ms: int | None = None) -> bool:
         """Waits until shard ``shard`` of every block is in place (load) or copied out (dump), or has failed."""
+    def wait_shard_on(self, shard: int, stream: int, timeout_ms: int | None = None) -> bool:
+        """For a load on a device: lets ``stream`` (a ``CUstream``) wait on the device until shard ``shard`` of every
+        block is in place or has failed. Returns when all of it has been handed to the device; false when the time passed
+        first. On engines without streams this is ``wait_shard``."""
     def failed(self) -> npt.NDArray[np.int64]:
         """After ``done``: indexes of the blocks that were not stored or not loaded, ascending."""
     def failures(self) -> dict[str, int]:

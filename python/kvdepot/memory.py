@@ -12,7 +12,9 @@ Addresses: TypeAlias = npt.NDArray[np.uint64]
 Buffers: TypeAlias = "Sequence[Sequence[Any]] | Addresses"
 
 
-def addresses_of(buffers: Buffers, rows: int, sizes_bytes: Sequence[int], *, writable: bool) -> Addresses:
+def addresses_of(
+    buffers: Buffers, rows: int, sizes_bytes: Sequence[int], *, writable: bool, cuda_device: int | None = None
+) -> Addresses:
     """Addresses of ``rows`` rows of tensors, each row with the sizes ``sizes_bytes``.
 
     Args:
@@ -20,10 +22,11 @@ def addresses_of(buffers: Buffers, rows: int, sizes_bytes: Sequence[int], *, wri
         rows: how many rows there must be.
         sizes_bytes: what each tensor of a row must have, in bytes.
         writable: whether the memory will be written (a load).
+        cuda_device: number of the CUDA device that must hold the memory; ``None`` = host memory.
 
     Raises:
         ConfigError: a row or tensor is missing, has another size, is not contiguous or may not be written.
-        UnsupportedError: a tensor is not in host memory.
+        UnsupportedError: a tensor is in another memory.
     """
     if isinstance(buffers, np.ndarray):
         if buffers.dtype != np.uint64 or buffers.shape != (rows, len(sizes_bytes)):
@@ -38,18 +41,25 @@ def addresses_of(buffers: Buffers, rows: int, sizes_bytes: Sequence[int], *, wri
         if len(tensors) != len(sizes_bytes):
             raise config_error(f"row {row} must have {len(sizes_bytes)} tensors, got {len(tensors)}")
         for column, (tensor, size_bytes) in enumerate(zip(tensors, sizes_bytes, strict=True)):
-            addresses[row, column] = _address(tensor, size_bytes, f"tensor [{row}][{column}]", writable=writable)
+            where = f"tensor [{row}][{column}]"
+            addresses[row, column] = _address(tensor, size_bytes, where, writable, cuda_device)
     return addresses
 
 
-def _address(tensor: Any, size_bytes: int, where: str, *, writable: bool) -> int:
+def _address(tensor: Any, size_bytes: int, where: str, writable: bool, cuda_device: int | None) -> int:
     if isinstance(tensor, np.ndarray):
+        if cuda_device is not None:
+            raise UnsupportedError(f"{where} is in host memory: the store was opened for CUDA device {cuda_device}")
         contiguous, found_bytes, address = tensor.flags.c_contiguous, tensor.nbytes, tensor.ctypes.data
         if writable and not tensor.flags.writeable:
             raise config_error(f"{where} is read-only, but a load writes it: pass a writable array")
     elif hasattr(tensor, "data_ptr") and hasattr(tensor, "is_contiguous"):
-        if tensor.device.type != "cpu":
-            raise UnsupportedError(f"{where} is on {tensor.device}: this version copies host memory only")
+        here = tensor.device.type == "cpu" if cuda_device is None else str(tensor.device) == f"cuda:{cuda_device}"
+        if not here:
+            wanted = (
+                "host memory: pass cuda_device to kvdepot.open" if cuda_device is None else f"CUDA device {cuda_device}"
+            )
+            raise UnsupportedError(f"{where} is on {tensor.device}: the store was opened for {wanted}")
         contiguous, found_bytes = tensor.is_contiguous(), tensor.numel() * tensor.element_size()
         address = tensor.data_ptr()
     else:

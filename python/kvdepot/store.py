@@ -25,6 +25,7 @@ def open_store(
     layout: BlockLayout | Iterable[int],
     namespace: Mapping[str, object],
     engine_id: str | None = None,
+    cuda_device: int | None = None,
 ) -> "Store":
     """Opens a store: a depot inside this process, or with ``mode: node`` the node's own, started when none answers.
 
@@ -36,6 +37,9 @@ def open_store(
             never read each other's blocks.
         engine_id: what tells this engine from others, when ``share_depot`` is false and ``mode`` is ``node``;
             the process id when left out.
+        cuda_device: number of the CUDA device that holds the tensors which are stored and loaded, as this process
+            counts devices; ``None`` = host memory. Tasks and the device's streams know nothing of each other:
+            synchronise before ``dump``, and wait for a task before the device uses what it loads.
 
     Returns:
         The store; close it, or use it as a context manager.
@@ -43,6 +47,7 @@ def open_store(
     Raises:
         ConfigError: the configuration, layout or namespace is wrong.
         StorageError: a directory cannot be used.
+        UnavailableError, UnsupportedError: there is no such device, or no driver for it.
         ProtocolError: something else, or another version, answers on the node's socket.
     """
     config = load_config(config)
@@ -57,11 +62,11 @@ def open_store(
     depot = _attach(config, layout, engine_id or str(os.getpid()))
     try:
         opened = depot.open_namespace(facts_json, layout.to_json())
-        native = depot.store(opened, copy_threads=config.copy_threads, timeout_ms=config.timeout_ms)
+        native = depot.store(opened, timeout_ms=config.timeout_ms, copy_json=config.copy_json(cuda_device))
     except BaseException:
         depot.close()
         raise
-    return Store(config, layout, depot, native)
+    return Store(config, layout, depot, native, cuda_device)
 
 
 def _attach(config: KVDepotConfig, layout: BlockLayout, engine_id: str) -> _native.Depot:
@@ -83,8 +88,16 @@ class Store:
     once. A failure of the depot is a miss, never an exception (P2): ``lookup`` finds nothing, a task's blocks fail.
     """
 
-    def __init__(self, config: KVDepotConfig, layout: BlockLayout, depot: _native.Depot, native: _native.Store) -> None:
+    def __init__(
+        self,
+        config: KVDepotConfig,
+        layout: BlockLayout,
+        depot: _native.Depot,
+        native: _native.Store,
+        cuda_device: int | None = None,
+    ) -> None:
         self._config = config
+        self._cuda_device = cuda_device
         self._layout = layout
         self._depot = depot
         self._native = native
@@ -128,7 +141,7 @@ class Store:
 
         Args:
             hashes: name of each row's block.
-            buffers: one row of tensors a hash: torch tensors or numpy arrays in host memory, contiguous, with the
+            buffers: one row of tensors a hash: torch tensors (or numpy arrays in host memory), contiguous, with the
                 layout's sizes; or their addresses as a 2-D ``uint64`` array, whose memory the caller keeps.
             shards: shard of each row, whose tensors are those of one shard. ``None`` = whole blocks: a row has the
                 tensors of all shards in order.
@@ -139,7 +152,7 @@ class Store:
 
         Raises:
             ConfigError: sizes or counts do not fit the layout; nothing was stored.
-            UnsupportedError: a tensor is not in host memory.
+            UnsupportedError: a tensor is in another memory than the store was opened for.
         """
         return self._submit(self._native.dump, hashes, buffers, shards, writable=False)
 
@@ -199,7 +212,7 @@ class Store:
     ) -> Task:
         whole = shards is None
         sizes = self._layout.tensor_sizes_bytes * (self._layout.shards if whole else 1)
-        addresses = addresses_of(buffers, len(hashes), sizes, writable=writable)
+        addresses = addresses_of(buffers, len(hashes), sizes, writable=writable, cuda_device=self._cuda_device)
         rows_per_block = self._layout.shards if whole else 1
         if shards is None:
             shard_rows = np.tile(np.arange(rows_per_block, dtype=np.int64), len(hashes))

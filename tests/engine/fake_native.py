@@ -116,7 +116,7 @@ class Depot:
     def open_canonical(self, canonical: str) -> Namespace:
         return Namespace(self.root, canonical)
 
-    def store(self, namespace, copy_threads=0, timeout_ms=30_000) -> "Store":
+    def store(self, namespace, timeout_ms=30_000, copy_json="{}") -> "Store":
         return Store(self, namespace)
 
     def claim(self, groups, hashes, skip, limit) -> "Claim":

@@ -9,12 +9,14 @@ pub mod cuda;
 pub mod event;
 pub mod host;
 pub mod pool;
+pub mod select;
 mod stream;
 
 pub use batch::{CopyBatch, CopyOp, Direction, GroupSink};
 pub use event::DeviceEvent;
 pub use host::HostEngine;
 pub use pool::PoolRegistration;
+pub use select::EngineSpec;
 
 use std::fmt::Debug;
 use std::sync::Arc;

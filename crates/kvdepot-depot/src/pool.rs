@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use kvdepot_copy::{CopyEngine, PoolRegistration};
 use kvdepot_core::runs::Run;
 use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_io::{MemRun, SlotBuf};
@@ -143,6 +144,13 @@ impl PoolMapping {
         // SAFETY: `offset + len <= bytes`, so the address lies in the mapping (`bytes` fitted a usize in `map`).
         let ptr = unsafe { self.base.as_ptr().add(run.offset as usize) };
         Ok(MemRun { ptr, len })
+    }
+
+    /// Makes the pool quick to reach for an engine.
+    pub fn register_with(self: &Arc<Self>, engine: &dyn CopyEngine) -> Result<PoolRegistration> {
+        let len = length(self.bytes)?;
+        // SAFETY: the range is this mapping, which whoever keeps the registration keeps as long (`RegisteredPool`).
+        unsafe { engine.register_pool(self.base.as_ptr(), len) }
     }
 
     /// The memory of a slot, which keeps the mapping alive.

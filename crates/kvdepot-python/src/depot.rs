@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvdepot_copy::{CopyEngine, HostEngine};
+use kvdepot_copy::EngineSpec;
 use kvdepot_core::NamespaceSpec;
-use kvdepot_depot::client::{Attachment, ClaimGroupSpec, Store as CoreStore};
+use kvdepot_depot::client::{Attachment, ClaimGroupSpec, DeviceEngine, Store as CoreStore};
 use kvdepot_depot::{Depot as CoreDepot, DepotConfig};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
@@ -19,8 +19,8 @@ use crate::store::Store;
 #[pyclass(frozen, module = "kvdepot._native")]
 pub(crate) struct Depot {
     attachment: Mutex<Option<Arc<Attachment>>>,
-    /// Copy engines by thread count, shared by the stores of this attachment.
-    engines: Mutex<Vec<(usize, Arc<dyn CopyEngine>)>>,
+    /// Copy engines, shared by the stores of this attachment.
+    engines: Mutex<Vec<(EngineSpec, Arc<DeviceEngine>)>>,
 }
 
 impl Depot {
@@ -33,13 +33,13 @@ impl Depot {
         self.attachment.lock().clone().ok_or_else(closed).or_raise()
     }
 
-    fn engine(&self, threads: usize) -> kvdepot_core::Result<Arc<dyn CopyEngine>> {
+    fn engine(&self, spec: EngineSpec) -> kvdepot_core::Result<Arc<DeviceEngine>> {
         let mut engines = self.engines.lock();
-        if let Some((_, engine)) = engines.iter().find(|(have, _)| *have == threads) {
+        if let Some((_, engine)) = engines.iter().find(|(have, _)| *have == spec) {
             return Ok(Arc::clone(engine));
         }
-        let engine: Arc<dyn CopyEngine> = Arc::new(HostEngine::new(threads)?);
-        engines.push((threads, Arc::clone(&engine)));
+        let engine = DeviceEngine::new(spec.open()?);
+        engines.push((spec, Arc::clone(&engine)));
         Ok(engine)
     }
 
@@ -89,17 +89,20 @@ impl Depot {
         self.open(py, NamespaceSpec::from_canonical(canonical).or_raise()?)
     }
 
-    #[pyo3(signature = (namespace, copy_threads = 0, timeout_ms = 30_000))]
+    #[pyo3(signature = (namespace, timeout_ms = 30_000, copy_json = "{}"))]
     fn store(
         &self,
         py: Python<'_>,
         namespace: &Namespace,
-        copy_threads: usize,
         timeout_ms: u64,
+        copy_json: &str,
     ) -> PyResult<Store> {
         let (attachment, spec) = (self.attachment()?, Arc::clone(&namespace.spec));
         let timeout = Duration::from_millis(timeout_ms.max(1));
-        let store = py.detach(|| CoreStore::new(&attachment, spec, self.engine(copy_threads)?, timeout));
+        let store = py.detach(|| {
+            let device = self.engine(EngineSpec::from_json(copy_json)?)?;
+            CoreStore::new(&attachment, spec, device, timeout)
+        });
         Ok(Store::new(store.or_raise()?))
     }
 

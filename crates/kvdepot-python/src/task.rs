@@ -54,6 +54,18 @@ impl Task {
         py.detach(|| self.state.wait_shard(shard, timeout_ms.map(Duration::from_millis)))
     }
 
+    #[pyo3(signature = (shard, stream, timeout_ms = None))]
+    fn wait_shard_on(
+        &self,
+        py: Python<'_>,
+        shard: usize,
+        stream: u64,
+        timeout_ms: Option<u64>,
+    ) -> PyResult<bool> {
+        let timeout = timeout_ms.map(Duration::from_millis);
+        py.detach(|| self.state.wait_shard_on(shard, stream, timeout)).or_raise()
+    }
+
     fn failed<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<i64>> {
         PyArray1::from_iter(py, self.state.failed().into_iter().map(|(block, _)| block as i64))
     }

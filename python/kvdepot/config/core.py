@@ -145,3 +145,14 @@ def depot_command(config: "KVDepotConfig", socket: str, block_bytes: int | None,
         "--log-file",
         f"{socket}.log",
     ]
+
+
+def copy_json(config: "KVDepotConfig", cuda_device: int | None, machine: Machine) -> str:
+    """What the core makes a copy engine from; measurements of devices are kept in the user's cache directory."""
+    copy = {
+        "cuda_device": cuda_device,
+        "copy_engine": config.copy_engine,
+        "copy_threads": config.copy_threads,
+        "cache_dir": f"{machine.cache_directory()}-devices" if cuda_device is not None else None,
+    }
+    return json.dumps(copy, sort_keys=True)

@@ -56,6 +56,11 @@ class EngineKeys(BaseModel):
         ge=0,
         le=256,
     )
+    copy_engine: Literal["auto", "host", "memcpy", "batch", "kernel"] = key(
+        "auto",
+        "What copies between the engine's memory and the pool: `auto` takes what fits the memory and was measured to "
+        "be quickest on the device; `host` is for KV caches in host memory, the others for CUDA devices.",
+    )
     use_gdr: bool = key(
         False,
         "Copy between device and pool by GPUDirect RDMA.",

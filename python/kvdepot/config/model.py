@@ -126,6 +126,14 @@ class KVDepotConfig(EngineKeys, PosixKeys, DepotKeys):
         """The command that starts this configuration's depot on ``socket``: what ``Depot.connect`` spawns."""
         return core.depot_command(self, socket, block_bytes, Machine.here())
 
+    def copy_json(self, cuda_device: int | None = None) -> str:
+        """What makes the copy engine: the argument of ``Depot.store``.
+
+        Args:
+            cuda_device: number of the CUDA device that holds the engine's memory; ``None`` = host memory.
+        """
+        return core.copy_json(self, cuda_device, Machine.here())
+
     def effective_log_level(self) -> str:
         """``log_level``, unless the environment says another: error, warn, info, debug or trace.
 

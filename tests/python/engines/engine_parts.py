@@ -55,6 +55,7 @@ class FakeTask:
     def __init__(self, failed: tuple[int, ...] = (), done: bool = True) -> None:
         self.bad, self.is_done, self.waits, self.shards = failed, done, 0, []
         self.events: list[int] = []
+        self.streams: list[tuple[int, int]] = []
 
     def done(self) -> bool:
         return self.is_done
@@ -67,6 +68,10 @@ class FakeTask:
 
     def wait_shard(self, shard: int, timeout_ms: int | None = None) -> bool:
         self.shards.append(shard)
+        return True
+
+    def wait_shard_on(self, shard: int, stream: int, timeout_ms: int | None = None) -> bool:
+        self.streams.append((shard, stream))
         return True
 
     def submit_shard(self, shard: int, wait_event: int = 0) -> None:

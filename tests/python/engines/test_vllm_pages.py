@@ -26,6 +26,7 @@ def tensor(array: np.ndarray) -> Any:
     return SimpleNamespace(
         shape=array.shape,
         dtype=str(array.dtype),
+        device=SimpleNamespace(type="cpu", index=None),
         stride=lambda: tuple(step // item for step in array.strides),
         element_size=lambda: item,
         data_ptr=lambda: array.ctypes.data,

@@ -29,6 +29,7 @@ class FakeEvent:
 
 class FakeStream:
     waits = 0
+    cuda_stream = 77
 
     def synchronize(self) -> None:
         type(self).waits += 1
@@ -54,6 +55,11 @@ def blocks(*page_ids: int) -> Blocks:
 def loads(store: FakeStore, by_block: bool = True) -> Loads:
     order = compute.ComputeOrder(event_sync=True)
     return Loads({0: store}, options(), DepotStats(), recompute_by_block=by_block, order=order)  # type: ignore[dict-item]
+
+
+def waited(store: FakeStore) -> list[int]:
+    """Shards for which a device was told to wait."""
+    return [shard for shard, _ in store.next_task.streams]
 
 
 def saves(store: FakeStore) -> Saves:
@@ -136,14 +142,24 @@ def test_a_step_waits_for_layers_that_do_not_ask() -> None:
     side = loads(store)
     load = Load(1, "r", before_forward=True, blocks={0: blocks(1)})
     side.start([load])
-    assert store.next_task.shards == [0, 1]
+    assert waited(store) == [0, 1]
     side.wait_for_layer("a")
     side.finish_before_forward()
     store.next_task = FakeTask()
     side.start([load])
-    assert store.next_task.shards == [1]
+    assert waited(store) == [1]
     side.wait_for_layer("a")
-    assert store.next_task.shards == [1, 0]
+    assert waited(store) == [1, 0]
+
+
+@pytest.mark.usefixtures("device")
+def test_kernels_wait_for_a_layer_on_the_device() -> None:
+    store = FakeStore()
+    side = loads(store)
+    side.start([Load(1, "r", before_forward=True, blocks={0: blocks(1)})])
+    side.wait_for_layer("b")
+    assert store.next_task.streams == [(0, 77), (1, 77), (1, 77)]
+    assert (store.next_task.shards, FakeStream.waits) == ([], 0)
 
 
 def test_a_processor_waits_for_the_whole_load_before_it_computes() -> None:

@@ -1,9 +1,10 @@
 //! Carrying out a dump: slots reserved, copied into, committed, a chunk of blocks at a time.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use kvdepot_copy::{CopyBatch, Direction, GroupSink};
+use kvdepot_copy::{CopyBatch, DeviceEvent, Direction, GroupSink};
 use kvdepot_core::runs::Runs;
 use kvdepot_core::{Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex};
@@ -167,13 +168,15 @@ pub(crate) fn copy(
     let sink = Arc::new(Sink {
         work: work.clone(),
         left: Mutex::new(groups.len()),
+        announced: groups.iter().map(|_| AtomicBool::new(false)).collect(),
         groups,
         all: Condvar::new(),
         failed: Mutex::new(None),
     });
+    let _pool = work.store.device.pool(&generation.pool)?;
     // SAFETY: device ranges are valid by the contract of the store's unsafe calls, until the task is done; the host ranges lie in
     // leased slots, which `slots` and the caller's leases keep until `wait` has returned.
-    unsafe { work.store.engine.run(batch, Arc::clone(&sink) as Arc<dyn GroupSink>) }?;
+    unsafe { work.store.device.engine().run(batch, Arc::clone(&sink) as Arc<dyn GroupSink>) }?;
     sink.wait()
 }
 
@@ -181,6 +184,8 @@ struct Sink {
     work: Work,
     /// `(shard, blocks)` of each group.
     groups: Vec<(usize, usize)>,
+    /// Groups whose device event the task has.
+    announced: Vec<AtomicBool>,
     left: Mutex<usize>,
     all: Condvar,
     failed: Mutex<Option<Error>>,
@@ -203,11 +208,21 @@ impl std::fmt::Debug for Sink {
 }
 
 impl GroupSink for Sink {
+    fn group_submitted(&self, group: usize, event: DeviceEvent) {
+        let (shard, count) = self.groups[group];
+        self.announced[group].store(true, Ordering::Release);
+        self.work.state.submitted(shard, count, event);
+    }
+
     fn group_ended(&self, group: usize, outcome: Result<()>) {
         match outcome {
             Ok(()) => {
                 let (shard, count) = self.groups[group];
-                self.work.state.arrived(shard, count);
+                if self.announced[group].load(Ordering::Acquire) {
+                    self.work.state.arrived_as_submitted(shard, count);
+                } else {
+                    self.work.state.arrived(shard, count);
+                }
             }
             Err(error) => *self.failed.lock() = Some(error),
         }

@@ -2,6 +2,7 @@
 
 pub mod attach;
 pub mod claim;
+pub mod device;
 mod dump;
 mod executor;
 mod lane;
@@ -15,6 +16,7 @@ pub mod task;
 
 pub use attach::Attachment;
 pub use claim::{Claim, ClaimGroupSpec};
+pub use device::DeviceEngine;
 pub use plan::PageTable;
 pub use store::{LayerDump, Store};
 pub use task::{Operation, TaskState};

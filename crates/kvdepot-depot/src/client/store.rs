@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hashbrown::HashMap;
-use kvdepot_copy::CopyEngine;
 use kvdepot_core::{BlockHash, BlockLayout, Error, ErrorKind, NamespaceSpec, Result};
 use parking_lot::{Mutex, RwLock};
 
 use crate::client::attach::Attachment;
+use crate::client::device::DeviceEngine;
 use crate::client::executor::Executor;
 use crate::client::layer_dump::LayerDumpState;
 use crate::client::partial::Partial;
@@ -29,7 +29,7 @@ pub struct Store {
 pub(crate) struct Inner {
     pub(crate) attachment: Arc<Attachment>,
     pub(crate) spec: Arc<NamespaceSpec>,
-    pub(crate) engine: Arc<dyn CopyEngine>,
+    pub(crate) device: Arc<DeviceEngine>,
     pub(crate) pages: RwLock<Option<Arc<PageTable>>>,
     pub(crate) partial: Mutex<Partial>,
     executor: Executor,
@@ -48,20 +48,24 @@ pub(crate) struct Work {
 }
 
 impl Store {
-    /// A store over a copy engine of the caller's; `timeout` bounds each task (P2).
+    /// A store over the copy engine of the device that holds the caller's pages; `timeout` bounds each task (P2).
     pub fn new(
         attachment: &Arc<Attachment>,
         spec: Arc<NamespaceSpec>,
-        engine: Arc<dyn CopyEngine>,
+        device: Arc<DeviceEngine>,
         timeout: Duration,
     ) -> Result<Self> {
         attachment.register(&spec)?;
+        if let Ok(generation) = attachment.generation() {
+            // Begun now, so that the first copies find much of it done.
+            device.pool(&generation.pool)?;
+        }
         let depth = attachment.generation().map_or(WAITING_QUEUE_DEPTH, |g| g.welcome.waiting_queue_depth);
         let depth = usize::try_from(depth).unwrap_or(usize::MAX).clamp(1, 1 << 20);
         let inner = Inner {
             attachment: Arc::clone(attachment),
             spec,
-            engine,
+            device,
             pages: RwLock::new(None),
             partial: Mutex::new(Partial::default()),
             executor: Executor::start(depth)?,

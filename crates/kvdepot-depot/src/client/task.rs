@@ -5,7 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use kvdepot_core::ErrorKind;
+use kvdepot_copy::DeviceEvent;
+use kvdepot_core::{ErrorKind, Result};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::EventfdFlags;
 
@@ -31,6 +32,10 @@ impl Operation {
 struct Progress {
     /// Blocks of each shard that have neither arrived nor failed.
     left: Vec<usize>,
+    /// Blocks of each shard that no device event stands for either.
+    unsubmitted: Vec<usize>,
+    /// By shard: events behind blocks that are on their way on the device.
+    events: Vec<Vec<DeviceEvent>>,
     failed: Vec<(usize, ErrorKind)>,
     done: bool,
 }
@@ -67,7 +72,13 @@ impl TaskState {
             bytes,
             begun,
             deadline: begun + wait,
-            progress: Mutex::new(Progress { left, failed: Vec::new(), done: false }),
+            progress: Mutex::new(Progress {
+                unsubmitted: left.clone(),
+                events: vec![Vec::new(); left.len()],
+                left,
+                failed: Vec::new(),
+                done: false,
+            }),
             changed: Condvar::new(),
             event: OnceLock::new(),
         }
@@ -109,6 +120,18 @@ impl TaskState {
         })
     }
 
+    /// Waits until a shard of every block is on its way on the device, has arrived or has failed, and lets `stream`
+    /// wait for the rest on the device (P3); whether all that happened in time. What fails after that is known when the
+    /// task is done.
+    pub fn wait_shard_on(&self, shard: usize, stream: u64, timeout: Option<Duration>) -> Result<bool> {
+        let submitted = self.wait_until(timeout, |progress| {
+            progress.done || progress.unsubmitted.get(shard).is_none_or(|&left| left == 0)
+        });
+        let events = self.progress.lock().events.get(shard).cloned().unwrap_or_default();
+        events.iter().try_for_each(|event| event.wait_on_stream(stream))?;
+        Ok(submitted)
+    }
+
     fn wait_until(&self, timeout: Option<Duration>, ready: impl Fn(&Progress) -> bool) -> bool {
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
         let mut progress = self.progress.lock();
@@ -133,9 +156,29 @@ impl TaskState {
         failed
     }
 
+    /// `count` blocks of a shard are on their way on the device, and there when `event` is reached.
+    pub(crate) fn submitted(&self, shard: usize, count: usize, event: DeviceEvent) {
+        let mut progress = self.progress.lock();
+        progress.events[shard].push(event);
+        progress.unsubmitted[shard] = progress.unsubmitted[shard].saturating_sub(count);
+        if progress.unsubmitted[shard] == 0 {
+            self.changed.notify_all();
+        }
+    }
+
     /// `count` blocks of a shard arrived.
     pub(crate) fn arrived(&self, shard: usize, count: usize) {
         let mut progress = self.progress.lock();
+        progress.unsubmitted[shard] = progress.unsubmitted[shard].saturating_sub(count);
+        self.less_left(&mut progress, shard, count);
+    }
+
+    /// As `arrived`, of blocks that were `submitted` before.
+    pub(crate) fn arrived_as_submitted(&self, shard: usize, count: usize) {
+        self.less_left(&mut self.progress.lock(), shard, count);
+    }
+
+    fn less_left(&self, progress: &mut Progress, shard: usize, count: usize) {
         progress.left[shard] = progress.left[shard].saturating_sub(count);
         if progress.left[shard] == 0 {
             self.changed.notify_all();
@@ -148,6 +191,7 @@ impl TaskState {
         progress.failed.push((block, kind));
         for shard in shards {
             progress.left[shard] = progress.left[shard].saturating_sub(1);
+            progress.unsubmitted[shard] = progress.unsubmitted[shard].saturating_sub(1);
         }
         self.changed.notify_all();
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use kvdepot_copy::HostEngine;
 use kvdepot_core::{BlockHash, BlockLayout, NamespaceSpec};
-use kvdepot_depot::client::{Attachment, Store};
+use kvdepot_depot::client::{Attachment, DeviceEngine, Store};
 use kvdepot_depot::{Depot, DepotConfig};
 use kvdepot_server::Ended;
 
@@ -91,7 +91,7 @@ impl Engine {
             .flat_map(|s| layout.tensor_sizes(s).iter().map(|&b| b as usize))
             .collect();
         let tensors: Vec<Vec<u8>> = sizes.iter().map(|size| vec![0; size * pages]).collect();
-        let engine = Arc::new(HostEngine::new(2).unwrap());
+        let engine = DeviceEngine::new(Arc::new(HostEngine::new(2).unwrap()));
         let store = Store::new(attachment, Arc::clone(spec), engine, Duration::from_secs(10)).unwrap();
         let bases = tensors.iter().map(|tensor| tensor.as_ptr() as u64).collect();
         let strides = sizes.iter().map(|&size| size as i64).collect();

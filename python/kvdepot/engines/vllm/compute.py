@@ -35,6 +35,11 @@ class ComputeOrder:
         """Whether what was computed is in memory as soon as it was launched."""
         return _cuda() is None
 
+    def stream(self) -> int | None:
+        """The compute stream, on which a step's kernels can wait for loads; ``None`` where there is none."""
+        cuda = _cuda()
+        return int(cuda.current_stream().cuda_stream) if cuda is not None and self._event_sync else None
+
     def point(self) -> ComputePoint:
         """The point after everything launched until now."""
         cuda = _cuda()

@@ -116,7 +116,7 @@ class Loads:
             elif copy.task is not None:
                 shards = self._stores[copy.group].shard_of_layer
                 for shard in sorted({shard for name, shard in shards.items() if name not in self._hooked}):
-                    copy.task.wait_shard(shard, self._timeout_ms)
+                    self._wait_for_shard(copy.task, shard)
 
     def wait_for_layer(self, layer_name: str) -> None:
         """``wait_for_layer_load``: the layer's pages are in place, or known as failed, when this returns."""
@@ -124,7 +124,15 @@ class Loads:
         for copy in self._copies:
             shard = self._stores[copy.group].shard_of_layer.get(layer_name) if copy.task is not None else None
             if shard is not None and copy.task is not None:
-                copy.task.wait_shard(shard, self._timeout_ms)
+                self._wait_for_shard(copy.task, shard)
+
+    def _wait_for_shard(self, task: "Task", shard: int) -> None:
+        """On a device, it is the kernels launched from now on that wait, not this thread (P3)."""
+        stream = self._order.stream()
+        if stream is None:
+            task.wait_shard(shard, self._timeout_ms)
+        else:
+            task.wait_shard_on(shard, stream, self._timeout_ms)
 
     def finish_before_forward(self) -> None:
         """After the forward: says which of the step's loads were whole."""

@@ -31,7 +31,10 @@ class ConnectorOptions:
         self.hit_ratio = config.hit_ratio
         self.persist_token_threshold = config.persist_token_threshold
         self.timeout_ms = config.timeout_ms
-        self.copy_threads = config.copy_threads
+
+    def copy_json(self, cuda_device: int | None) -> str:
+        """What copies between the engine's memory, on this device or in host memory, and the pool."""
+        return self._config.copy_json(cuda_device)
 
     @property
     def wait_ms(self) -> int:

@@ -38,12 +38,17 @@ class LayerPages:
 
 @dataclass(frozen=True)
 class GroupPages:
-    """A group's pages, cut into shards that move as one."""
+    """A group's pages, cut into shards that move as one.
+
+    Attributes:
+        cuda_device: number of the device that holds them; ``None`` = host memory.
+    """
 
     layer_names: tuple[str, ...]
     shards: tuple[tuple[Run, ...], ...]
     forms: tuple[str, ...]
     page_count: int
+    cuda_device: int | None = None
 
     @property
     def layout(self) -> list[list[object]]:
@@ -85,21 +90,38 @@ def group_pages(
     """
     names: list[str] = []
     layers: list[LayerPages] = []
+    devices: set[int | None] = set()
     seen: set[tuple[Run, ...]] = set()
     for name in layer_names:
         if name not in kv_caches:
             continue
         pages = layer_pages(kv_caches[name], page_count)
+        devices.add(cuda_device(kv_caches[name]))
         if pages.runs not in seen:
             seen.add(pages.runs)
             names.append(name)
             layers.append(pages)
+    if len(devices) > 1:
+        raise ValueError(f"the layers of one group are in memories of different devices: {devices}")
     if layerwise:
         shards = tuple(layer.runs for layer in layers)
     else:
         shards = (joined([run for layer in layers for run in layer.runs]),) if layers else ()
     forms = tuple(dict.fromkeys(layer.form for layer in layers))
-    return GroupPages(tuple(names), shards, forms, page_count)
+    return GroupPages(tuple(names), shards, forms, page_count, next(iter(devices), None))
+
+
+def cuda_device(tensor: "torch.Tensor") -> int | None:
+    """Number of the CUDA device that holds a tensor; ``None`` for host memory.
+
+    Raises:
+        ValueError: it is in memory that no copy engine reaches.
+    """
+    if tensor.device.type == "cpu":
+        return None
+    if tensor.device.type != "cuda":
+        raise ValueError(f"no copy engine reaches memory of {tensor.device}")
+    return int(tensor.device.index or 0)
 
 
 def layer_pages(tensor: "torch.Tensor", page_count: int) -> LayerPages:

@@ -10,9 +10,9 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from kvdepot.engines.vllm.compute import ComputeOrder
 from kvdepot.engines.vllm.log import connector_logger
+from kvdepot.engines.vllm.meta import Blocks
 from kvdepot.engines.vllm.options import ConnectorOptions
 from kvdepot.engines.vllm.stores import GroupStore
 
@@ -75,11 +75,12 @@ def _round_trip(
     trial = GroupStore.open(depot, facts, store.pages, options, writes=True)
     try:
         hashes = [os.urandom(16) for _ in SOURCE_PAGES]
-        dump = trial.store.dump_pages(hashes, np.array(SOURCE_PAGES, dtype=np.int64))
+        written = ComputeOrder(options.enable_event_sync).point()
+        dump = trial.dump(Blocks(hashes, list(SOURCE_PAGES)), written)
         if not dump.wait(options.timeout_ms) or len(dump.failed()):
             _not_stored(index, dump)
             return
-        load = trial.store.load_pages(hashes, np.array(TARGET_PAGES, dtype=np.int64))
+        load = trial.load(Blocks(hashes, list(TARGET_PAGES)), written)
         if not load.wait(options.timeout_ms) or len(load.failed()):
             _not_stored(index, load)
             return

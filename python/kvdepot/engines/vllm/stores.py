@@ -29,7 +29,8 @@ class GroupStore:
     def open(depot: "Depot", facts: str, pages: GroupPages, options: ConnectorOptions, writes: bool) -> "GroupStore":
         """Opens the namespace that ``facts`` and the pages' layout make, and registers the pages."""
         namespace = depot.open_namespace(facts, json.dumps(pages.layout))
-        store = depot.store(namespace, copy_threads=options.copy_threads, timeout_ms=options.timeout_ms)
+        copy_json = options.copy_json(pages.cuda_device)
+        store = depot.store(namespace, timeout_ms=options.timeout_ms, copy_json=copy_json)
         store.register_pages(pages.bases(), pages.strides(), pages.page_count)
         return GroupStore(store, pages, facts, writes, pages.shard_of_layer())
 

@@ -1,0 +1,104 @@
+//! From what a configuration says to a copy engine.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use kvdepot_core::{Error, ErrorKind, Result};
+use serde::Deserialize;
+
+use crate::cuda::{CudaConfig, CudaEngine, DeviceSelector, Driver, Method, Mode};
+use crate::{CopyEngine, HostEngine};
+
+/// Names that a configuration may give an engine.
+pub const ENGINE_NAMES: [&str; 6] = ["auto", "host", "memcpy", "batch", "kernel", "gdr"];
+
+/// What is copied, and how. Read from a JSON object; a key that is left out has its default.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct EngineSpec {
+    /// Number of the CUDA device that holds the engine's memory; `None`: host memory.
+    pub cuda_device: Option<u32>,
+    /// One of `ENGINE_NAMES`.
+    pub copy_engine: String,
+    /// Threads that copy between host memories; 0 = chosen for the machine.
+    pub copy_threads: usize,
+    /// Where measurements are kept between processes.
+    pub cache_dir: Option<PathBuf>,
+}
+
+impl Default for EngineSpec {
+    fn default() -> Self {
+        Self { cuda_device: None, copy_engine: "auto".to_owned(), copy_threads: 0, cache_dir: None }
+    }
+}
+
+impl EngineSpec {
+    /// Reads the JSON object that a configuration became.
+    pub fn from_json(text: &str) -> Result<Self> {
+        serde_json::from_str(text).map_err(|e| {
+            Error::new(ErrorKind::Config, "the choice of a copy engine cannot be read")
+                .with("copy_json", text)
+                .with_source(e)
+        })
+    }
+
+    /// Makes the engine.
+    ///
+    /// # Errors
+    /// `Config` for an engine that does not fit the memory; `Unavailable` or `Unsupported` when the machine lacks what
+    /// it needs, which the error names.
+    pub fn open(&self) -> Result<Arc<dyn CopyEngine>> {
+        let unfit =
+            |help: &str| Err(Error::new(ErrorKind::Config, help).with("copy_engine", &self.copy_engine));
+        let Some(ordinal) = self.cuda_device else {
+            return match self.copy_engine.as_str() {
+                "auto" | "host" => Ok(Arc::new(HostEngine::new(self.copy_threads)?)),
+                _ => unfit(
+                    "this copy engine is for a CUDA device, and the KV cache is in host memory: write auto",
+                ),
+            };
+        };
+        let mode = match self.copy_engine.as_str() {
+            "auto" => Mode::Auto,
+            "memcpy" => Mode::Fixed(Method::Memcpy),
+            "batch" => Mode::Fixed(Method::Batch),
+            "kernel" => Mode::Fixed(Method::Kernel),
+            "host" => {
+                return unfit(
+                    "this copy engine is for host memory, and the KV cache is on a device: write auto",
+                );
+            }
+            _ => {
+                return Err(Error::new(ErrorKind::Config, "no copy engine is called so")
+                    .with("copy_engine", &self.copy_engine)
+                    .with("known", ENGINE_NAMES.join(", ")));
+            }
+        };
+        let config = CudaConfig {
+            cache_dir: self.cache_dir.clone(),
+            ..CudaConfig::new(DeviceSelector::Ordinal(ordinal), mode)
+        };
+        Ok(Arc::new(CudaEngine::attach(Driver::load()?, &config)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(cuda_device: Option<u32>, engine: &str) -> EngineSpec {
+        let device = cuda_device.map_or("null".to_owned(), |ordinal| ordinal.to_string());
+        EngineSpec::from_json(&format!(r#"{{"cuda_device": {device}, "copy_engine": "{engine}"}}"#)).unwrap()
+    }
+
+    #[test]
+    fn engines_for_the_other_kind_of_memory_are_refused_by_name() {
+        assert_eq!(spec(None, "auto").open().unwrap().name(), "host");
+        for (device, engine) in [(None, "kernel"), (None, "gdr"), (Some(0), "host"), (Some(0), "warp")] {
+            let error = spec(device, engine).open().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+            assert!(error.to_string().contains(engine), "{error}");
+        }
+        assert_eq!(EngineSpec::from_json(r#"{"threads": 1}"#).unwrap_err().kind(), ErrorKind::Config);
+    }
+}

@@ -1,0 +1,50 @@
+//! A copy engine and the pool that it was told about: shared by all stores whose pages are in one device's memory.
+
+use std::sync::Arc;
+
+use kvdepot_copy::{CopyEngine, PoolRegistration};
+use kvdepot_core::Result;
+use parking_lot::Mutex;
+
+use crate::pool::PoolMapping;
+
+/// See the module.
+#[derive(Debug)]
+pub struct DeviceEngine {
+    // Dropped before the engine.
+    registered: Mutex<Option<Arc<RegisteredPool>>>,
+    engine: Arc<dyn CopyEngine>,
+}
+
+/// A pool that the engine knows. Held by every copy that names it: a pool that was replaced is given up after the last.
+#[derive(Debug)]
+pub(crate) struct RegisteredPool {
+    // Dropped before the mapping.
+    _registration: PoolRegistration,
+    mapping: Arc<PoolMapping>,
+}
+
+impl DeviceEngine {
+    /// Wraps an engine.
+    pub fn new(engine: Arc<dyn CopyEngine>) -> Arc<Self> {
+        Arc::new(Self { registered: Mutex::new(None), engine })
+    }
+
+    /// The engine.
+    pub fn engine(&self) -> &Arc<dyn CopyEngine> {
+        &self.engine
+    }
+
+    /// Tells the engine about the pool, unless it knows it; registration goes on in the background. Copies keep what is
+    /// returned until they have ended.
+    pub(crate) fn pool(&self, mapping: &Arc<PoolMapping>) -> Result<Arc<RegisteredPool>> {
+        let mut registered = self.registered.lock();
+        if let Some(known) = registered.as_ref().filter(|known| Arc::ptr_eq(&known.mapping, mapping)) {
+            return Ok(Arc::clone(known));
+        }
+        let registration = mapping.register_with(&*self.engine)?;
+        let pool = Arc::new(RegisteredPool { _registration: registration, mapping: Arc::clone(mapping) });
+        *registered = Some(Arc::clone(&pool));
+        Ok(pool)
+    }
+}
