@@ -8,6 +8,7 @@ pub mod conformance;
 pub mod cuda;
 pub mod event;
 pub mod host;
+mod pages;
 pub mod pool;
 pub mod select;
 mod stream;

@@ -4,3 +4,4 @@ mod faults;
 mod registration;
 mod rig;
 mod schedules;
+mod whole;
