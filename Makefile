@@ -62,7 +62,7 @@ bench-thrash: vllm-env ## Send concurrent hits that exceed the pool
 ##@ Check
 
 .PHONY: test
-test: test-rust test-python test-engine ## Run all tests
+test: test-rust test-python test-device test-engine ## Run all tests
 
 .PHONY: test-rust
 test-rust: ## Test the Rust crates (ARGS: for cargo test)
@@ -71,6 +71,11 @@ test-rust: ## Test the Rust crates (ARGS: for cargo test)
 .PHONY: test-python
 test-python: setup ## Test the Python package (ARGS: for pytest)
 	@$(BIN)/python -m pytest tests/python $(ARGS)
+
+.PHONY: test-device
+test-device: setup ## Test stores on a device, with a stand-in for the CUDA driver or, KVDEPOT_TEST_GPU=1, a real one
+	@$(STEP) "build the stand-in" cargo build --quiet --locked -p kvdepot-standin-cuda
+	@$(BIN)/python -m pytest tests/device $(ARGS)
 
 .PHONY: test-engine
 test-engine: vllm-env ## Test with a real vLLM on CPU (ARGS: for pytest)

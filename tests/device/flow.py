@@ -1,0 +1,164 @@
+"""What vLLM does with a store on a device: layers are computed, saved behind events, loaded before later kernels.
+
+A program of its own, because a process finds its driver once: ``LD_LIBRARY_PATH`` says which.
+"""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+from driver import Device
+
+from kvdepot._native import Depot, Store
+
+LAYERS, PAGES, BLOCKS = 3, 10, 4
+PAGE_BYTES = (4096, 1536)
+"""Bytes of a page in each tensor of a layer: keys and values apart, one of them no multiple of anything large."""
+POOL_BYTES = 4 << 20
+WAIT_MS = 20_000
+
+
+class Engine:
+    """Layers of KV cache on a device, and a store over them."""
+
+    def __init__(self, library: Path, ordinal: int, seed: int, copy_engine: str, layerwise: bool) -> None:
+        self.random = np.random.default_rng(seed)
+        self.device = Device(library, ordinal, seed)
+        self.layerwise = layerwise
+        self.tensors = [[self.device.allocate(PAGES * size) for size in PAGE_BYTES] for _ in range(LAYERS)]
+        for layer in self.tensors:
+            for address, size in zip(layer, PAGE_BYTES, strict=True):
+                self.device.write(address, np.full(PAGES * size, 0xAA, dtype=np.uint8))
+        self.device.synchronize()
+        core = {"pool_bytes": POOL_BYTES, "pipeline": "Cache", "timeout_ms": WAIT_MS}
+        self.depot = Depot.embedded(json.dumps(core))
+        sizes = list(PAGE_BYTES)
+        layout = [[LAYERS, sizes]] if layerwise else [[1, sizes * LAYERS]]
+        namespace = self.depot.open_namespace(json.dumps({"seed": seed}), json.dumps(layout))
+        copy = {"cuda_device": ordinal, "copy_engine": copy_engine}
+        self.store: Store = self.depot.store(namespace, timeout_ms=WAIT_MS, copy_json=json.dumps(copy))
+        bases = np.array([base for layer in self.tensors for base in layer], dtype=np.uint64)
+        self.store.register_pages(bases, np.array(sizes * LAYERS, dtype=np.int64), PAGES)
+
+    def compute(self, layer: int, pages: list[int]) -> "Written":
+        """Launches what writes a layer's pages; returns what they will hold."""
+        written = {}
+        for page in pages:
+            for tensor, size in enumerate(PAGE_BYTES):
+                data = self.random.integers(0, 256, size, dtype=np.uint8)
+                self.device.write(self.tensors[layer][tensor] + page * size, data)
+                written[layer, page, tensor] = data.tobytes()
+        return written
+
+    def attend(self, layer: int, page: int, tensor: int) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
+        """Launches what reads a page of a layer."""
+        size = PAGE_BYTES[tensor]
+        return self.device.read(self.tensors[layer][tensor] + page * size, size)
+
+    def close(self) -> None:
+        self.store.close()
+        self.depot.close()
+
+
+Written = dict[tuple[int, int, int], bytes]
+"""What pages hold: by layer, page and tensor."""
+
+
+class FlowError(Exception):
+    """What was wrong."""
+
+
+class Request:
+    """One request that is computed and saved, and then found by another.
+
+    ``without`` names a wait that is left out, as a fault in the connector would: ``save``, ``load``, ``layer`` or none.
+    """
+
+    def __init__(self, engine: Engine, without: str) -> None:
+        self.engine, self.without = engine, without
+        self.hashes = [bytes([index] * 16) for index in range(BLOCKS)]
+        self.source = [int(page) for page in engine.random.permutation(PAGES)[:BLOCKS]]
+        self.target = [page for page in range(PAGES) if page not in self.source][:BLOCKS]
+
+    def point(self, name: str) -> int:
+        """An event behind what was launched, unless it is the one to leave out."""
+        return 0 if self.without == name else self.engine.device.record()
+
+    def save(self) -> Written:
+        """Computes and dumps; returns when the engine's memory is its own again."""
+        engine, pages, written = self.engine, np.array(self.source, dtype=np.int64), {}
+        if engine.layerwise:
+            dump = engine.store.begin_dump_pages(self.hashes, pages)
+            for layer in range(LAYERS):
+                written |= engine.compute(layer, self.source)
+                dump.submit_shard(layer, self.point("save"))
+        else:
+            for layer in range(LAYERS):
+                written |= engine.compute(layer, self.source)
+            dump = engine.store.dump_pages(self.hashes, pages, self.point("save"))
+        if not dump.wait(WAIT_MS) or dump.failures():
+            raise FlowError(f"the dump failed: {dump.failures()}")
+        return written
+
+    def load(self, written: Written) -> None:
+        """Loads into other pages, and reads each layer as soon as it is there."""
+        engine = self.engine
+        # The old pages are in use again, and the new ones still written by a kernel whose request has ended.
+        for layer in range(LAYERS):
+            engine.compute(layer, self.source + self.target)
+        load = engine.store.load_pages(self.hashes, np.array(self.target, dtype=np.int64), self.point("load"))
+        found = {}
+        for layer in range(LAYERS):
+            shard = layer if engine.layerwise else 0
+            waits = self.without != "layer"
+            if waits and not load.wait_shard_on(shard, engine.device.compute, WAIT_MS):
+                raise FlowError(f"layer {layer} did not come in time")
+            for index in range(BLOCKS):
+                for tensor in range(len(PAGE_BYTES)):
+                    found[layer, index, tensor] = engine.attend(layer, self.target[index], tensor)
+        engine.device.synchronize()
+        if not load.wait(WAIT_MS) or load.failures():
+            raise FlowError(f"the load failed: {load.failures()}")
+        for (layer, index, tensor), read in found.items():
+            if read.tobytes() != written[layer, self.source[index], tensor]:
+                raise FlowError(f"layer {layer}, block {index}, tensor {tensor}: other bytes were read than computed")
+
+
+def problem_of(engine: Engine, without: str) -> str:
+    """What goes wrong with one request, or nothing."""
+    request = Request(engine, without)
+    try:
+        request.load(request.save())
+    except FlowError as error:
+        return str(error)
+    return engine.device.violations()
+
+
+def main() -> int:
+    """Runs schedules; prints what was wrong, by seed, as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("library", type=Path)
+    parser.add_argument("--engine", default="auto")
+    parser.add_argument("--layerwise", action="store_true")
+    parser.add_argument("--without", default="", choices=("", "save", "load", "layer"))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--schedules", type=int, default=1)
+    arguments = parser.parse_args()
+    wrong = {}
+    for number in range(arguments.schedules):
+        seed = arguments.seed + number
+        engine = Engine(arguments.library, number, seed, arguments.engine, arguments.layerwise)
+        if problem := problem_of(engine, arguments.without):
+            wrong[seed] = problem
+        engine.close()
+    print(json.dumps(wrong))
+    sys.stdout.flush()
+    # Modules end in no order that a driver's threads could rely on.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""P3 through the whole client: an engine's streams, events and kernels, against a driver that works late.
+
+The driver is the stand-in that ``make test-device`` builds; with ``KVDEPOT_TEST_GPU=1`` it is the machine's own.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+STANDIN = ROOT / "target" / "debug" / "libkvdepot_standin_cuda.so"
+REAL = os.environ.get("KVDEPOT_TEST_GPU") == "1"
+SCHEDULES = 1 if REAL else 25
+RUN_S = 300
+ENGINES = ("memcpy", "batch", "kernel", "auto")
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The driver under the name that processes look for."""
+    if REAL:
+        return Path("libcuda.so.1")
+    if not STANDIN.is_file():
+        pytest.fail(f"{STANDIN.relative_to(ROOT)} is missing: run make test-device, which builds it")
+    place = tmp_path_factory.mktemp("driver") / "libcuda.so.1"
+    shutil.copy(STANDIN, place)
+    return place
+
+
+def flow(library: Path, *options: str, seed: int = 0) -> dict[str, Any]:
+    """What was wrong, by seed."""
+    command = [sys.executable, str(Path(__file__).with_name("flow.py")), str(library), *options]
+    command += ["--seed", str(seed), "--schedules", str(SCHEDULES)]
+    environ = {**os.environ, "XDG_CACHE_HOME": str(library.parent)}
+    if not REAL:
+        environ["LD_LIBRARY_PATH"] = str(library.parent)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=RUN_S, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
+    wrong: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return wrong
+
+
+@pytest.mark.parametrize("layerwise", [True, False])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_was_computed_is_what_later_kernels_read(library: Path, engine: str, layerwise: bool) -> None:
+    assert flow(library, "--engine", engine, *["--layerwise"] * layerwise) == {}
+
+
+@pytest.mark.skipif(REAL, reason="a real device may be quick enough to hide a missing wait")
+@pytest.mark.parametrize("wait", ["save", "load", "layer"])
+@pytest.mark.parametrize("layerwise", [True, False])
+def test_a_wait_that_is_left_out_shows(library: Path, wait: str, layerwise: bool) -> None:
+    """Else the test above would prove nothing."""
+    assert flow(library, "--without", wait, *["--layerwise"] * layerwise) != {}
+
+
+def test_without_a_driver_the_store_says_so(tmp_path: Path) -> None:
+    if REAL:
+        pytest.skip("there is a driver")
+    code = (
+        "import json; from kvdepot._native import Depot, KVDepotError\n"
+        "depot = Depot.embedded(json.dumps({'pool_bytes': 1 << 20, 'pipeline': 'Cache'}))\n"
+        "namespace = depot.open_namespace('{\"a\": 1}', '[[1, [4096]]]')\n"
+        "try: depot.store(namespace, copy_json='{\"cuda_device\": 0}')\n"
+        "except KVDepotError as error: print(error.kind, error)\n"
+    )
+    environ = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.startswith("unavailable ")
+    assert "CUDA driver not found" in done.stdout
