@@ -95,6 +95,7 @@ class Lab:
         engine: dict[str, Any] | None = None,
         connector: str | None = "KVDepotConnector",
         environment: dict[str, str] | None = None,
+        control: dict[str, Any] | None = None,
     ) -> EngineRun:
         transfer = None
         if connector is not None:
@@ -115,7 +116,7 @@ class Lab:
             "phases": phases,
         }
         self.control.parent.mkdir(parents=True, exist_ok=True)
-        self.control.unlink(missing_ok=True)
+        self.control.write_text(json.dumps(control or {}))
         file = self.root / "scenario.json"
         file.write_text(json.dumps(scenario))
         values = {

@@ -190,6 +190,25 @@ def test_corrupt_copies_turn_the_connector_off(fake_lab: Lab) -> None:
     assert run["warm"]["cached"] == [0, 0, 0]
 
 
+@pytest.mark.parametrize(("model", "tp"), [("llama", 1), ("gemma3", 2)])
+@pytest.mark.parametrize("corrupt", [False, True])
+def test_a_depot_that_comes_later_is_tested_first(fake_lab: Lab, model: str, tp: int, corrupt: bool) -> None:
+    """No depot at the start: nothing is loaded from the one that comes before the self-test has been made up for."""
+    run = fake_lab.run(
+        model,
+        [generate("alone"), RESET, {"do": "control"}, generate("cold"), RESET, generate("warm")],
+        tp=tp,
+        environment={"KVDEPOT_FAKE_CORRUPT": "1"} if corrupt else {},
+        control={"dead": True},
+    )
+    assert "no depot yet" in run.log
+    assert run["alone"]["cached"] == [0, 0, 0]
+    assert run["alone"]["tokens"] == run["cold"]["tokens"] == run["warm"]["tokens"]
+    assert run["warm"]["cached"] == ([0, 0, 0] if corrupt else hits(True, model))
+    assert ("other bytes came back than went" in run.log) == corrupt
+    assert ("kvdepot is off" in run.log) == corrupt
+
+
 def test_hashes_that_mean_nothing_elsewhere_are_refused(fake_lab: Lab) -> None:
     with pytest.raises(pytest.fail.Exception, match="PYTHONHASHSEED"):
         fake_lab.run("llama", [generate("cold")], engine={"prefix_caching_hash_algo": "xxhash"})
