@@ -190,8 +190,15 @@ def test_corrupt_copies_turn_the_connector_off(fake_lab: Lab) -> None:
     assert run["warm"]["cached"] == [0, 0, 0]
 
 
-@pytest.mark.parametrize(("model", "tp"), [("llama", 1), ("gemma3", 2)])
-@pytest.mark.parametrize("corrupt", [False, True])
+@pytest.mark.parametrize(
+    ("model", "tp", "corrupt"),
+    [
+        ("llama", 1, False),
+        ("llama", 1, True),
+        pytest.param("gemma3", 2, False, marks=pytest.mark.full),
+        pytest.param("gemma3", 2, True, marks=pytest.mark.full),
+    ],
+)
 def test_a_depot_that_comes_later_is_tested_first(fake_lab: Lab, model: str, tp: int, corrupt: bool) -> None:
     """No depot at the start: nothing is loaded from the one that comes before the self-test has been made up for."""
     run = fake_lab.run(

@@ -16,15 +16,15 @@ import time
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any
 
 from tools.lab.child import end_on_signals
 from tools.lab.depot_files import DepotFiles, LeakError
+from tools.lab.forked_engine import ForkedEngine, WrongError
 from tools.lab.models import ModelSize, make_model, prompt
 from tools.lab.progress import Progress
-from tools.lab.warm import Fork, Warm
+from tools.lab.warm import Warm
 
 PROMPTS = 20
 PROMPT_TOKENS = (330, 600)
@@ -36,14 +36,9 @@ STARTING_SHARE = 0.15
 START_WINDOW_S = 3.0
 LOAD_WINDOW_S = 2.5
 BATCHES_AFTER = 2
-ANSWER_S = 120.0
 MODEL = ModelSize(layers=4, hidden=256, heads=4, kv_heads=2, head_dim=64, intermediate=512)
 # Of about 300 blocks a fifth fits in memory and not half on disk: everything is evicted now and then.
 POOL_BLOCKS, TIER_BLOCKS = 64, 128
-
-
-class WrongError(Exception):
-    """An answer is not the reference's, or something is left that should not be."""
 
 
 @dataclass
@@ -51,82 +46,11 @@ class Tally:
     """What happened over all rounds."""
 
     kills: Counter[str] = field(default_factory=Counter)
-    starting: int = 0
-    in_flight: int = 0
+    while_starting: int = 0
+    batches_cut: int = 0
     answers: int = 0
-    cached_tokens: int = 0
-    depots: int = 0
-
-
-class Engine:
-    """A forked engine and the socket to it."""
-
-    def __init__(self, warm: Warm, root: Path, plan: dict[str, Any], number: int) -> None:
-        address = str(root / f"engine-{number % 2}.sock")
-        Path(address).unlink(missing_ok=True)
-        self._listener = Listener(address, "AF_UNIX")
-        self.log = root / f"engine-{number % 2}.log"
-        self.fork: Fork = warm.start("tools.lab.victim", {**plan, "address": address}, self.log, {}, root)
-        self._connection: Connection | None = None
-
-    def ready(self) -> bool:
-        """Waits for the engine's start; false when it died before."""
-        result: list[Connection] = []
-
-        def accept() -> None:
-            try:
-                result.append(self._listener.accept())
-            except OSError:
-                return
-
-        thread = threading.Thread(target=accept, daemon=True)
-        thread.start()
-        end_s = time.monotonic() + ANSWER_S
-        while thread.is_alive() and time.monotonic() < end_s:
-            thread.join(0.02)
-            try:
-                self.fork.wait(0)
-            except TimeoutError:
-                continue
-            break
-        if not result:
-            thread.join(0.1)
-        if not result:
-            return False
-        self._connection = result[0]
-        return bool(self._receive() == "ready")
-
-    def ask(self, prompts: list[list[int]]) -> dict[str, Any] | None:
-        """Sends a batch and waits for its answers; None when the engine died over it."""
-        assert self._connection is not None
-        try:
-            self._connection.send(prompts)
-        except OSError:
-            return None
-        found: dict[str, Any] | None = self._receive()
-        return found
-
-    def _receive(self) -> Any:
-        assert self._connection is not None
-        try:
-            if not self._connection.poll(ANSWER_S):
-                raise WrongError(f"the engine has not answered within {ANSWER_S:.0f} s; its log is {self.log}")
-            return self._connection.recv()
-        except (EOFError, ConnectionError):
-            return None
-
-    def stop(self) -> int:
-        """Lets the engine end by itself."""
-        if self._connection is not None:
-            self._connection.close()
-        return self.fork.wait(ANSWER_S)
-
-    def close(self) -> None:
-        """Nothing of the engine is left after this."""
-        self.fork.end()
-        if self._connection is not None:
-            self._connection.close()
-        self._listener.close()
+    tokens_found: int = 0
+    depots_killed: int = 0
 
 
 class Rounds:
@@ -159,7 +83,7 @@ class Rounds:
         self._reference: list[list[int]] = []
         self.tally = Tally()
 
-    def _engine(self, connector: bool = True) -> Engine:
+    def _engine(self, connector: bool = True) -> ForkedEngine:
         self._number += 1
         plan = dict(self._plan)
         if connector:
@@ -167,7 +91,7 @@ class Rounds:
             extra = {**self.files.options, "use_layerwise": self._chosen.random() < 0.5}
             transfer = {**self._transfer, "kv_connector_extra_config": extra}
             plan["engine"] = {**plan["engine"], "kv_transfer_config": transfer}
-        return Engine(self._warm, self._root, plan, self._number)
+        return ForkedEngine(self._warm, self._root, plan, f"engine-{self._number % 2}")
 
     def make_reference(self) -> None:
         """Answers of an engine without a connector."""
@@ -203,11 +127,12 @@ class Rounds:
                 after += not killer.is_alive()
                 alive = self._batch(engine)
             killer.join()
-            self._end(engine, victim)
+            if victim == "depot":
+                engine.stop()
         finally:
             engine.close()
         self.tally.kills[victim] += 1
-        self.tally.starting += starting
+        self.tally.while_starting += starting
         self.files.check_caps()
         self.files.check_log()
         # An engine that was killed while it started may not have come to start its depot.
@@ -215,37 +140,31 @@ class Rounds:
             self.files.wait_until_quiet()
         return f"{victim}, {delay_s:.2f} s after {'the fork' if starting else 'its start'}"
 
-    def _look_after_start(self, engine: Engine) -> None:
+    def _look_after_start(self, engine: ForkedEngine) -> None:
         """The start after a kill: a depot answers, it is clean, and so is its directory."""
         if not self._batch(engine):
             raise WrongError(f"the engine died without being killed; its log is {engine.log}")
         self.files.wait_until_quiet()
 
-    def _kill(self, victims: list[str], engine: Engine) -> None:
+    def _kill(self, victims: list[str], engine: ForkedEngine) -> None:
         for name in victims:
             if name == "engine":
                 engine.fork.kill()
             else:
-                self.tally.depots += self.files.kill()
+                self.tally.depots_killed += self.files.kill()
 
-    def _batch(self, engine: Engine) -> bool:
+    def _batch(self, engine: ForkedEngine) -> bool:
         chosen = self._chosen.sample(range(PROMPTS), BATCH)
         found = engine.ask([self._prompts[n] for n in chosen])
         if found is None:
-            self.tally.in_flight += 1
+            self.tally.batches_cut += 1
             return False
         for n, tokens in zip(chosen, found["tokens"], strict=True):
             if tokens != self._reference[n]:
                 raise WrongError(f"prompt {n}: {tokens} is not the reference's {self._reference[n]}")
         self.tally.answers += len(chosen)
-        self.tally.cached_tokens += sum(found["cached"])
+        self.tally.tokens_found += sum(found["cached"])
         return True
-
-    def _end(self, engine: Engine, victim: str) -> None:
-        if victim == "depot":
-            status = engine.stop()
-            if status != 0:
-                raise WrongError(f"the engine has ended with status {status}; its log is {engine.log}")
 
     def close(self) -> None:
         """Ends the last depot."""
