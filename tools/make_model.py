@@ -54,7 +54,7 @@ def model_config(size: argparse.Namespace) -> Any:
         "eos_token_id": 2,
         "pad_token_id": 3,
         "tie_word_embeddings": False,
-        "initializer_range": 0.06,
+        "initializer_range": size.initializer_range,
     }
     grouped = {"num_key_value_heads": size.kv_heads, "head_dim": size.head_dim}
     if size.architecture == "llama":
@@ -116,6 +116,8 @@ def main() -> None:
         "seed": 0,
     }.items():
         parser.add_argument(f"--{name}", type=int, default=default, help=f"default {default}")
+    spread = "spread of the weights, default 0.06; with half of it a rounding error stays small"
+    parser.add_argument("--initializer-range", type=float, default=0.06, help=spread)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     size = parser.parse_args()
     parameters = make_model(size)

@@ -1,20 +1,24 @@
-"""Engines run in child processes: one start costs ten seconds and more, so a test runs many phases in one."""
+"""Engines run in processes of their own, forked from one that has imported vLLM; a test runs many phases in one."""
 
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from engine_lab import Lab
 
+from tools.lab.warm import Warm
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--native", choices=["real", "fake"], default="real", help="the core, or its stand-in in Python")
     parser.addoption("--vllm-python", default=os.environ.get("KVDEPOT_VLLM_PYTHON", sys.executable))
     parser.addoption("--full", action="store_true", help="every combination; without it a set that shows each once")
+    parser.addoption("--kills", type=int, default=3, help="how often to kill engine or depot (test_kills)")
     parser.addoption("--models", default=os.environ.get("KVDEPOT_MODELS", "/tmp/kvdepot-models"), help="tiny models")
 
 
@@ -30,19 +34,36 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in left_out]
 
 
-@pytest.fixture
-def lab(tmp_path: Path, request: pytest.FixtureRequest) -> Lab:
-    option: Callable[[str], Any] = request.config.getoption
-    python = option("--vllm-python")
+@pytest.fixture(scope="session")
+def warm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    """A process that has imported vLLM: engines are forked from it."""
+    python = request.config.getoption("--vllm-python")
     probe = subprocess.run(
         [python, "-c", "import importlib.util as u, sys; sys.exit(not u.find_spec('vllm'))"], check=False
     )
     if probe.returncode != 0:
         pytest.skip("no vLLM in this interpreter (KVDEPOT_VLLM_PYTHON names another)")
-    return Lab(tmp_path, option("--native"), python, Path(option("--models")))
+    with Warm(tmp_path_factory.mktemp("warm") / "warm.log", python) as started:
+        yield started
+
+
+@pytest.fixture
+def lab(tmp_path: Path, warm: Warm, request: pytest.FixtureRequest) -> Iterator[Lab]:
+    option: Callable[[str], Any] = request.config.getoption
+    made = Lab(tmp_path, option("--native"), option("--vllm-python"), Path(option("--models")), warm)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def real_lab(lab: Lab) -> Lab:
+    """For what only the core can show."""
+    if lab.native != "real":
+        pytest.skip("needs the real core")
+    return lab
 
 
 @pytest.fixture
 def fake_lab(lab: Lab) -> Lab:
     """For trouble that only the stand-in can make at will."""
-    return Lab(lab.root, "fake", lab.python, lab.models)
+    return replace(lab, native="fake")

@@ -3,10 +3,14 @@
 ``runner.py scenario.json``; a scenario is ``{"engine": {}, "connector": {} | null, "control": path, "phases": []}``.
 A phase names what it does in ``do``, a method of ``Run``:
 
-- ``generate``: ``name``, ``prompts`` (each a list of ``[seed, tokens]``), ``max_tokens``, ``one_by_one``
+- ``generate``: ``name``, ``prompts`` (each a list of parts, see ``prompt``), ``max_tokens``, ``one_by_one``,
+  ``until_cached`` (again until the first prompt had that hit: an answer that is late is a miss)
+- ``score``: ``name``, ``prompts``, ``tokens`` (the answers): by how much their tokens are less likely than the best
+  ones, in logarithms, on the average
 - ``reset`` (vLLM's own cache), ``reset_all`` (the depot's, too)
 - ``control``: the rest is written to the fake depot's control file
 - ``settle`` (all dumps are in files), ``kill_depot`` (kill -9): ``socket``
+- ``attached``: the engine's connectors have a depot (again)
 - ``sleep``: ``s``
 """
 
@@ -25,6 +29,8 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
 
+ATTACHED_S = 60
+TRIES = 30
 METRICS = ("vllm:num_preemptions", "vllm:external_prefix_cache_hits", "vllm:prompt_tokens_cached_by_source")
 ENGINE = {
     "dtype": "float32",
@@ -38,12 +44,13 @@ ENGINE = {
 }
 
 
-def prompt(parts: list[tuple[int, int]]) -> dict[str, list[int]]:
-    """Tokens of a prompt made of parts; a part is the same tokens wherever it stands."""
+def prompt(parts: list[list[int]]) -> dict[str, list[int]]:
+    """Tokens of a prompt made of parts: of a seed's row ``count`` tokens, from the front or from ``begin`` on."""
     tokens: list[int] = []
-    for seed, count in parts:
+    for seed, count, *begin in parts:
         chosen = random.Random(seed)
-        tokens += [chosen.randrange(4, 2048) for _ in range(count)]
+        row = [chosen.randrange(4, 2048) for _ in range(sum(begin) + count)]
+        tokens += row[sum(begin) :]
     return {"prompt_token_ids": tokens}
 
 
@@ -56,6 +63,17 @@ def with_depot(socket: str, use: Callable[[Any], Any]) -> Any:
         return use(depot)
     finally:
         depot.close()
+
+
+def worker_attached(worker: Any) -> bool:
+    """Whether this rank's connector has a depot."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    return bool(get_kv_transfer_group()._worker._depot.attached)
+
+
+def scheduler_attached(llm: Any) -> bool:
+    return bool(llm.llm_engine.engine_core.engine_core.scheduler.connector._scheduler._depot.attached)
 
 
 class Run:
@@ -72,13 +90,29 @@ class Run:
         sampling = SamplingParams(temperature=0, max_tokens=phase.get("max_tokens", 8), ignore_eos=True)
         batches = [[one] for one in prompts] if phase.get("one_by_one") else [prompts]
         began = time.monotonic()
-        outputs = [out for batch in batches for out in self.llm.generate(batch, sampling, use_tqdm=False)]
+        for _ in range(TRIES):
+            outputs = [out for batch in batches for out in self.llm.generate(batch, sampling, use_tqdm=False)]
+            if phase.get("until_cached", 0) <= outputs[0].num_cached_tokens:
+                break
         self.results[phase["name"]] = {
             "seconds": round(time.monotonic() - began, 3),
             "tokens": [list(output.outputs[0].token_ids) for output in outputs],
             "cached": [output.num_cached_tokens for output in outputs],
             "finish": [output.outputs[0].finish_reason for output in outputs],
         }
+
+    def score(self, phase: dict[str, Any]) -> None:
+        from vllm import SamplingParams
+
+        prompts = [prompt(parts)["prompt_token_ids"] for parts in phase["prompts"]]
+        whole = [{"prompt_token_ids": [*tokens, *out]} for tokens, out in zip(prompts, phase["tokens"], strict=True)]
+        sampling = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
+        outputs = self.llm.generate(whole, sampling, use_tqdm=False)
+        regrets = []
+        for asked, tokens, output in zip(whole, prompts, outputs, strict=True):
+            answer = list(zip(asked["prompt_token_ids"], output.prompt_logprobs, strict=True))[len(tokens) :]
+            regrets += [max(one.logprob for one in found.values()) - found[token].logprob for token, found in answer]
+        self.results[phase["name"]] = sum(regrets) / len(regrets)
 
     def reset(self, phase: dict[str, Any]) -> None:
         for _ in range(50):
@@ -101,6 +135,13 @@ class Run:
     def settle(self, phase: dict[str, Any]) -> None:
         with_depot(phase["socket"], lambda depot: depot.drain(60_000))
 
+    def attached(self, phase: dict[str, Any]) -> None:
+        end_s = time.monotonic() + ATTACHED_S
+        while not all(self.llm.collective_rpc(worker_attached)) or not scheduler_attached(self.llm):
+            if time.monotonic() > end_s:
+                raise TimeoutError(f"the engine has not found its depot within {ATTACHED_S} s")
+            time.sleep(0.05)
+
     def kill_depot(self, phase: dict[str, Any]) -> None:
         stats = with_depot(phase["socket"], lambda depot: json.loads(depot.stats_json()))
         os.kill(stats["depot"]["pid"], signal.SIGKILL)
@@ -114,11 +155,11 @@ class Run:
         return found
 
 
-def main() -> None:
+def main(file_name: str) -> None:
     faulthandler.enable()
     from vllm import LLM
 
-    with open(sys.argv[1], encoding="utf-8") as file:
+    with open(file_name, encoding="utf-8") as file:
         scenario: dict[str, Any] = json.load(file)
     options: dict[str, Any] = {**ENGINE, **scenario["engine"]}
     if scenario.get("connector") is not None:
@@ -130,4 +171,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

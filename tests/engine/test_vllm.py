@@ -139,21 +139,6 @@ def test_failed_loads_are_computed(fake_lab: Lab, model: str, tp: int, layerwise
     assert all(apart < ROUNDING for apart in fake_lab.conflicts())
 
 
-@pytest.mark.parametrize("layerwise", [True, False])
-def test_preempted_requests_come_back_right(lab: Lab, layerwise: bool) -> None:
-    """A small GPU pool: requests are preempted, their blocks overwritten while dumps may still read them (P3)."""
-    prompts = [[[seed, 300]] for seed in range(10, 14)]
-    engine = {"kv_cache_memory_bytes": 40 * 131072, "max_model_len": 768}
-    phases = [generate("crowded", prompts, 150), RESET, generate("again", prompts, 150)]
-    slow = [{"do": "control", "dump_delay_ms": 3, "load_delay_ms": 3}] if lab.native == "fake" else []
-    crowded = lab.run("llama", [*slow, *phases], options={"use_layerwise": layerwise}, engine=engine)
-    roomy = lab.run("llama", [generate("roomy", prompts, 150)], connector=None)
-    assert crowded["metrics"].get("vllm:num_preemptions", 0) > 0
-    assert crowded["crowded"]["tokens"] == roomy["roomy"]["tokens"]
-    assert crowded["again"]["tokens"] == roomy["roomy"]["tokens"]
-    assert all(apart < ROUNDING for apart in lab.conflicts())
-
-
 @pytest.mark.parametrize("layerwise", ONE_WAY)
 def test_dead_depot_costs_nothing(fake_lab: Lab, layerwise: bool) -> None:
     """The depot dies between and during requests, and comes back (P6)."""
@@ -203,6 +188,32 @@ def test_corrupt_copies_turn_the_connector_off(fake_lab: Lab) -> None:
     assert "other bytes came back than went" in run.log
     assert run["cold"]["tokens"] == run["warm"]["tokens"] == plain["cold"]["tokens"]
     assert run["warm"]["cached"] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "corrupt"),
+    [
+        ("llama", 1, False),
+        ("llama", 1, True),
+        pytest.param("gemma3", 2, False, marks=pytest.mark.full),
+        pytest.param("gemma3", 2, True, marks=pytest.mark.full),
+    ],
+)
+def test_a_depot_that_comes_later_is_tested_first(fake_lab: Lab, model: str, tp: int, corrupt: bool) -> None:
+    """No depot at the start: nothing is loaded from the one that comes before the self-test has been made up for."""
+    run = fake_lab.run(
+        model,
+        [generate("alone"), RESET, {"do": "control"}, generate("cold"), RESET, generate("warm")],
+        tp=tp,
+        environment={"KVDEPOT_FAKE_CORRUPT": "1"} if corrupt else {},
+        control={"dead": True},
+    )
+    assert "no depot yet" in run.log
+    assert run["alone"]["cached"] == [0, 0, 0]
+    assert run["alone"]["tokens"] == run["cold"]["tokens"] == run["warm"]["tokens"]
+    assert run["warm"]["cached"] == ([0, 0, 0] if corrupt else hits(True, model))
+    assert ("other bytes came back than went" in run.log) == corrupt
+    assert ("kvdepot is off" in run.log) == corrupt
 
 
 def test_hashes_that_mean_nothing_elsewhere_are_refused(fake_lab: Lab) -> None:

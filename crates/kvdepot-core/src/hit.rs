@@ -23,7 +23,7 @@ pub fn longest_hit(
     has: &mut dyn FnMut(usize, usize) -> bool,
 ) -> usize {
     let Some(step) = step_units(groups).filter(|_| !groups.is_empty()) else { return skip_units };
-    let mut hit = limit_units - limit_units % step;
+    let mut hit = round_down_to(limit_units, step);
     for (group, shape) in groups.iter().enumerate().filter(|(_, shape)| shape.window_blocks == 0) {
         let mut blocks = needed_blocks(shape, skip_units, hit);
         if let Some(missing) = blocks.find(|&block| !has(group, block)) {
@@ -53,6 +53,11 @@ pub fn longest_hit(
         hit = shorter;
     }
     skip_units
+}
+
+/// The largest number of units up to `units` that is whole blocks of every group.
+pub fn whole_blocks(groups: &[GroupShape], units: usize) -> usize {
+    step_units(groups).map_or(0, |step| round_down_to(units, step))
 }
 
 /// The blocks of one group that a hit of `hit_units` must lease, when the engine has the first `skip_units`.
@@ -87,6 +92,9 @@ fn greatest_common_divisor(mut a: usize, mut b: usize) -> usize {
 
 /// The longest hit that ends before `missing_block` of the group.
 fn round_down(missing_block: usize, shape: &GroupShape, step: usize) -> usize {
-    let units = missing_block * shape.units_per_block.max(1);
+    round_down_to(missing_block * shape.units_per_block.max(1), step)
+}
+
+const fn round_down_to(units: usize, step: usize) -> usize {
     units - units % step
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvdepot_core::hit::GroupShape;
+use kvdepot_core::hit::{GroupShape, whole_blocks};
 use kvdepot_core::limits::{BATCH_HASHES_MAX, CLAIM_NAMESPACES_MAX};
 use kvdepot_core::{Error, ErrorKind, Result};
 
@@ -137,7 +137,7 @@ impl Session {
                 .with("skip", skip)
                 .with("hashes_per_block", group.hashes_per_block));
         }
-        let groups = groups
+        let groups: Vec<_> = groups
             .iter()
             .map(|group| claim::Group {
                 namespaces: group.namespaces.clone(),
@@ -147,8 +147,10 @@ impl Session {
                 },
             })
             .collect();
-        let id =
-            claim::open(&self.shared, self.owner, groups, hashes.iter().collect(), skip, limit.max(skip))?;
+        // A hit ends at a border of every group's blocks, so what is beyond the last one is nobody's question.
+        let shapes: Vec<_> = groups.iter().map(|group| group.shape).collect();
+        let limit = whole_blocks(&shapes, limit).max(skip);
+        let id = claim::open(&self.shared, self.owner, groups, hashes.iter().collect(), skip, limit)?;
         let grace = Instant::now() + CLAIM_GRACE;
         let mut state = self.shared.state.lock();
         // Worth a short wait only while tiers are asked: to fetch blocks takes longer than an engine may wait here.

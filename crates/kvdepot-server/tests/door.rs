@@ -11,7 +11,7 @@ use common::{Engine, LONG, Served, config, hash, spec};
 use kvdepot_core::{BlockLayout, ErrorKind};
 use kvdepot_depot::client::Attachment;
 use kvdepot_depot::message::{
-    HELLO_MAGIC, Hashes, PROTOCOL_VERSION, Request, Response, Shards, decode, encode,
+    ClaimGroup, HELLO_MAGIC, Hashes, PROTOCOL_VERSION, Request, Response, Shards, decode, encode,
 };
 use kvdepot_depot::seqpacket::SeqPacket;
 use kvdepot_server::{DoorLock, Ended, LocalDoor, serve};
@@ -117,6 +117,32 @@ fn leases_are_good_for_their_owner_only() {
     assert!(matches!(say(&mut two, &release), Some(Response::Failed { kind, .. }) if kind == "protocol"));
     assert!(matches!(say(&mut one, &release), Some(Response::Ok)));
     assert!(matches!(say(&mut one, &release), Some(Response::Failed { .. })), "released twice");
+}
+
+#[test]
+fn a_claim_that_ends_inside_a_block_is_cut_to_whole_blocks() {
+    let directory = tempfile::tempdir().unwrap();
+    let posix = serde_json::json!({"directories": [directory.path()]});
+    let served =
+        Served::start(config(4 << 20, serde_json::json!({"pipeline": "Cache|Posix", "posix": posix})));
+    let attachment = served.attach();
+    let engine = Engine::new(&attachment, &spec("m", BlockLayout::uniform(1, &[4096]).unwrap()), 1);
+    // A block of two units is found under the hash of its second.
+    assert!(engine.dump(&[1], &[0]).is_empty());
+    let mut socket = SeqPacket::connect(&served.socket).unwrap();
+    say(&mut socket, &encode(1, &hello()).unwrap());
+    // The second block is nowhere, so tiers are asked; the third is not whole.
+    let hashes: Vec<u8> = (0..5).flat_map(|unit| hash(unit).0).collect();
+    for window_blocks in [0, 1] {
+        let group = ClaimGroup { namespaces: vec![0], window_blocks, hashes_per_block: 2 };
+        let hashes = Hashes(hashes.clone().into());
+        let open = Request::ClaimOpen { groups: vec![group], hashes, skip: 0, limit: 5 };
+        let mut answer = say(&mut socket, &encode(2, &open).unwrap());
+        while let Some(Response::Claim { claim, settled: false, .. }) = answer {
+            answer = say(&mut socket, &encode(3, &Request::ClaimPoll { claim, settle: false }).unwrap());
+        }
+        assert!(matches!(answer, Some(Response::Claim { settled: true, units: 2, .. })), "{answer:?}");
+    }
 }
 
 proptest! {

@@ -228,3 +228,15 @@ def test_reset_forgets_what_is_held_and_offered() -> None:
     assert not side.has_late_saves()
     assert side._depot.claims[-1].released
     assert len(side._depot.resets[0]) == 2
+
+
+def test_one_broken_rank_turns_the_connector_off_for_all() -> None:
+    depot = FakeDepot(units=8)
+    side = scheduler(depot, ranks=2)
+    waiting = request("waiting", 200)
+    assert side.match(waiting, 0)[0]
+    side.reported(LoadReport().aggregate(LoadReport(broken="other bytes came back")))
+    assert depot.claims[0].released
+    assert side.match(waiting, 0) == (0, False)
+    assert side.match(request("later", 200), 0) == (0, False)
+    assert len(depot.claims) == 1

@@ -215,3 +215,31 @@ def test_stats_add_up() -> None:
     assert one.take() is not None
     assert one.is_empty()
     assert one.take() is None
+
+
+@pytest.mark.parametrize("by_block", [True, False])
+def test_loads_fail_at_once_until_the_copies_are_proven(by_block: bool) -> None:
+    """A depot that came after the engine's start is not believed before the self-test (P1); requests go on (P2)."""
+    store = FakeStore()
+    side = loads(store, by_block)
+    side.refused = True
+    side.start([Load(1, "r", before_forward=by_block, blocks={0: blocks(1, 2)})])
+    side.wait_for_layer("a")
+    side.finish_before_forward()
+    assert store.calls == []
+    assert side.finished() == (set() if by_block else {"r"})
+    assert side.take_failed_pages() == ({1, 2} if by_block else set())
+    assert side.take_failed_requests() == (set() if by_block else {"r"})
+    report = side.take_report()
+    assert report is not None
+    assert report.failed == {1}
+
+
+def test_a_rank_that_is_broken_says_so_without_a_load() -> None:
+    side = loads(FakeStore())
+    assert side.take_report() is None
+    side.report_broken("why")
+    report = side.take_report()
+    assert report is not None
+    assert report.broken == "why"
+    assert side.take_report() is None

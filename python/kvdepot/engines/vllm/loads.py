@@ -69,6 +69,8 @@ class Loads:
         self._failed_requests: set[str] = set()
         self._failed_pages: set[int] = set()
         self._report = LoadReport()
+        self.refused = False
+        """Whether every load fails at once: what the depot gives back has not been proven to be right (P1)."""
 
     def start(self, loads: list[Load]) -> None:
         """Starts the step's loads; of those before the forward, waits for the layers that will not ask."""
@@ -94,6 +96,9 @@ class Loads:
         if store is None:  # a pipeline stage without layers of this group
             return Copy(index, None, ())
         self._stats.add("loads")
+        if self.refused:
+            self._stats.add_failures("load", {"unproven": len(pages)})
+            return Copy(index, None, pages)
         # Kernels of an earlier step may still use the pages for whoever had them before.
         after = self._order.point()
         try:
@@ -208,9 +213,13 @@ class Loads:
         taken, self._failed_pages = self._failed_pages, set()
         return taken
 
+    def report_broken(self, why: str) -> None:
+        """Lets the scheduler turn the connector off on all ranks."""
+        self._report.broken = why
+
     def take_report(self) -> LoadReport | None:
         """Loads that have ended on this rank since the last call."""
-        if not self._report.done:
+        if not self._report.done and not self._report.broken:
             return None
         taken, self._report = self._report, LoadReport()
         return taken

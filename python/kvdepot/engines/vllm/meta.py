@@ -60,10 +60,15 @@ class StepMetadata(KVConnectorMetadata):
 
 @dataclass
 class LoadReport(KVConnectorWorkerMetadata):
-    """Loads that came to their end, with the number of ranks that say so, and those that failed on any rank."""
+    """Loads that came to their end, with the number of ranks that say so, and those that failed on any rank.
+
+    Attributes:
+        broken: empty, or why a rank has found, later than at its start, that it cannot take part.
+    """
 
     done: dict[int, int] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
+    broken: str = ""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "LoadReport":
         """Both ranks' reports as one."""
@@ -71,7 +76,7 @@ class LoadReport(KVConnectorWorkerMetadata):
         done = dict(self.done)
         for load_id, ranks in other.done.items():
             done[load_id] = done.get(load_id, 0) + ranks
-        return LoadReport(done, self.failed | other.failed)
+        return LoadReport(done, self.failed | other.failed, self.broken or other.broken)
 
 
 @dataclass

@@ -223,6 +223,8 @@ class SchedulerSide:
         """``update_connector_output``: loads that ended on some or all ranks."""
         if report is None:
             return
+        if report.broken:
+            self._turn_off(report.broken)
         for load_id in report.failed:
             load = self._running_loads.get(load_id)
             self._saves.load_failed(load_id)
@@ -241,6 +243,15 @@ class SchedulerSide:
                 del self._running_loads[load_id]
                 load.claim.release()
                 self._saves.load_was_good(load_id)
+
+    def _turn_off(self, why: str) -> None:
+        """A rank cannot take part after all, so none does."""
+        logger.error("kvdepot is off, requests are computed as without it: %s", why)
+        self._off = why
+        self._namespaces = []
+        self._saves.clear()
+        for state in self._requests.values():
+            state.drop_offer()
 
     def _evict_unproven(self, request_id: str) -> None:
         """Takes a failed request's blocks out of vLLM's prefix cache.

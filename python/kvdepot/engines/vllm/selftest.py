@@ -1,4 +1,4 @@
-"""Proof, before the first request, that bytes of the engine's real tensors come back from the depot as they went.
+"""Proof, before the first load, that bytes of the engine's real tensors come back from the depot as they went.
 
 It goes through everything that a later engine or layout may change under us: the tensors' views, strides, the order of
 layers, the registration of their memory and the copies themselves. torch writes and compares by the tensor's own
@@ -36,20 +36,21 @@ def self_test(
     stores: Mapping[int, GroupStore],
     kv_caches: Mapping[str, "torch.Tensor"],
     options: ConnectorOptions,
-) -> None:
-    """Dumps and loads a pattern in every group, under a namespace of its own. No request has pages yet.
+) -> bool:
+    """Dumps and loads a pattern in every group, under a namespace of its own; false when there is no depot to ask.
+
+    No copy may be under way, nor anything that computes; what the pages hold is put back.
 
     Raises:
         SelfTestError: a group's bytes came back wrong.
     """
     if not depot.attached:
-        logger.warning("kvdepot: no depot yet, so the self-test of the KV cache's layout is left out")
-        return
+        return False
     for index, store in stores.items():
         page_count = store.pages.page_count
         if page_count <= UNTOUCHED_PAGE:
             logger.warning("kvdepot: %d blocks are too few for the self-test", page_count)
-            return
+            return True
         layers = [_by_page(kv_caches[name], page_count) for name in store.pages.layer_names]
         pages = sorted({*SOURCE_PAGES, *TARGET_PAGES, UNTOUCHED_PAGE})
         kept = [layer[pages].clone() for layer in layers]
@@ -58,6 +59,7 @@ def self_test(
         finally:
             for layer, bytes_before in zip(layers, kept, strict=True):
                 layer[pages] = bytes_before
+    return True
 
 
 def _round_trip(

@@ -52,6 +52,7 @@ class WorkerSide:
             order=self._order,
         )
         self._saves = Saves(self._stores, self._order, self.stats)
+        self._proof_is_due = False
 
     def register(
         self,
@@ -71,11 +72,27 @@ class WorkerSide:
         atexit.register(self.close)
         try:
             self._open_stores(vllm_config, kv_cache_config, kv_caches)
-            self_test(self._depot, self._stores, kv_caches, self._options)
+            if not self_test(self._depot, self._stores, kv_caches, self._options):
+                logger.warning("kvdepot: no depot yet: the KV cache's layout is tested when one is there")
+                self._proof_is_due = self._loads.refused = True
         except Exception as error:  # whatever goes wrong here, an engine without a cache is better than none
             logger.exception("kvdepot cannot use this engine's KV cache")
             self._names = RankNamespaces(broken=f"{type(error).__name__}: {error}")
             self._stores.clear()
+
+    def _prove_late(self) -> None:
+        """The self-test that had no depot at the start. Until it is done nothing is loaded or dumped (P1).
+
+        So no copy is under way; and no step computes, because this is called at the beginning of one.
+        """
+        try:
+            if not self_test(self._depot, self._stores, self._kv_caches, self._options):
+                return
+            self._loads.refused = False
+        except Exception as error:  # as at the start: an engine without a cache is better than none
+            logger.exception("kvdepot cannot use this engine's KV cache")
+            self._loads.report_broken(f"{type(error).__name__}: {error}")
+        self._proof_is_due = False
 
     def _open_stores(
         self,
@@ -113,7 +130,10 @@ class WorkerSide:
 
     def prepare(self, step: StepMetadata) -> None:
         """``handle_preemptions``: the last moment at which pages still hold what the last step left in them."""
-        self._saves.dump(step.late_saves)
+        if self._proof_is_due:
+            self._prove_late()
+        if not self._loads.refused:
+            self._saves.dump(step.late_saves)
         fresh = set(step.fresh_pages)
         # The engine may write to these now: a dump has to have read them, a given-up load to have stopped (P3).
         self._saves.fence(fresh)
@@ -129,13 +149,13 @@ class WorkerSide:
 
     def save_layer(self, layer_name: str, step: StepMetadata) -> None:
         """``save_kv_layer``."""
-        if self._options.use_layerwise:
+        if self._options.use_layerwise and not self._loads.refused:
             self._saves.submit_layer(layer_name, step.saves)
 
     def finish_saves(self, step: StepMetadata) -> None:
         """``wait_for_save``: hands over all that the layers' hooks have not; full CUDA graphs skip the hooks."""
         self._loads.finish_before_forward()
-        self._saves.finish_step(step.saves)
+        self._saves.finish_step(step.saves if not self._loads.refused else {})
 
     def finished_loads(self) -> set[str]:
         """Requests whose asynchronous loads have come to an end since the last call."""

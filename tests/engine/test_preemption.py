@@ -1,0 +1,48 @@
+"""More requests than the engine's own memory holds: it preempts some, and they come back through the depot."""
+
+from typing import Any
+
+import pytest
+from engine_lab import Lab
+from same import EXACT, assert_likely, engine_of
+from test_vllm import RESET, ROUNDING, generate
+
+# A request is admitted when its prefill fits, with a whole budget of tokens in each sliding group. What that takes
+# beyond the windows is free again in the first decode, so windows alone never run out of memory: short prompts, small
+# budgets and long answers do, by the full group.
+CROWDS: dict[str, tuple[int, int, dict[str, Any]]] = {
+    "llama": (300, 150, {"kv_cache_memory_bytes": 40 * 131_072, "max_model_len": 768}),
+    "gemma3": (120, 260, {"kv_cache_memory_bytes": 64 * 32_768, "max_model_len": 512}),
+    "mla": (120, 260, {"kv_cache_memory_bytes": 30 * 147_456, "max_model_len": 512}),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "layerwise"),
+    [
+        ("llama", True),
+        ("llama", False),
+        ("gemma3", True),
+        ("mla", True),
+        pytest.param("gemma3", False, marks=pytest.mark.full),
+        pytest.param("mla", False, marks=pytest.mark.full),
+    ],
+)
+def test_preempted_requests_come_back_right(lab: Lab, kind: str, layerwise: bool) -> None:
+    """A small GPU pool: requests are preempted, their blocks overwritten while dumps may still read them (P3)."""
+    prompt_tokens, answer_tokens, memory = CROWDS[kind]
+    prompts = [[[seed, prompt_tokens]] for seed in range(10, 14)]
+    phases = [generate("crowded", prompts, answer_tokens), RESET, generate("again", prompts, answer_tokens)]
+    slow = [{"do": "control", "dump_delay_ms": 3, "load_delay_ms": 3}] if lab.native == "fake" else []
+    options = {"use_layerwise": layerwise}
+    crowded = lab.run(kind, [*slow, *phases], options=options, engine={**engine_of(kind), **memory})
+    assert crowded["metrics"].get("vllm:num_preemptions", 0) > 0
+    assert crowded["metrics"].get("vllm:external_prefix_cache_hits", 0) > 0
+    assert sum(crowded["again"]["cached"]) > 0
+    if kind in EXACT:
+        roomy = lab.run(kind, [generate("roomy", prompts, answer_tokens)], connector=None)
+        assert crowded["crowded"]["tokens"] == roomy["roomy"]["tokens"]
+        assert crowded["again"]["tokens"] == roomy["roomy"]["tokens"]
+        assert all(apart < ROUNDING for apart in lab.conflicts())
+    else:
+        assert_likely(lab, kind, prompts, crowded["crowded"]["tokens"], crowded["again"]["tokens"])

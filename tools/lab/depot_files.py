@@ -1,0 +1,127 @@
+"""A depot that engines start by themselves, seen from outside: its gauges, its process, its files."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from tools.lab.child import POLL_S
+from tools.lab.depot import depot_stats
+
+GIB = 1 << 30
+HEADER_BYTES = 4096
+QUIET_S = 30.0
+QUIET_GAUGES = (
+    "claims_open",
+    "claims_queued",
+    "fetches_queued",
+    "pool_dirty_bytes",
+    "pool_fetching_bytes",
+    "pool_filling_bytes",
+    "pool_leased_bytes",
+    "writes_queued",
+)
+BLOCK_SUFFIX = ".kvb"
+TEMPORARY_PREFIX = ".tmp-"
+BAD_WORDS = ("panicked", "assertion", "Traceback")
+
+
+class LeakError(Exception):
+    """Something is left that nobody uses, or more is used than may be."""
+
+
+class DepotFiles:
+    """One depot's socket, log and directory, and what must hold of them."""
+
+    def __init__(self, root: Path, block_bytes: int, pool_blocks: int, tier_blocks: int) -> None:
+        self.socket = root / "depot.sock"
+        self.blocks = root / "blocks"
+        self.blocks.mkdir()
+        self._block_bytes = block_bytes
+        self.bytes_max = tier_blocks * (block_bytes + HEADER_BYTES)
+        self.bytes_seen_max = 0
+        self.temporaries_seen = 0
+        self.options: dict[str, Any] = {
+            "socket": str(self.socket),
+            "pipeline": "Cache|Posix",
+            "directories": [str(self.blocks)],
+            "pool_gb": pool_blocks * block_bytes / GIB,
+            "posix_capacity_gb": self.bytes_max / GIB,
+            # What is late is a miss: right for users, but here a miss shows nothing.
+            "call_timeout_ms": 3000,
+        }
+
+    def stats(self) -> dict[str, Any] | None:
+        """The depot's gauges; None when no depot answers."""
+        return depot_stats(self.socket)
+
+    def kill(self) -> bool:
+        """SIGKILL to the depot; false when there is none."""
+        stats = self.stats()
+        if stats is None:
+            return False
+        try:
+            os.kill(int(stats["pid"]), signal.SIGKILL)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def check_caps(self) -> None:
+        """Files never take more than the cap, temporary ones included (P5).
+
+        Raises:
+            LeakError: they do.
+        """
+        found = 0
+        for path in self.blocks.rglob("*"):
+            try:
+                stat = path.lstat()
+            except FileNotFoundError:
+                continue
+            if path.name.endswith(BLOCK_SUFFIX) or path.name.startswith(TEMPORARY_PREFIX):
+                found += max(stat.st_size, stat.st_blocks * 512)
+                self.temporaries_seen += path.name.startswith(TEMPORARY_PREFIX)
+        self.bytes_seen_max = max(self.bytes_seen_max, found)
+        if found > self.bytes_max:
+            raise LeakError(f"{found} bytes are in {self.blocks}, {self.bytes_max} are allowed")
+
+    def wait_until_quiet(self) -> None:
+        """Waits until the depot holds nothing for anybody, then looks at what it holds, and at its directory (P4, P5).
+
+        Raises:
+            LeakError: something is left.
+        """
+        end_s = time.monotonic() + QUIET_S
+        stats = None
+        while stats is None or any(stats[name] for name in QUIET_GAUGES):
+            if time.monotonic() > end_s:
+                held = {name: stats[name] for name in QUIET_GAUGES if stats[name]} if stats is not None else "no depot"
+                raise LeakError(f"after {QUIET_S:.0f} s the depot still holds {held}")
+            time.sleep(POLL_S)
+            stats = self.stats()
+        used = stats["pool_bytes"] - stats["pool_free_bytes"]
+        if used != stats["pool_blocks"] * self._block_bytes:
+            raise LeakError(f"{used} bytes of the pool are taken by {stats['pool_blocks']} blocks")
+        self.check_caps()
+        temporaries = [path.name for path in self.blocks.rglob(f"{TEMPORARY_PREFIX}*")]
+        if temporaries:
+            raise LeakError(f"temporary files in {self.blocks} after all is written: {temporaries[:4]}")
+        tier = stats["tiers"][0]
+        files = [path for path in self.blocks.rglob(f"*{BLOCK_SUFFIX}") if path.is_file()]
+        sizes = sum(path.stat().st_size for path in files)
+        if (len(files), sizes) != (tier["blocks"], tier["bytes"]):
+            raise LeakError(f"{len(files)} block files of {sizes} bytes, and the depot counts {tier}")
+
+    def check_log(self) -> None:
+        """The depot's log has no word of a bug.
+
+        Raises:
+            LeakError: it has.
+        """
+        log = Path(f"{self.socket}.log")
+        if log.exists():
+            text = log.read_text(errors="replace")
+            found = [line for line in text.splitlines() if any(word in line for word in BAD_WORDS)]
+            if found:
+                raise LeakError(f"{log} says: {found[0]}")

@@ -1,0 +1,93 @@
+"""An engine forked by ``tools.lab.warm`` that answers batches of prompts (``tools.lab.victim``), seen from outside."""
+
+import socket
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from tools.lab.warm import Fork, Warm
+
+ANSWER_S = 120.0
+POLL_S = 0.02
+
+
+class WrongError(Exception):
+    """An engine did what it must not do."""
+
+
+class ForkedEngine:
+    """The engine and the socket to it."""
+
+    def __init__(self, warm: Warm, root: Path, plan: dict[str, Any], name: str) -> None:
+        address = root / f"{name}.sock"
+        address.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(address))
+        self._listener.listen(1)
+        self._listener.settimeout(POLL_S)
+        self.log = root / f"{name}.log"
+        self.fork: Fork = warm.start("tools.lab.victim", {**plan, "address": str(address)}, self.log, {}, root)
+        self._connection: Connection | None = None
+
+    def ready(self) -> bool:
+        """Waits for the engine's start; false when it died before.
+
+        Raises:
+            WrongError: it neither started nor died.
+        """
+        end_s = time.monotonic() + ANSWER_S
+        while self._connection is None:
+            try:
+                self._connection = Connection(self._listener.accept()[0].detach())
+            except TimeoutError:
+                if self._ended():
+                    return False
+            if time.monotonic() > end_s:
+                raise WrongError(f"the engine has not started within {ANSWER_S:.0f} s; its log is {self.log}")
+        return bool(self._receive() == "ready")
+
+    def _ended(self) -> bool:
+        try:
+            self.fork.wait(0)
+        except TimeoutError:
+            return False
+        return True
+
+    def ask(self, prompts: list[list[int]]) -> dict[str, Any] | None:
+        """Sends a batch and waits for its answers; None when the engine died over it."""
+        assert self._connection is not None
+        try:
+            self._connection.send(prompts)
+        except OSError:
+            return None
+        found: dict[str, Any] | None = self._receive()
+        return found
+
+    def _receive(self) -> Any:
+        assert self._connection is not None
+        try:
+            if not self._connection.poll(ANSWER_S):
+                raise WrongError(f"the engine has not answered within {ANSWER_S:.0f} s; its log is {self.log}")
+            return self._connection.recv()
+        except (EOFError, ConnectionError):
+            return None
+
+    def stop(self) -> None:
+        """Lets the engine end by itself.
+
+        Raises:
+            WrongError: it ended badly.
+        """
+        assert self._connection is not None
+        self._connection.close()
+        status = self.fork.wait(ANSWER_S)
+        if status != 0:
+            raise WrongError(f"the engine has ended with status {status}; its log is {self.log}")
+
+    def close(self) -> None:
+        """Nothing of the engine is left after this."""
+        self.fork.end()
+        if self._connection is not None:
+            self._connection.close()
+        self._listener.close()

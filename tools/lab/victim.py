@@ -1,0 +1,31 @@
+"""An engine that answers batches of prompts over a socket until it is killed; forked by ``tools.lab.warm``."""
+
+from multiprocessing.connection import Client
+from typing import Any
+
+RESET_TRIES = 50
+
+
+def main(plan: dict[str, Any]) -> None:
+    """``plan``: ``address`` to call, ``engine`` arguments of vLLM. Ends when the other side hangs up."""
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(**plan["engine"])
+    connection = Client(plan["address"], "AF_UNIX")
+    connection.send("ready")
+    sampling = SamplingParams(temperature=0, max_tokens=plan["answer_tokens"], ignore_eos=True)
+    while True:
+        try:
+            prompts = connection.recv()
+        except EOFError:
+            return
+        # What vLLM itself still has would never be asked of the depot.
+        if not any(llm.reset_prefix_cache() for _ in range(RESET_TRIES)):
+            raise RuntimeError("vLLM did not reset its prefix cache between batches")
+        outputs = llm.generate([{"prompt_token_ids": tokens} for tokens in prompts], sampling, use_tqdm=False)
+        connection.send(
+            {
+                "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+                "cached": [output.num_cached_tokens for output in outputs],
+            }
+        )

@@ -1,0 +1,230 @@
+"""A process that has imported vLLM once and forks engines from there: a start costs two seconds instead of twelve.
+
+The process imports and does nothing else: no thread runs and no operator has been computed when it forks. A fork ends
+as any program does, by falling off its end or by a signal, and is a process group of its own.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from typing_extensions import Self
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRON = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+    # Threads that wait for each other by spinning lose most of their time on a machine that others use, too.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+}
+MODULES = (
+    "vllm",
+    "vllm.v1.engine.llm_engine",
+    "vllm.v1.engine.core",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.v1.worker.cpu_model_runner",
+    "vllm.v1.executor.multiproc_executor",
+    "vllm.model_executor.models.llama",
+)
+END_S = 20.0
+
+
+class WarmError(Exception):
+    """The warm process, or what it forked, did not do as it was told."""
+
+
+class Fork:
+    """A program forked from the warm process: ``module.main(argument)``, in a process group of its own."""
+
+    def __init__(self, warm: "Warm", pid: int) -> None:
+        self._warm = warm
+        self.pid = pid
+        self.status: int | None = None
+
+    def wait(self, timeout_s: float) -> int:
+        """The exit status, negative for a signal.
+
+        Raises:
+            TimeoutError: the program still runs.
+        """
+        if self.status is None:
+            self.status = int(self._warm.answer(timeout_s)["status"])
+        return self.status
+
+    def kill(self) -> None:
+        """SIGKILL to the whole group, at once."""
+        if self.status is None:
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Kills the group, whatever is left of it, and waits for the program."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.wait(END_S)
+
+
+class Warm:
+    """The warm process, seen from outside. It runs one fork at a time."""
+
+    def __init__(self, log: Path, python: str = sys.executable) -> None:
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [python, "-m", "tools.lab.warm"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                bufsize=0,  # what select() sees is all that there is
+                cwd=ROOT,
+                env={**os.environ, **ENVIRON},
+                start_new_session=True,
+            )
+
+    def start(self, module: str, argument: Any, log: Path, environ: Mapping[str, str], cwd: Path) -> Fork:
+        """Forks a program whose output goes to ``log``."""
+        order = {"module": module, "argument": argument, "log": str(log), "environ": dict(environ), "cwd": str(cwd)}
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(order).encode() + b"\n")
+        self._process.stdin.flush()
+        return Fork(self, int(self.answer(END_S * 6)["pid"]))
+
+    def answer(self, timeout_s: float) -> dict[str, Any]:
+        """The next line of the warm process.
+
+        Raises:
+            TimeoutError: there was none in time.
+            WarmError: the process has ended.
+        """
+        output = self._process.stdout
+        assert output is not None
+        if not select.select([output], [], [], timeout_s)[0]:
+            raise TimeoutError(f"no answer within {timeout_s:.0f} s")
+        line = output.readline()
+        if not line:
+            raise WarmError(f"the warm process has ended with status {self._process.wait()}")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def close(self) -> None:
+        """Ends the process, and what it has forked."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _become(order: dict[str, Any], answers: int) -> None:
+    """In the fork: the process is the ordered program from here on."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    for descriptor in (log, null, answers):
+        os.close(descriptor)
+    os.environ.update(order["environ"])
+    os.chdir(order["cwd"])
+    # What an interpreter would do at its start with such an environment.
+    for entry in reversed([entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]):
+        if entry not in sys.path:
+            sys.path.insert(0, entry)
+            if os.path.exists(os.path.join(entry, "sitecustomize.py")):
+                sys.modules.pop("sitecustomize", None)
+                importlib.import_module("sitecustomize")
+    # vLLM has handed its stream to its log handlers already; both write to the same descriptors.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    importlib.import_module(order["module"]).main(order["argument"])
+
+
+class Forker:
+    """The warm process, seen from inside."""
+
+    def __init__(self) -> None:
+        self._orders, self._answers = os.dup(0), os.dup(1)
+        os.dup2(2, 1)
+        self._wake, woken = os.pipe()
+        os.set_blocking(woken, False)
+        signal.set_wakeup_fd(woken)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._child = 0
+
+    def run(self) -> None:
+        """Forks on demand until its standard input ends. Returns in every fork, too, when that has done its work."""
+        pending = b""
+        while True:
+            ready, _, _ = select.select([self._orders, self._wake], [], [])
+            if self._wake in ready:
+                os.read(self._wake, 4096)
+                self._reap()
+            if self._orders not in ready:
+                continue
+            got = os.read(self._orders, 1 << 16)
+            if not got:
+                break
+            *lines, pending = (pending + got).split(b"\n")
+            for line in lines:
+                if self._fork(json.loads(line)):
+                    return
+        if self._child:
+            os.killpg(self._child, signal.SIGKILL)
+            os.waitpid(self._child, 0)
+
+    def _fork(self, order: dict[str, Any]) -> bool:
+        child = os.fork()
+        if child == 0:
+            os.setpgid(0, 0)
+            os.close(self._orders)
+            os.close(self._wake)
+            _become(order, self._answers)
+            return True
+        # Both sides do it, as shells do: the group exists before its number is told.
+        os.setpgid(child, child)
+        self._child = child
+        self._answer(pid=child)
+        return False
+
+    def _reap(self) -> None:
+        found, status = os.waitpid(self._child, os.WNOHANG) if self._child else (0, 0)
+        if found:
+            self._child = 0
+            self._answer(status=os.waitstatus_to_exitcode(status))
+
+    def _answer(self, **values: int) -> None:
+        os.write(self._answers, json.dumps(values).encode() + b"\n")
+
+
+def main() -> None:
+    """Imports, then serves."""
+    forker = Forker()
+    for module in MODULES:
+        importlib.import_module(module)
+    forker.run()
+
+
+if __name__ == "__main__":
+    main()
