@@ -20,6 +20,9 @@ pub(crate) const GROW_BYTES: u64 = 64 << 20;
 /// Share of the pool that bytes not yet in a tier may take: beyond it dumps are dropped, so that loads find room.
 const DIRTY_SHARE_PERCENT: u64 = 70;
 
+/// Share of the pool that connections to other machines may be filling at a time.
+const FILLING_SHARE_PERCENT: u64 = 50;
+
 /// One block in the pool.
 #[derive(Debug)]
 pub(crate) struct Slot {
@@ -186,6 +189,18 @@ impl State {
         self.alloc.add_extent(start, end - start);
         self.grown_bytes = end;
         true
+    }
+
+    /// Whether strangers may have so many bytes more to fill. What they announce and never send must not push out what
+    /// is there; one slot at a time may be of any size.
+    pub(crate) fn may_fill(&self, bytes: u64) -> Result<()> {
+        let pool_bytes = self.pool_bytes.max(self.growth.pool_bytes_max);
+        if self.held.filling == 0 || self.held.filling + bytes <= pool_bytes * FILLING_SHARE_PERCENT / 100 {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Busy, "too much of the pool is being filled already")
+            .with("filling_bytes", self.held.filling)
+            .with("block_bytes", bytes))
     }
 
     /// Lets the pool have more memory, where that was agreed.

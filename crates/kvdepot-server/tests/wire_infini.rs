@@ -161,6 +161,27 @@ fn a_value_that_finds_no_room_is_refused_and_the_connection_stays_in_step() {
     assert!(client.get("k39").unwrap() == bytes(500_000, 39));
 }
 
+/// Who announces much and sends nothing gets half of the pool at most: what is there stays.
+#[test]
+fn announcements_do_not_push_out_what_is_there() {
+    let wired = Wired::open(config(16 * MIB, json!({})), json!({"put_wait_ms": 10}));
+    let mut client = wired.infini();
+    client.put("key", &bytes(1_000_000, 1));
+    let announce = Request::Tcp { key: b"never", op: TcpOp::Put(1_000_000) };
+    let mut writers: Vec<_> = (0..40).map(|_| wired.infini()).collect();
+    writers.iter_mut().for_each(|writer| writer.send(&announce));
+    // Seven slots fit half of the pool.
+    let deadline = std::time::Instant::now() + common::LONG;
+    while !wired.http("GET /metrics", None).1.contains("kvdepot_wire_failures_total{kind=\"busy\"} 33") {
+        assert!(std::time::Instant::now() < deadline, "33 writers find no room");
+    }
+    assert!(wired.stat("pool_filling_bytes") <= 8 * MIB);
+    assert!(client.get("key").unwrap() == bytes(1_000_000, 1));
+    drop(writers);
+    wired.wait_stat("pool_filling_bytes", 0);
+    assert_eq!(client.put("another", &bytes(1_000_000, 2)), Reply::Code(200));
+}
+
 #[test]
 fn garbage_is_answered_or_closed_and_others_go_on() {
     let wired = open();

@@ -68,6 +68,14 @@ OPTIONS = (
         envvar="KVDEPOT_TOKEN_FILE",
         help="File with the secret that clients must know; also by KVDEPOT_TOKEN_FILE.",
     ),
+    click.option(
+        "--tls-certificate-file",
+        type=click.Path(dir_okay=False, exists=True),
+        help="PEM file of the certificate chain; then both ports speak TLS only.",
+    ),
+    click.option(
+        "--tls-key-file", type=click.Path(dir_okay=False, exists=True), help="PEM file of the certificate's key."
+    ),
     click.option("--max-connections", type=click.IntRange(min=1), help="Connections at a time; 4096 when left out."),
 )
 OPENING = (
@@ -79,6 +87,8 @@ OPENING = (
     "auto_increase",
     "enable_periodic_evict",
     "max_connections",
+    "tls_certificate_file",
+    "tls_key_file",
     *RDMA,
 )
 """Options any of which opens the wire door. A token alone does not: it may stand in the environment."""
@@ -110,7 +120,7 @@ def wire_json(said: Mapping[str, Any]) -> str:
     low, high = said["evict_min_threshold"], said["evict_max_threshold"]
     if low >= high:
         raise config_error(f"--evict-min-threshold {low} must be less than --evict-max-threshold {high}")
-    config = {
+    config: dict[str, object] = {
         "host": address(said["host"] or HOST),
         "service_port": SERVICE_PORT if said["service_port"] is None else said["service_port"],
         "manage_port": MANAGE_PORT if said["manage_port"] is None else said["manage_port"],
@@ -124,6 +134,10 @@ def wire_json(said: Mapping[str, Any]) -> str:
     }
     if said["token_file"]:
         config["token_file"] = said["token_file"]
+    if bool(said["tls_certificate_file"]) != bool(said["tls_key_file"]):
+        raise config_error("--tls-certificate-file and --tls-key-file go together")
+    if said["tls_certificate_file"]:
+        config["tls"] = {"certificate_file": said["tls_certificate_file"], "key_file": said["tls_key_file"]}
     if said["max_connections"]:
         config["connections_max"] = said["max_connections"]
     return json.dumps(config)

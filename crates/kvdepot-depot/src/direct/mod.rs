@@ -244,6 +244,10 @@ impl Direct {
             Stats::add(&shared.stats.dump_blocks_had, 1);
             return Ok(None);
         }
+        state.may_fill(spec.layout().slot_bytes()).inspect_err(|error| {
+            Stats::add(&shared.stats.dump_blocks_dropped, 1);
+            shared.stats.failed("dump", error);
+        })?;
         let shards = if apart { 1 } else { spec.layout().shard_count() };
         let block = Block::dumping(shards);
         let slot =

@@ -63,6 +63,12 @@ impl WriteSlot {
         self.memory.slices(start, end)
     }
 
+    /// The memory by address, for devices that write it themselves. They must have ended before this value does: then
+    /// the memory is somebody else's (P4).
+    pub const fn memory(&self) -> &SlotBuf {
+        self.memory.memory()
+    }
+
     /// Copies bytes to `start`; what does not fit into the block is an error.
     pub fn write_at(&mut self, start: usize, bytes: &[u8]) -> Result<()> {
         if start.checked_add(bytes.len()).is_none_or(|end| end > self.block_bytes) {

@@ -38,6 +38,13 @@ impl Writable {
     }
 }
 
+impl Writable {
+    /// The memory itself, for devices that write it by address.
+    pub(crate) const fn memory(&self) -> &SlotBuf {
+        &self.0
+    }
+}
+
 impl Readable {
     /// # Safety
     /// The slot must be sealed and leased for as long as the value lives: then nobody writes it (P1).

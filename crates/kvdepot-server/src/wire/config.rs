@@ -26,6 +26,9 @@ pub struct WireConfig {
     /// File with the secret that clients must know.
     #[serde(default)]
     pub token_file: Option<PathBuf>,
+    /// PEM files of the certificate chain and the private key: then both ports speak TLS only.
+    #[serde(default)]
+    pub tls: Option<TlsConfig>,
     /// Least bytes of the pool that a value takes.
     #[serde(default = "default_value_bytes_min")]
     pub value_bytes_min: u64,
@@ -47,6 +50,16 @@ pub struct WireConfig {
     /// Threads that serve connections; 0 = as many as processors, up to eight.
     #[serde(default)]
     pub threads: usize,
+}
+
+/// What TLS is spoken with.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TlsConfig {
+    /// PEM file of the certificate chain, the server's own first.
+    pub certificate_file: PathBuf,
+    /// PEM file of its private key.
+    pub key_file: PathBuf,
 }
 
 /// Eviction ahead of need: down to `min_percent` whenever more than `max_percent` of the pool are in use.

@@ -11,7 +11,7 @@ use kvdepot_wire::FrameBuffer;
 use kvdepot_wire::infini::{code, op as infini_op};
 use kvdepot_wire::limits::REQUESTS_IN_FLIGHT_MAX;
 use kvdepot_wire::own::{Offer, Request, ServerHandshake, op as own_op};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -19,7 +19,8 @@ use tokio::time::Instant;
 use super::door::Door;
 use super::infini::Command as InfiniCommand;
 use super::own::{Command as OwnCommand, Greeting};
-use super::stream::Stream;
+use super::stream::{Socket, Stream, keep_alive};
+use super::tls;
 
 /// How long a visitor may take to prove that it knows the token.
 const HELLO_WAIT: Duration = Duration::from_secs(10);
@@ -53,28 +54,19 @@ enum Arrived {
 /// Serves a connection until it ends; why it ended is logged here.
 pub(super) async fn converse(door: Arc<Door>, tcp: TcpStream, draining: watch::Receiver<bool>) {
     let (counters, peer) = (Arc::clone(&door.counters), tcp.peer_addr());
+    keep_alive(&tcp);
     let outcome = async {
-        let stream = Arc::new(Stream::new(tcp, door.config.stall(), Arc::clone(&door.counters))?);
-        let direct = door.depot.direct();
-        let values = door.values.for_owner(direct.clone());
-        let mut connection = Connection {
-            handshake: ServerHandshake::new(door.token.clone()),
-            door,
-            stream,
-            direct,
-            values,
-            tasks: JoinSet::new(),
-            in_flight: Arc::new(Semaphore::new(REQUESTS_IN_FLIGHT_MAX as usize)),
-            rdma: None,
+        let Some(acceptor) = door.tls.clone() else {
+            return serve(door, Socket::Tcp(tcp), draining).await;
         };
-        let outcome = connection.run(draining).await;
-        if outcome.is_ok() {
-            // The peer may have closed only its half: what it asked for before is still sent.
-            while connection.tasks.join_next().await.is_some() {}
-        }
+        let outside = tls::accept(&acceptor, tcp).await?;
+        let (inside, far) = UnixStream::pair().map_err(|e| Error::io("no socket for a TLS connection", e))?;
+        let (outcome, ()) =
+            tokio::join!(serve(door, Socket::Inside(inside), draining), tls::carry(outside, far));
         outcome
     };
-    if let Err(error) = outcome.await {
+    let outcome = outcome.await;
+    if let Err(error) = outcome {
         let reason = match error.kind() {
             ErrorKind::Timeout => "timeout",
             ErrorKind::Protocol => "protocol",
@@ -89,6 +81,28 @@ pub(super) async fn converse(door: Arc<Door>, tcp: TcpStream, draining: watch::R
             _ => tracing::warn!("the connection of {peer} was closed: {error}"),
         }
     }
+}
+
+async fn serve(door: Arc<Door>, socket: Socket, draining: watch::Receiver<bool>) -> Result<()> {
+    let stream = Arc::new(Stream::new(socket, door.config.stall(), Arc::clone(&door.counters))?);
+    let direct = door.depot.direct();
+    let values = door.values.for_owner(direct.clone());
+    let mut connection = Connection {
+        handshake: ServerHandshake::new(door.token.clone()),
+        door,
+        stream,
+        direct,
+        values,
+        tasks: JoinSet::new(),
+        in_flight: Arc::new(Semaphore::new(REQUESTS_IN_FLIGHT_MAX as usize)),
+        rdma: None,
+    };
+    let outcome = connection.run(draining).await;
+    if outcome.is_ok() {
+        // The peer may have closed only its half: what it asked for before is still sent.
+        while connection.tasks.join_next().await.is_some() {}
+    }
+    outcome
 }
 
 impl Connection {

@@ -13,12 +13,14 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
 
 use super::config::WireConfig;
 use super::connection::converse;
 use super::counters::Counters;
 use super::http;
 use super::rdma::RdmaTransport;
+use super::tls;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 1024;
@@ -35,6 +37,7 @@ pub(super) struct Door {
     pub(super) depot: Arc<Depot>,
     pub(super) values: Values,
     pub(super) token: Option<Token>,
+    pub(super) tls: Option<TlsAcceptor>,
     pub(super) rdma: Option<Arc<dyn RdmaTransport>>,
     pub(super) counters: Arc<Counters>,
 }
@@ -65,6 +68,8 @@ impl WireDoor {
                 config.host
             );
         }
+        let tls =
+            config.tls.as_ref().map(|tls| tls::acceptor(&tls.certificate_file, &tls.key_file)).transpose()?;
         raise_descriptor_limit(config.connections_max as u64 + DESCRIPTORS_BESIDE);
         let pool_bytes = depot.config().mapped_bytes();
         let values = Values::open(depot.direct(), pool_bytes, config.value_bytes_min)?;
@@ -92,6 +97,7 @@ impl WireDoor {
             depot: Arc::clone(depot),
             values,
             token,
+            tls,
             rdma,
             counters: Arc::new(Counters::new()),
         });

@@ -17,6 +17,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 
 use super::door::{Door, self_test};
+use super::tls;
 
 /// Requests of administrators at a time.
 const VISITORS_MAX: usize = 64;
@@ -39,17 +40,24 @@ pub(super) async fn serve(door: Arc<Door>, listener: TcpListener, mut closing: w
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
-        let door = Arc::clone(&door);
+        let (door, tls) = (Arc::clone(&door), door.tls.clone());
         tokio::spawn(async move {
             let _permit = permit;
             let service = service_fn(move |request| {
                 let door = Arc::clone(&door);
                 async move { Ok::<_, Infallible>(answer(door, request).await) }
             });
-            let visit = hyper::server::conn::http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(HEADER_WAIT)
-                .serve_connection(TokioIo::new(tcp), service);
+            let mut http = hyper::server::conn::http1::Builder::new();
+            http.timer(TokioTimer::new()).header_read_timeout(HEADER_WAIT);
+            let visit = async {
+                match tls {
+                    None => http.serve_connection(TokioIo::new(tcp), service).await.is_ok(),
+                    Some(acceptor) => match tls::accept(&acceptor, tcp).await {
+                        Ok(tls) => http.serve_connection(TokioIo::new(tls), service).await.is_ok(),
+                        Err(_) => false,
+                    },
+                }
+            };
             // Who stays longer, or speaks no HTTP, is shown out.
             let _ = tokio::time::timeout(VISIT_MAX, visit).await;
         });

@@ -10,7 +10,8 @@ mod infini;
 mod own;
 mod rdma;
 mod stream;
+mod tls;
 
-pub use config::{EvictConfig, WireConfig};
+pub use config::{EvictConfig, TlsConfig, WireConfig};
 pub use door::WireDoor;
 pub use rdma::RdmaTransport;

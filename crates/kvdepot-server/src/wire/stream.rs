@@ -10,8 +10,9 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_depot::direct::{ReadSlot, WriteSlot};
 use kvdepot_depot::values::{Value, ValueSlot};
 use kvdepot_wire::FrameBuffer;
+use rustix::net::sockopt;
 use smallvec::SmallVec;
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
@@ -67,10 +68,66 @@ impl Source for Value {
     }
 }
 
+/// What carries a connection.
+#[derive(Debug)]
+pub(super) enum Socket {
+    Tcp(TcpStream),
+    /// The inner end of a TLS connection.
+    Inside(UnixStream),
+}
+
+impl Socket {
+    fn try_read(&self, room: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(tcp) => tcp.try_read(room),
+            Self::Inside(unix) => unix.try_read(room),
+        }
+    }
+
+    fn try_read_vectored(&self, pieces: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(tcp) => tcp.try_read_vectored(pieces),
+            Self::Inside(unix) => unix.try_read_vectored(pieces),
+        }
+    }
+
+    fn try_write_vectored(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(tcp) => tcp.try_write_vectored(pieces),
+            Self::Inside(unix) => unix.try_write_vectored(pieces),
+        }
+    }
+
+    async fn readable(&self) -> io::Result<()> {
+        match self {
+            Self::Tcp(tcp) => tcp.readable().await,
+            Self::Inside(unix) => unix.readable().await,
+        }
+    }
+
+    async fn writable(&self) -> io::Result<()> {
+        match self {
+            Self::Tcp(tcp) => tcp.writable().await,
+            Self::Inside(unix) => unix.writable().await,
+        }
+    }
+}
+
+/// Has the kernel notice a dead host, so that its connection's leases end (P4).
+pub(super) fn keep_alive(tcp: &TcpStream) {
+    let kept = sockopt::set_socket_keepalive(tcp, true)
+        .and_then(|()| sockopt::set_tcp_keepidle(tcp, Duration::from_secs(60)))
+        .and_then(|()| sockopt::set_tcp_keepintvl(tcp, Duration::from_secs(10)))
+        .and_then(|()| sockopt::set_tcp_keepcnt(tcp, 6));
+    if let Err(error) = kept {
+        tracing::debug!("a dead host behind this connection will be noticed late: {error}");
+    }
+}
+
 /// A socket that one task reads, and many send answers to in turn.
 #[derive(Debug)]
 pub(super) struct Stream {
-    tcp: TcpStream,
+    socket: Socket,
     /// Whose turn it is to send.
     turn: Mutex<()>,
     /// Whether an answer was cut off: what is sent after it would be read as its rest.
@@ -88,16 +145,12 @@ fn late(what: &str) -> Error {
 }
 
 impl Stream {
-    pub(super) fn new(tcp: TcpStream, stall: Duration, counters: Arc<Counters>) -> Result<Self> {
-        // Answers are whole messages: none of them may wait for an acknowledgement of the one before.
-        tcp.set_nodelay(true).map_err(|e| Error::io("cannot prepare a connection", e))?;
-        let keep = rustix::net::sockopt::set_socket_keepalive(&tcp, true)
-            .and_then(|()| rustix::net::sockopt::set_tcp_keepidle(&tcp, Duration::from_secs(60)))
-            .and_then(|()| rustix::net::sockopt::set_tcp_keepintvl(&tcp, Duration::from_secs(10)))
-            .and_then(|()| rustix::net::sockopt::set_tcp_keepcnt(&tcp, 6));
-        // Only how soon a dead host is noticed depends on it.
-        let _ = keep;
-        Ok(Self { tcp, turn: Mutex::new(()), broken: AtomicBool::new(false), stall, counters })
+    pub(super) fn new(socket: Socket, stall: Duration, counters: Arc<Counters>) -> Result<Self> {
+        if let Socket::Tcp(tcp) = &socket {
+            // Answers are whole messages: none of them may wait for an acknowledgement of the one before.
+            tcp.set_nodelay(true).map_err(|e| Error::io("cannot prepare a connection", e))?;
+        }
+        Ok(Self { socket, turn: Mutex::new(()), broken: AtomicBool::new(false), stall, counters })
     }
 
     /// When a message of so many bytes must be through, if it begins now.
@@ -108,7 +161,7 @@ impl Stream {
     /// Reads what has come into the buffer, waiting for it; 0 at the peer's end.
     pub(super) async fn fill(&self, buffer: &mut FrameBuffer, deadline: Option<Instant>) -> Result<usize> {
         loop {
-            match buffer.read_with(|room| self.tcp.try_read(room)) {
+            match buffer.read_with(|room| self.socket.try_read(room)) {
                 Ok(count) => return Ok(count),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     buffer.release();
@@ -121,8 +174,8 @@ impl Stream {
 
     async fn readable(&self, deadline: Option<Instant>) -> Result<()> {
         let ready = match deadline {
-            None => self.tcp.readable().await,
-            Some(deadline) => tokio::time::timeout_at(deadline, self.tcp.readable())
+            None => self.socket.readable().await,
+            Some(deadline) => tokio::time::timeout_at(deadline, self.socket.readable())
                 .await
                 .map_err(|_| late("a peer stopped in the middle of a message"))?,
         };
@@ -151,7 +204,7 @@ impl Stream {
             let outcome = {
                 let mut pieces = sink.pieces(at, bytes);
                 pieces.truncate(IO_VECTORS_MAX);
-                self.tcp.try_read_vectored(&mut pieces)
+                self.socket.try_read_vectored(&mut pieces)
             };
             match outcome {
                 Ok(0) => return Err(closed("a peer left in the middle of its payload")),
@@ -182,7 +235,7 @@ impl Stream {
         let mut scratch = if left > 0 { vec![0; DISCARD_BYTES] } else { Vec::new() };
         while left > 0 {
             let room = scratch.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-            match self.tcp.try_read(&mut scratch[..room]) {
+            match self.socket.try_read(&mut scratch[..room]) {
                 Ok(0) => return Err(closed("a peer left in the middle of its payload")),
                 Ok(count) => left -= count as u64,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
@@ -216,7 +269,7 @@ impl Stream {
                     pieces.extend(payload.pieces(at.saturating_sub(head.len()), payload_bytes));
                 }
                 pieces.truncate(IO_VECTORS_MAX);
-                self.tcp.try_write_vectored(&pieces)
+                self.socket.try_write_vectored(&pieces)
             };
             match outcome {
                 Ok(count) => {
@@ -229,7 +282,7 @@ impl Stream {
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     let patience = deadline.min(Instant::now() + self.stall);
-                    tokio::time::timeout_at(patience, self.tcp.writable())
+                    tokio::time::timeout_at(patience, self.socket.writable())
                         .await
                         .map_err(|_| late("a peer does not take its answer"))?
                         .map_err(|e| Error::io("a connection broke", e))?;
