@@ -31,7 +31,7 @@ PYTHON_INPUTS := pyproject.toml README.md $(shell find python -name '*.py' -o -n
 help: ## List the commands
 	@awk 'BEGIN { FS = ":.*## " } \
 		/^##@/ { printf "\n%s\n", substr($$0, 5) } \
-		/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+		/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: $(STAMPS)/installed ## Make .venv, build the wheel and install it
@@ -55,6 +55,14 @@ bench-engine: vllm-env ## Measure real vLLM with kvdepot, without, and with its 
 .PHONY: bench-thrash
 bench-thrash: vllm-env ## Send concurrent hits that exceed the pool
 	@$(VLLM_VENV)/bin/python -m benches.engine.thrash $(ARGS)
+
+.PHONY: bench-wire-faults
+bench-wire-faults: infinistore-env ## Send malformed traffic to our wire door and to InfiniStore's
+	@$(INFINISTORE_VENV)/bin/python -m benches.wire.faults $(ARGS)
+
+.PHONY: bench-wire
+bench-wire: infinistore-env ## Measure the wire door beside InfiniStore's server
+	@$(INFINISTORE_VENV)/bin/python -m benches.wire.throughput $(ARGS)
 
 ##@ Check
 

@@ -154,6 +154,13 @@ class Server:
         """Whether its process has not ended."""
         return self._child.running
 
+    def ends_within(self, timeout_s: float) -> bool:
+        """Whether its process ends by itself in that time."""
+        end_s = time.monotonic() + timeout_s
+        while self.alive and time.monotonic() < end_s:
+            time.sleep(POLL_S)
+        return not self.alive
+
     @property
     def pid(self) -> int:
         """Its process."""
