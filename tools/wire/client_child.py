@@ -5,6 +5,7 @@ The client blocks for ever on some answers, and ends its process on others; so i
 
 import asyncio
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from multiprocessing.connection import Connection
 from typing import Any
@@ -72,6 +73,29 @@ class Peer:
         """A registered buffer's bytes."""
         value: bytes = self.buffers[name].tobytes()
         return value
+
+    def timed(self, op: str, keys: list[str], nbytes: int, start_s: float, limit_s: float) -> tuple[float, list[float]]:
+        """Puts or gets these keys one after the other, from ``start_s`` (monotonic) on, for ``limit_s`` at most.
+
+        The seconds that the whole took from ``start_s`` on, and the seconds of each.
+        """
+        data = np.full(nbytes, (nbytes >> 10) % 251, dtype=np.uint8)
+        address, got, took_s = data.ctypes.data, data, []
+        time.sleep(max(0.0, start_s - time.monotonic()))
+        before_s = time.monotonic()
+        for key in keys:
+            if op == "put":
+                self.connection.tcp_write_cache(key, address, nbytes)
+            else:
+                got = self.connection.tcp_read_cache(key)
+            after_s = time.monotonic()
+            took_s.append(after_s - before_s)
+            before_s = after_s
+            if after_s - start_s > limit_s:
+                break
+        if not np.array_equal(got, data):
+            raise ValueError(f"{keys[len(took_s) - 1]} has wrong bytes")
+        return before_s - start_s, took_s
 
     def rdma_write(self, name: str, requests: list[tuple[Blocks, int]]) -> list[Reply]:
         """``rdma_write_cache_async`` of all requests at once; each is (key and offset) pairs, and bytes of a block."""
