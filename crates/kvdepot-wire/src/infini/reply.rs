@@ -1,0 +1,99 @@
+//! Answers: raw numbers whose meaning depends on what was asked.
+
+use kvdepot_core::{Error, ErrorKind, Result};
+
+use super::{ConnInfo, code, op};
+
+/// An answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// A code alone: the end of a put, or a refusal.
+    Code(i32),
+    /// Answer to `Exists` (0 = there), `Match` (-1 = none) and `Delete` (how many).
+    Number(i32),
+    /// So many bytes of value follow.
+    Value(u32),
+    /// The server's RDMA connection data.
+    Exchange(ConnInfo),
+}
+
+impl Reply {
+    /// Appends the answer's bytes.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Code(code) => out.extend_from_slice(&code.to_le_bytes()),
+            Self::Number(number) => {
+                out.extend_from_slice(&code::FINISH.to_le_bytes());
+                out.extend_from_slice(&number.to_le_bytes());
+            }
+            Self::Value(bytes) => {
+                out.extend_from_slice(&code::FINISH.to_le_bytes());
+                out.extend_from_slice(&bytes.to_le_bytes());
+            }
+            Self::Exchange(info) => {
+                out.extend_from_slice(&code::FINISH.to_le_bytes());
+                out.extend_from_slice(&info.encode());
+            }
+        }
+    }
+}
+
+/// Reads one answer of a server. Feed it bytes until it has an answer; a value's bytes come after and are not its.
+#[derive(Debug)]
+pub struct ReplyReader {
+    op: u8,
+    is_get: bool,
+    bytes: [u8; 4 + ConnInfo::BYTES],
+    filled: usize,
+}
+
+impl ReplyReader {
+    /// For the answer to this request.
+    pub const fn new(request: &super::Request<'_>) -> Self {
+        let is_get = matches!(request, super::Request::Tcp { op: super::TcpOp::Get, .. });
+        Self { op: request.op(), is_get, bytes: [0; 4 + ConnInfo::BYTES], filled: 0 }
+    }
+
+    /// Where the next bytes go; read no more than that. Never empty before there is an answer.
+    pub fn room(&mut self) -> &mut [u8] {
+        let wanted = self.wanted();
+        &mut self.bytes[self.filled..wanted]
+    }
+
+    /// So many bytes were put there: the answer, if that was all of it.
+    pub fn advance(&mut self, count: usize) -> Result<Option<Reply>> {
+        self.filled = (self.filled + count).min(self.bytes.len());
+        if self.filled < self.wanted() {
+            return Ok(None);
+        }
+        let number = |at: usize| {
+            let mut four = [0; 4];
+            four.copy_from_slice(&self.bytes[at..at + 4]);
+            i32::from_le_bytes(four)
+        };
+        let first = number(0);
+        if first != code::FINISH || (self.op == op::TCP && !self.is_get) {
+            return Ok(Some(Reply::Code(first)));
+        }
+        Ok(Some(match self.op {
+            op::EXCHANGE => Reply::Exchange(ConnInfo::decode(&self.bytes[4..])?),
+            op::TCP => Reply::Value(u32::try_from(number(4)).map_err(|_| {
+                Error::new(ErrorKind::Protocol, "a server announced a value of negative length")
+                    .with("bytes", number(4))
+            })?),
+            _ => Reply::Number(number(4)),
+        }))
+    }
+
+    /// How long the answer is, as far as it is known.
+    fn wanted(&self) -> usize {
+        let finished = self.filled >= 4 && self.bytes[..4] == code::FINISH.to_le_bytes();
+        match self.op {
+            // A refusal is four bytes long, whatever was asked.
+            _ if !finished => 4,
+            op::EXCHANGE => 4 + ConnInfo::BYTES,
+            op::TCP if !self.is_get => 4,
+            _ => 8,
+        }
+    }
+}
