@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tools.wire.client import Peer
-from tools.wire.servers import KINDS, STANDIN, NoServerError, Server, standin_verbs
+from tools.wire.servers import KINDS, STANDIN, Server, standin_verbs
 
 NewPeer = Callable[..., Peer]
 
@@ -18,6 +18,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "rdma: needs RDMA")
     config.addinivalue_line("markers", "peer_fault(reason): InfiniStore's own server fails this")
     config.addinivalue_line("markers", "peer_fault_sometimes(reason): InfiniStore's own server may fail this")
 
@@ -40,14 +41,26 @@ def start(request: pytest.FixtureRequest, **settings: object) -> Server:
 
 
 @pytest.fixture(scope="session")
-def shared_server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    with start(request, rdma=standin_verbs() is not None) as server:
+def tcp_server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    with start(request) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rdma_server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    if standin_verbs() is None:
+        pytest.skip(f"RDMA needs a stand-in for libibverbs, named by {STANDIN}")
+    with start(request, rdma=True) as server:
         yield server
 
 
 @pytest.fixture
-def server(shared_server: Server) -> Iterator[Server]:
-    """A server without keys, the same process for all tests; it must be alive and answer after every test."""
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server without keys, the same process for all tests; it must be alive and answer after every test.
+
+    It has RDMA, too, for tests that are marked so.
+    """
+    shared_server = request.getfixturevalue("rdma_server" if request.node.get_closest_marker("rdma") else "tcp_server")
     if not shared_server.answers():
         shared_server.restart()
     shared_server.purge()
@@ -95,9 +108,4 @@ def peer(new_peer: NewPeer) -> Peer:
 @pytest.fixture
 def rdma_peer(new_peer: NewPeer) -> Peer:
     """InfiniStore's client, connected over RDMA."""
-    if standin_verbs() is None:
-        pytest.skip(f"RDMA needs a stand-in for libibverbs, named by {STANDIN}")
-    try:
-        return new_peer(rdma=True)
-    except NoServerError as error:
-        pytest.skip(str(error))
+    return new_peer(rdma=True)

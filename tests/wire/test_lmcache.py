@@ -13,18 +13,19 @@ from typing import Any
 
 import pytest
 
-from tools.wire.servers import HOST, ROOT, STANDIN, Server, preload, standin_verbs
+from tools.wire.servers import HOST, ROOT, Server, preload
 
 LMCACHE_S = 120
 CHUNKS = 16
+
+pytestmark = pytest.mark.rdma
+
 LMCache = Callable[[str, int], dict[str, Any]]
 
 
 @pytest.fixture
 def lmcache(server: Server) -> LMCache:
     """Runs LMCache in a new process: an action on so many chunks, from a number on."""
-    if standin_verbs() is None:
-        pytest.skip(f"LMCache's connector speaks RDMA only; a stand-in for libibverbs is named by {STANDIN}")
     if importlib.util.find_spec("torch") is None:
         pytest.skip("LMCache needs torch: run make vllm-env, then make infinistore-env")
 

@@ -10,6 +10,8 @@ from tools.wire.servers import Server
 KIB, MIB = 1 << 10, 1 << 20
 OK = (True, 200)
 
+pytestmark = pytest.mark.rdma
+
 
 def blocks(prefix: str, count: int, nbytes: int) -> list[tuple[str, int]]:
     return [(f"{prefix}-{i}", i * nbytes) for i in range(count)]

@@ -26,7 +26,9 @@ from kvdepot.errors import config_error
     show_default=True,
     help="End when nobody was attached for so many seconds; 0 = never.",
 )
-@click.option("--log-level", type=click.Choice([*LOG_LEVELS, "warning"]), help="Goes before environment and configuration.")
+@click.option(
+    "--log-level", type=click.Choice([*LOG_LEVELS, "warning"]), help="Goes before environment and configuration."
+)
 @click.option("--log-file", type=click.Path(dir_okay=False), help="Write log lines there, not to standard error.")
 @wire.options
 def command(
