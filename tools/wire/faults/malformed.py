@@ -10,6 +10,8 @@ from tools.wire.servers import Server
 
 SEED = 20261122
 MUTATIONS = 400
+# A server under test has a pool of 1 GiB.
+TOO_LARGE_BYTES = 1536 * MIB
 STREAMED_BYTES = 96 * MIB
 # What a server may take for one frame that it has not yet refused, over all connections that send one.
 RSS_LIMIT_BYTES = 64 * MIB
@@ -126,15 +128,14 @@ def bad_length_zero(server: Server) -> str:
 def put_larger_than_pool(server: Server) -> str:
     """A value larger than the pool is refused, and its bytes are never taken for requests."""
     smuggled = frames.frame(frames.DELETE, frames.keys_table(list(WITNESSES)))
-    with Raw(server.port) as raw:
-        answer = "closed"
-        try:
-            raw.send(frames.put_frame("huge", (1 << 31) - 1))
-            raw.send(smuggled * 100)
-            answer = answer_code(raw)
-            raw.send(smuggled * 100)
-        except ClosedError:
-            pass
+    part = smuggled * (MIB // len(smuggled))
+    count = TOO_LARGE_BYTES // len(part)
+    answer = "closed"
+    with Raw(server.port) as raw, suppress(ClosedError):
+        raw.send(frames.put_frame("huge", len(part) * count))
+        for _ in range(count):
+            raw.send(part)
+        answer = answer_code(raw)
     with Raw(server.port) as raw:
         must(all(raw.exists(key.encode()) for key in WITNESSES), "the value's bytes were taken for requests")
     return refused(answer)
