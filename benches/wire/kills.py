@@ -29,6 +29,7 @@ SERVER_SHARE = 0.4
 MOST_BETWEEN = 300
 GO_ON_S = 30.0
 POLL_S = 0.01
+WORDS = 2000
 FILL_BYTES = 16 * MIB
 # Of a pool of 1 GiB, which evicts from 95 % on in InfiniStore's server.
 FILL_COUNT = 52
@@ -50,20 +51,26 @@ class Worker:
 
     def __init__(self, server: Server, client: str, seed: int, report: Path) -> None:
         self.report = report
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tools.wire.load_child", str(server.port), client, str(seed), str(report)],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        self._errors = report.with_suffix(".err")
+        with self._errors.open("wb") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tools.wire.load_child", str(server.port), client, str(seed), str(report)],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+            )
 
     def counts(self) -> Counter[str]:
         """Its last report."""
         # The last line may be cut, by a kill.
         lines = self.report.read_text().split("\n")[:-1] if self.report.exists() else []
         return Counter(json.loads(lines[-1])) if lines else Counter()
+
+    def last_words(self) -> str:
+        """The end of what it wrote to standard error."""
+        return self._errors.read_text(errors="replace")[-WORDS:]
 
     def ended(self) -> int | None:
         """Status, when it has ended by itself."""
@@ -126,7 +133,7 @@ class Run:
             self._replace(number)
         for number, worker in enumerate(self.workers):
             if worker.ended() is not None:
-                self.outcome.faults.append(f"a client ended with status {worker.ended()}")
+                self.outcome.faults.append(f"a client ended with status {worker.ended()}\n{worker.last_words()}")
                 self._replace(number)
         before = [worker.counts() for worker in self.workers]
         self.wait(
