@@ -147,10 +147,14 @@ class Run:
         self.past += self.workers[number].counts()
         self.workers[number] = self._worker(number)
 
-    def end(self, files_at_first: int) -> Outcome:
-        """Ends the load, and looks for what is left over."""
+    def end_load(self) -> None:
+        """Kills all clients."""
         for worker in self.workers:
             worker.kill()
+
+    def end(self, files_at_first: int) -> Outcome:
+        """Ends the load, and looks for what is left over."""
+        self.end_load()
         self.outcome.operations = dict(self.total())
         faults = self.outcome.faults
         if self.outcome.operations.get("wrong"):
@@ -175,7 +179,7 @@ def kills(kind: str, count: int, seed: int, root: Path) -> Outcome:
         server = stack.enter_context(Server(kind, keep_log=root / "server.log"))
         files_at_first = server.open_files()
         run = Run(server, root, seed)
-        stack.callback(lambda: [worker.kill() for worker in run.workers])
+        stack.callback(run.end_load)
         try:
             for _ in range(count):
                 run.step()
