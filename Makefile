@@ -107,8 +107,13 @@ lint: setup $(CARGO_DENY) ## Check format, lints, types, stubs, spelling and lic
 	@$(STEP) "typos" $(BIN)/typos
 
 .PHONY: ptx-check
-ptx-check: ## Check that the kernel's PTX belongs to its source
+ptx-check: ## Check that the kernel's PTX belongs to its source, and that the source copies rightly
 	@$(PYTHON) crates/kvdepot-copy/kernels/make_ptx.py --check
+	@mkdir -p .work
+	@if command -v $(CXX) >/dev/null; then \
+		$(CXX) -std=c++17 -O1 -Wno-unknown-pragmas crates/kvdepot-copy/kernels/emulate.cpp -o .work/emulate; \
+		.work/emulate; \
+	else echo "skipped: no C++ compiler to run the kernel's source with"; fi
 
 .PHONY: fix
 fix: setup ## Format, apply safe fixes, rewrite generated pages

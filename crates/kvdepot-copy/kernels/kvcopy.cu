@@ -13,6 +13,7 @@ struct __align__(32) Descriptor {
 
 enum : u32 { LANES = 32, UNROLL = 8, VECTOR = 16, STEP = LANES * VECTOR * UNROLL };
 
+#ifndef KVDEPOT_EMULATED // by emulate.cpp, which has its own
 static __device__ __forceinline__ uint4 load16(const char *from) {
     uint4 value;
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -27,6 +28,7 @@ static __device__ __forceinline__ void store16(char *to, uint4 value) {
                  "r"(value.w)
                  : "memory");
 }
+#endif
 
 // Both sides are aligned to a vector.
 static __device__ __forceinline__ void copy_vectors(const char *from, char *to, u32 len, u32 lane) {

@@ -42,7 +42,7 @@ def compile_source(library: Path) -> str:
     major, minor = ctypes.c_int(), ctypes.c_int()
     check(nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
     if (major.value, minor.value) != NVRTC_VERSION:
-        raise SystemExit(f"NVRTC is {major.value}.{minor.value}, not {NVRTC_VERSION[0]}.{NVRTC_VERSION[1]}: see --help")
+        raise SystemExit(f"NVRTC is {major.value}.{minor.value}, not {NVRTC_VERSION[0]}.{NVRTC_VERSION[1]}")
     program = ctypes.c_void_p()
     name, text = SOURCE.name.encode(), SOURCE.read_bytes()
     check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, name, 0, None, None))

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use crate::control::DEVICE_COUNT;
 use crate::kernels::Kernel;
-use crate::world::{CONTEXTS, call, context_handle, device_of, world};
+use crate::world::{CAPTURE_MODE, CONTEXTS, call, context_handle, device_of, world};
 use crate::{abi_copy, code};
 
 /// What `cuDriverGetVersion` says, and what `cuGetProcAddress_v2` goes by.
@@ -163,6 +163,16 @@ unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut u64) -> c_int {
         // SAFETY: the API's contract.
         unsafe { context.write(context_handle(device)) };
     }
+    code::SUCCESS
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> c_int {
+    if mode.is_null() {
+        return code::INVALID_VALUE;
+    }
+    // SAFETY: the API's contract.
+    unsafe { mode.write(CAPTURE_MODE.replace(mode.read())) };
     code::SUCCESS
 }
 

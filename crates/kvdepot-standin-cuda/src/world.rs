@@ -1,6 +1,6 @@
 //! One device: its streams, events and memory, behind one lock.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::sync::LazyLock;
 
@@ -103,7 +103,26 @@ static WORLDS: LazyLock<Vec<World>> = LazyLock::new(|| {
     (0..DEVICE_COUNT).map(world).collect()
 });
 
+/// What CUDA starts every thread with: calls that could disturb a capture elsewhere make that capture fail.
+pub(crate) const CAPTURE_MODE_GLOBAL: i32 = 0;
+/// The mode in which they do not.
+pub(crate) const CAPTURE_MODE_RELAXED: i32 = 2;
+
+/// Calls that may disturb a capture of another thread; an engine may be capturing whenever kvdepot works.
+const DISTURBING: [&str; 8] = [
+    "cuMemAlloc_v2",
+    "cuMemFree_v2",
+    "cuMemHostAlloc",
+    "cuMemFreeHost",
+    "cuMemHostRegister_v2",
+    "cuMemHostUnregister",
+    "cuEventQuery",
+    "cuModuleLoadData",
+];
+
 thread_local! {
+    /// The capture mode of this thread.
+    pub(crate) static CAPTURE_MODE: Cell<i32> = const { Cell::new(CAPTURE_MODE_GLOBAL) };
     /// Devices whose contexts were pushed by this thread.
     pub(crate) static CONTEXTS: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
@@ -143,6 +162,11 @@ pub(crate) fn call(
     if state.retained == 0 {
         state.violation(format!("{name} in a context that was released"));
         return code::INVALID_CONTEXT;
+    }
+    if DISTURBING.contains(&name) && CAPTURE_MODE.get() != CAPTURE_MODE_RELAXED {
+        state.violation(format!(
+            "{name} would make an engine's capture fail: the thread's mode is not relaxed"
+        ));
     }
     let answer = body(world, &mut state).map_or_else(|code| code, |()| code::SUCCESS);
     state.some_early();

@@ -9,7 +9,7 @@ use kvdepot_core::Result;
 
 use crate::cuda::device::DeviceInfo;
 use crate::cuda::driver::{Driver, Table};
-use crate::cuda::types::{HOST_ALLOC_PORTABLE_DEVICEMAP, Handle, STREAM_NON_BLOCKING};
+use crate::cuda::types::{CAPTURE_MODE_RELAXED, HOST_ALLOC_PORTABLE_DEVICEMAP, Handle, STREAM_NON_BLOCKING};
 
 /// A primary context, retained: the engine may end its own use of it before we end ours.
 pub(crate) struct Context {
@@ -19,8 +19,12 @@ pub(crate) struct Context {
 }
 
 /// The context is current in this thread until this is dropped; what was current before is so again then.
+///
+/// Meanwhile the thread's capture mode is relaxed: engines capture graphs at start, just when the pool is registered, and
+/// a registration, an allocation or an event's query in the default mode would make such a capture fail.
 pub(crate) struct Entered<'a> {
     context: &'a Context,
+    capture_mode_before: c_int,
     /// Contexts are current in a thread, so this must stay in it.
     _thread: PhantomData<*mut ()>,
 }
@@ -37,7 +41,10 @@ impl Context {
     pub(crate) fn enter(&self) -> Result<Entered<'_>> {
         // SAFETY: the context is retained.
         self.check("cuCtxPushCurrent_v2", unsafe { (self.table().context_push)(self.handle) })?;
-        Ok(Entered { context: self, _thread: PhantomData })
+        let mut entered =
+            Entered { context: self, capture_mode_before: CAPTURE_MODE_RELAXED, _thread: PhantomData };
+        entered.exchange_capture_mode()?;
+        Ok(entered)
     }
 
     pub(crate) fn driver(&self) -> &'static Driver {
@@ -70,8 +77,19 @@ impl fmt::Debug for Context {
     }
 }
 
+impl Entered<'_> {
+    /// Sets the kept mode and keeps what was set.
+    fn exchange_capture_mode(&mut self) -> Result<()> {
+        // SAFETY: the pointer lives during the call.
+        let code =
+            unsafe { (self.context.table().thread_exchange_capture_mode)(&raw mut self.capture_mode_before) };
+        self.context.check("cuThreadExchangeStreamCaptureMode", code)
+    }
+}
+
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
+        let _ = self.exchange_capture_mode();
         let mut popped = 0;
         // SAFETY: pushed in this thread by `enter`.
         let _ = unsafe { (self.context.table().context_pop)(&raw mut popped) };

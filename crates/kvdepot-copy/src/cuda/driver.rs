@@ -67,6 +67,7 @@ entry_points! {
         primary_context_release = "cuDevicePrimaryCtxRelease_v2"(c_int);
         context_push = "cuCtxPushCurrent_v2"(Handle);
         context_pop = "cuCtxPopCurrent_v2"(*mut Handle);
+        thread_exchange_capture_mode = "cuThreadExchangeStreamCaptureMode"(*mut c_int);
         stream_priority_range = "cuCtxGetStreamPriorityRange"(*mut c_int, *mut c_int);
         mem_alloc = "cuMemAlloc_v2"(*mut DevicePtr, usize);
         mem_free = "cuMemFree_v2"(DevicePtr);

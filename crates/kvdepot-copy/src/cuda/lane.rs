@@ -257,9 +257,9 @@ impl Shared {
     }
 
     /// The thread: reports groups in order until the lane is dropped and all has ended.
-    fn report_all(&self, pendings: &Receiver<Pending>) {
+    fn report_all(&self, queue: &Receiver<Pending>) {
         let entered = self.parts.context.enter();
-        for pending in pendings {
+        for pending in queue {
             let outcome = entered.as_ref().map_err(Clone::clone).and_then(|_| self.wait(&pending.after));
             if let Some(buffer) = pending.buffer {
                 self.buffers.give_back(buffer);

@@ -22,6 +22,9 @@ pub(crate) const EVENT_BLOCKING_NO_TIMING: c_uint = 1 | 2;
 pub(crate) const HOST_REGISTER_PORTABLE_DEVICEMAP: c_uint = 1 | 2;
 pub(crate) const HOST_ALLOC_PORTABLE_DEVICEMAP: c_uint = 1 | 2;
 
+/// Calls of this thread are no hindrance to a graph that another thread captures.
+pub(crate) const CAPTURE_MODE_RELAXED: c_int = 2;
+
 pub(crate) const ATTRIBUTE_MULTIPROCESSORS: c_int = 16;
 pub(crate) const ATTRIBUTE_CAPABILITY_MAJOR: c_int = 75;
 pub(crate) const ATTRIBUTE_CAPABILITY_MINOR: c_int = 76;
