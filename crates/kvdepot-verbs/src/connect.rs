@@ -2,6 +2,7 @@
 
 use kvdepot_core::{Error, ErrorKind, Result};
 
+use crate::context::DeviceLimits;
 use crate::port::{LinkLayer, Port};
 use crate::qp::Qp;
 use crate::sys::{IBV_QPS_RTR, IBV_QPS_RTS, ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp_attr};
@@ -75,6 +76,12 @@ impl Default for RcAttributes {
 }
 
 impl RcAttributes {
+    /// The same, with no more than a device can do.
+    #[must_use]
+    pub fn within(self, limits: &DeviceLimits) -> Self {
+        Self { reads_max: self.reads_max.min(limits.reads_max), ..self }
+    }
+
     pub(crate) fn to_receive(self, port: &Port, peer: &Endpoint) -> Result<ibv_qp_attr> {
         // InfiniBand within a subnet goes by the LID alone; a GID would need a route that small fabrics do not have.
         let is_global = port.link == LinkLayer::Ethernet || peer.lid == 0;
