@@ -7,6 +7,7 @@ pub mod batch;
 pub mod conformance;
 pub mod cuda;
 pub mod event;
+pub mod gdr;
 pub mod host;
 pub mod pool;
 mod stream;

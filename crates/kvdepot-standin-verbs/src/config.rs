@@ -9,6 +9,8 @@ use kvdepot_verbs::sys::{IBV_LINK_LAYER_ETHERNET, IBV_LINK_LAYER_INFINIBAND, IBV
 pub(crate) struct Config {
     pub(crate) seed: u64,
     pub(crate) lazy: bool,
+    /// Nothing is done at all.
+    pub(crate) hung: bool,
     /// Name of the first device; others get their number instead of its last digit.
     pub(crate) device: String,
     pub(crate) devices: usize,
@@ -18,6 +20,8 @@ pub(crate) struct Config {
     pub(crate) region_bytes_max: u64,
     /// Whether memory can be registered by dma-buf.
     pub(crate) dmabuf: bool,
+    /// Added to the addresses of another device's memory; 0 when such memory cannot be registered by address.
+    pub(crate) peer_offset: u64,
     /// Directory whose entries are the devices' in sysfs.
     pub(crate) sysfs: PathBuf,
 }
@@ -29,12 +33,14 @@ impl Config {
         Self {
             seed: text("KVDEPOT_STANDIN_SEED").and_then(|seed| seed.parse().ok()).unwrap_or(1),
             lazy: false,
+            hung: false,
             device: text("KVDEPOT_STANDIN_DEVICE").unwrap_or_else(|| "standin0".to_owned()),
             devices: 1,
             link: if ethernet { IBV_LINK_LAYER_ETHERNET } else { IBV_LINK_LAYER_INFINIBAND },
             port_state: IBV_PORT_ACTIVE,
             region_bytes_max: u64::MAX,
             dmabuf: true,
+            peer_offset: 0,
             sysfs: PathBuf::from("/sys/class/infiniband"),
         }
     }

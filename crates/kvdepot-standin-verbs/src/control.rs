@@ -85,7 +85,7 @@ impl StandIn {
         unsafe { (self.reset)(seed, 0) };
     }
 
-    /// Sets `devices`, `ethernet`, `port_state`, `region_bytes_max` or `dmabuf`.
+    /// Sets `devices`, `ethernet`, `port_state`, `region_bytes_max`, `peer_offset`, `hung` or `dmabuf`.
     ///
     /// # Panics
     /// When there is no such thing.

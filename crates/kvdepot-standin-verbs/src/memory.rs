@@ -27,6 +27,8 @@ pub(crate) struct Region {
     pub(crate) access: u32,
     /// Where the bytes are in this process.
     pub(crate) backing: u64,
+    /// Another device's memory: what is written to it arrives after the request has completed, unless it is read back.
+    pub(crate) peer: bool,
     /// Made by us from a dma-buf, and to be unmapped.
     pub(crate) mapped: bool,
 }
@@ -111,6 +113,38 @@ impl State {
         let address = region.translate(address, len).ok_or(IBV_WC_REM_ACCESS_ERR)?;
         Ok(Piece { pid: own_pid(), address, len })
     }
+
+    /// Writes into a region of this process, or puts the bytes on their way when it is another device's memory.
+    pub(crate) fn deliver(&mut self, rkey: u32, piece: Piece, bytes: Vec<u8>) -> bool {
+        let lkey = self.lkey_of_rkey.get(&rkey).copied().unwrap_or(0);
+        if self.regions.get(&lkey).is_some_and(|region| region.peer) {
+            self.posted.push_back(Posted { lkey, piece, bytes });
+            return true;
+        }
+        place(&[piece], &bytes)
+    }
+
+    /// One write arrives at the other device.
+    pub(crate) fn land_one(&mut self) {
+        if let Some(posted) = self.posted.pop_front() {
+            place(&[posted.piece], &posted.bytes);
+        }
+    }
+
+    /// A read of another device's memory arrives there after all writes before it.
+    pub(crate) fn land_all(&mut self) {
+        while !self.posted.is_empty() {
+            self.land_one();
+        }
+    }
+}
+
+/// A write on its way to another device.
+#[derive(Debug)]
+pub(crate) struct Posted {
+    pub(crate) lkey: u32,
+    piece: Piece,
+    bytes: Vec<u8>,
 }
 
 /// Fetches the bytes of `pieces`; false when some of them are gone.

@@ -28,6 +28,9 @@ const FOR_EVER: u8 = 7;
 impl State {
     /// Does one random step; false when there is none.
     pub(crate) fn step(&mut self) -> bool {
+        if self.config.hung {
+            return false;
+        }
         let mut candidates = Vec::new();
         for (&number, qp) in &self.qps {
             if qp.state != IBV_QPS_RTS {
@@ -39,10 +42,15 @@ impl State {
                 }
             }
         }
-        if candidates.is_empty() {
+        let landing = usize::from(!self.posted.is_empty());
+        if candidates.len() + landing == 0 {
             return false;
         }
-        let (number, index) = candidates[self.rng.below(candidates.len())];
+        let drawn = self.rng.below(candidates.len() + landing);
+        let Some(&(number, index)) = candidates.get(drawn) else {
+            self.land_one();
+            return true;
+        };
         self.steps += 1;
         self.run(number, index);
         true
@@ -220,7 +228,7 @@ impl State {
             } else {
                 let address = request.remote_address + from as u64;
                 let target = self.remote(peer_pd, address, len, request.rkey, true);
-                if !target.is_ok_and(|piece| place(&[piece], &bytes)) {
+                if !target.is_ok_and(|piece| self.deliver(request.rkey, piece, bytes)) {
                     return self.refuse(number, dest, IBV_WC_REM_ACCESS_ERR);
                 }
             }
@@ -262,6 +270,7 @@ impl State {
         let Some(peer_pd) = self.qps.get(&dest).map(|peer| peer.pd) else {
             return Phase::Done(IBV_WC_RETRY_EXC_ERR);
         };
+        self.land_all();
         if let Some((from, len)) = chunks.pop() {
             let source = self.remote(peer_pd, request.remote_address + from as u64, len, request.rkey, false);
             match source.ok().and_then(|piece| fetch(&[piece])) {

@@ -1,6 +1,6 @@
 //! All that the stand-in knows, behind one lock.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::LazyLock;
 
@@ -8,7 +8,7 @@ use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::config::Config;
-use crate::memory::Region;
+use crate::memory::{Posted, Region};
 use crate::objects::{Channel, Cq, Qp, Srq};
 use crate::rng::Rng;
 
@@ -22,6 +22,8 @@ pub(crate) struct State {
     /// By local key.
     pub(crate) regions: HashMap<u32, Region>,
     pub(crate) lkey_of_rkey: HashMap<u32, u32>,
+    /// Writes on their way to other devices, in order.
+    pub(crate) posted: VecDeque<Posted>,
     pub(crate) channels: HashMap<usize, Channel>,
     pub(crate) cqs: HashMap<usize, Cq>,
     pub(crate) srqs: HashMap<usize, Srq>,
@@ -78,6 +80,7 @@ impl State {
             pds: HashMap::new(),
             regions: HashMap::new(),
             lkey_of_rkey: HashMap::new(),
+            posted: VecDeque::new(),
             channels: HashMap::new(),
             cqs: HashMap::new(),
             srqs: HashMap::new(),

@@ -8,12 +8,12 @@
 //! copy, for which a thread waits before it reports the group, and on which the engine's compute stream can wait too.
 
 pub mod calibration;
-mod context;
+pub(crate) mod context;
 mod describe;
 pub mod device;
 mod driver;
 mod engine;
-mod events;
+pub(crate) mod events;
 mod gate;
 mod kernel;
 mod lane;
@@ -22,10 +22,10 @@ mod mutation;
 mod plan;
 mod pools;
 mod submit;
-mod types;
+pub(crate) mod types;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use calibration::Calibration;
 pub use describe::{DeviceReport, Report, describe};

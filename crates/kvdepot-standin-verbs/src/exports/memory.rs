@@ -8,16 +8,44 @@ use super::null;
 use crate::memory::{Region, is_mapped};
 use crate::state::{State, lock};
 
+/// Where a region's bytes are.
+#[derive(Clone, Copy, Default)]
+struct Backing {
+    address: u64,
+    mapped: bool,
+    peer: bool,
+}
+
+/// How the stand-in for libcuda begins what stands for a dma-buf of its memory; address and length follow.
+const PEER_MAGIC: [u8; 8] = *b"kvdepeer";
+
+/// The address behind a dma-buf of the other stand-in.
+fn peer_address(fd: c_int) -> Option<u64> {
+    let mut bytes = [0u8; 24];
+    // SAFETY: the place has the room that is named.
+    let read = unsafe { libc::pread(fd, bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    let (magic, rest) = bytes.split_first_chunk::<8>()?;
+    let address = rest.first_chunk::<8>()?;
+    (read == 24 && *magic == PEER_MAGIC).then(|| u64::from_le_bytes(*address))
+}
+
 fn register(
     mut state: parking_lot::MutexGuard<'static, State>,
     pd: *mut ibv_pd,
     start: u64,
     len: usize,
     access: u32,
-    backing: (u64, bool),
+    backing: Backing,
 ) -> *mut ibv_mr {
-    let region =
-        Region { pd: pd as usize, start, len: len as u64, access, backing: backing.0, mapped: backing.1 };
+    let region = Region {
+        pd: pd as usize,
+        start,
+        len: len as u64,
+        access,
+        backing: backing.address,
+        peer: backing.peer,
+        mapped: backing.mapped,
+    };
     if access & IBV_ACCESS_REMOTE_WRITE != 0 && access & IBV_ACCESS_LOCAL_WRITE == 0 {
         return null(libc::EINVAL);
     }
@@ -61,10 +89,13 @@ fn register_host(
     if len == 0 {
         return null(libc::EINVAL);
     }
-    if !is_mapped(address as u64, len as u64) {
+    let offset = state.config.peer_offset;
+    let peer = offset != 0 && address as u64 >= offset;
+    let address = if peer { address as u64 - offset } else { address as u64 };
+    if !is_mapped(address, len as u64) {
         return null(libc::EFAULT);
     }
-    register(state, pd, iova, len, access, (address as u64, false))
+    register(state, pd, iova, len, access, Backing { address, peer, mapped: false })
 }
 
 #[unsafe(no_mangle)]
@@ -94,7 +125,7 @@ extern "C" fn ibv_reg_mr_iova2(
     register_host("ibv_reg_mr_iova2", pd, address, len, iova, access)
 }
 
-/// A dma-buf is any descriptor that can be mapped.
+/// A dma-buf is the other stand-in's, or any descriptor that can be mapped.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_reg_dmabuf_mr(
     pd: *mut ibv_pd,
@@ -111,6 +142,10 @@ extern "C" fn ibv_reg_dmabuf_mr(
     if !state.config.dmabuf {
         return null(libc::EOPNOTSUPP);
     }
+    if let Some(address) = peer_address(fd) {
+        let backing = Backing { address: address + offset, peer: true, mapped: false };
+        return register(state, pd, iova, len, access.cast_unsigned(), backing);
+    }
     // SAFETY: a new mapping, at a place of the kernel's choice.
     let backing = unsafe {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -119,7 +154,14 @@ extern "C" fn ibv_reg_dmabuf_mr(
     if backing == libc::MAP_FAILED {
         return null(libc::EINVAL);
     }
-    register(state, pd, iova, len, access.cast_unsigned(), (backing as u64, true))
+    register(
+        state,
+        pd,
+        iova,
+        len,
+        access.cast_unsigned(),
+        Backing { address: backing as u64, mapped: true, peer: false },
+    )
 }
 
 #[unsafe(no_mangle)]
@@ -131,6 +173,8 @@ extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
         return libc::EINVAL;
     }
     state.lkey_of_rkey.remove(&rkey);
+    // What was still on its way finds nobody any more: whoever did not push it has lost it.
+    state.posted.retain(|posted| posted.lkey != lkey);
     if let Some(users) = state.pds.get_mut(&pd) {
         *users -= 1;
     }

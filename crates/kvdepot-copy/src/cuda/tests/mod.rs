@@ -2,5 +2,5 @@
 
 mod faults;
 mod registration;
-mod rig;
+pub(crate) mod rig;
 mod schedules;
