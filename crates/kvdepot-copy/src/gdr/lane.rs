@@ -255,9 +255,7 @@ impl Worker {
         while reports.next < reports.posted && (at_once || posting.has_ended(reports.next)) {
             if self.direction == Direction::ToDevice {
                 let event = self.events.take()?;
-                if !self.parts.mutation.is(Mistake::SkipGroupRecord) {
-                    event.record(&self.behind)?;
-                }
+                event.record(&self.behind)?;
                 reports.job.sink.group_submitted(reports.next, DeviceEvent::new(event as _));
                 if reports.next + 1 == reports.job.batch.ends.len() {
                     reports.job.submitted.set();

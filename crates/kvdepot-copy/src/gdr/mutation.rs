@@ -15,8 +15,6 @@ pub(crate) enum Mistake {
     SignalFirst,
     /// Nothing pushes a load's writes to the device.
     SkipFlush,
-    /// The event of a group is handed out without being recorded.
-    SkipGroupRecord,
     /// Registrations of a batch end when it was posted.
     RegionsEndEarly,
     /// Groups that follow a failed one are reported as done.
