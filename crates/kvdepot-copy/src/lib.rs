@@ -9,6 +9,7 @@ pub mod cuda;
 pub mod event;
 pub mod gdr;
 pub mod host;
+mod pages;
 pub mod pool;
 mod stream;
 

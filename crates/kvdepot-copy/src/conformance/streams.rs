@@ -13,7 +13,8 @@ use parking_lot::{Condvar, Mutex};
 use crate::batch::{Direction, GroupSink};
 use crate::conformance::DeviceMemory;
 use crate::conformance::draw::{Draw, pattern};
-use crate::conformance::work::{PAGE, Pages, Work};
+use crate::conformance::work::Work;
+use crate::pages::{PAGE, Pages};
 use crate::{CopyEngine, DeviceEvent, PoolRegistration};
 
 /// What was there before.

@@ -2,9 +2,8 @@
 
 use crate::batch::{CopyBatch, CopyOp, Direction};
 use crate::conformance::draw::Draw;
+use crate::pages::{PAGE, Pages};
 
-/// Page size, for memory that can be registered.
-pub(crate) const PAGE: usize = 4096;
 /// Lengths that hit the edges: bytes, vectors, tiles of the kernel and beyond.
 const LENGTHS: [usize; 12] = [1, 7, 16, 64, 100, 512, 4096, 4097, 5000, 16_384, 16_400, 40_000];
 
@@ -79,59 +78,5 @@ impl Work {
             };
             to[target..target + place.len].copy_from_slice(&from[source..source + place.len]);
         }
-    }
-}
-
-/// Host memory of whole pages, at a fixed address. Copies write it behind the compiler's back, so it is only reached
-/// through its address.
-#[derive(Debug)]
-pub(crate) struct Pages {
-    address: *mut u8,
-    len: usize,
-}
-
-// SAFETY: an allocation without owner in any thread.
-unsafe impl Send for Pages {}
-// SAFETY: as for Send; readers and writers are ordered by the tests.
-unsafe impl Sync for Pages {}
-
-impl Pages {
-    fn layout(len: usize) -> std::alloc::Layout {
-        std::alloc::Layout::from_size_align(len, PAGE).expect("a small size")
-    }
-
-    pub(crate) fn new(bytes: &[u8]) -> Self {
-        let len = bytes.len().next_multiple_of(PAGE).max(PAGE);
-        // SAFETY: the length is not zero.
-        let address = unsafe { std::alloc::alloc_zeroed(Self::layout(len)) };
-        assert!(!address.is_null(), "no memory for {len} bytes");
-        let pages = Self { address, len };
-        // SAFETY: `len` is at least that of `bytes`.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), address, bytes.len()) };
-        pages
-    }
-
-    pub(crate) fn address(&self) -> *mut u8 {
-        self.address
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
-
-    /// A part of what is there now.
-    pub(crate) fn read(&self, offset: usize, len: usize) -> Vec<u8> {
-        assert!(offset + len <= self.len, "{offset} and {len} of {}", self.len);
-        let mut bytes = vec![0; len];
-        // SAFETY: inside of the allocation.
-        unsafe { std::ptr::copy_nonoverlapping(self.address.add(offset), bytes.as_mut_ptr(), len) };
-        bytes
-    }
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // SAFETY: allocated by `new` with this layout.
-        unsafe { std::alloc::dealloc(self.address, Self::layout(self.len)) };
     }
 }

@@ -86,7 +86,10 @@ pub(crate) fn of(submitter: &Submitter, cache_dir: Option<&Path>) -> Arc<Calibra
         calibration
     });
     let calibration = Arc::new(calibration);
-    measured.insert(key, Arc::clone(&calibration));
+    // What could not be measured now, for want of memory say, may be at the next attach.
+    if calibration.problem.is_none() {
+        measured.insert(key, Arc::clone(&calibration));
+    }
     calibration
 }
 

@@ -7,6 +7,7 @@
 //! P3 on a device: a batch's stream waits for the engine's compute event; every group has an event behind its last
 //! copy, for which a thread waits before it reports the group, and on which the engine's compute stream can wait too.
 
+pub mod bench;
 pub mod calibration;
 pub(crate) mod context;
 mod describe;

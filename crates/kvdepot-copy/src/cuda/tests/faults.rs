@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use crate::conformance::StreamDevice;
 use crate::conformance::draw::{Draw, pattern};
-use crate::conformance::work::{Pages, Work};
+use crate::conformance::work::Work;
 use crate::conformance::{Collect, DeviceMemory};
 use crate::cuda::engine::Mode;
 use crate::cuda::mutation::{Mistake, Mutation};
 use crate::cuda::submit::Method;
 use crate::cuda::tests::rig::{Rig, Session};
+use crate::pages::Pages;
 use crate::{CopyEngine, Direction, GroupSink};
 
 const OUT_OF_MEMORY: i32 = 2;

@@ -4,3 +4,4 @@ mod faults;
 mod registration;
 pub(crate) mod rig;
 mod schedules;
+mod whole;

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::conformance::StreamDevice;
-use crate::conformance::work::{PAGE, Pages};
 use crate::conformance::{Collect, DeviceMemory};
 use crate::cuda::engine::Mode;
 use crate::cuda::mutation::{Mistake, Mutation};
 use crate::cuda::submit::Method;
-use crate::cuda::tests::rig::Rig;
+use crate::cuda::tests::rig::{Rig, Session};
+use crate::pages::{PAGE, Pages};
 use crate::{CopyBatch, CopyEngine, CopyOp, Direction, GroupSink};
 
 const OUT_OF_MEMORY: i32 = 2;
@@ -126,8 +126,25 @@ fn memory_is_registered_once() {
     session.end().unwrap();
 }
 
+/// Dumps a page of registered memory.
+pub(super) fn dump_registered(session: &Session, engine: &dyn CopyEngine, decoding: bool) {
+    let pages = Pages::new(&[0; PAGE]);
+    let memory = session.memory(PAGE);
+    memory.write(&[7; PAGE]);
+    // SAFETY: the pages outlive the registration.
+    let registration = unsafe { engine.register_pool(pages.address(), PAGE) }.unwrap();
+    assert!(registration.wait(HANG));
+    dump(engine, &memory, &pages, decoding);
+    assert_eq!(pages.read(0, PAGE), [7; PAGE]);
+}
+
 fn dump_all(engine: &dyn CopyEngine, memory: &impl DeviceMemory, pages: &Pages) {
+    dump(engine, memory, pages, false);
+}
+
+fn dump(engine: &dyn CopyEngine, memory: &impl DeviceMemory, pages: &Pages, decoding: bool) {
     let mut batch = CopyBatch::new(Direction::ToHost);
+    batch.decoding = decoding;
     batch.ops.push(CopyOp { device: memory.address(), host: pages.address(), len: pages.len() });
     batch.end_group();
     let collect = Collect::new(1);

@@ -1,0 +1,367 @@
+//! How quickly each engine copies on this machine, and what that costs a kernel that decodes meanwhile.
+//!
+//! Measured through [`CudaEngine`] as the depot's client uses it: pages in one order on the device and in another in the
+//! pool, groups, budget and reports included.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use kvdepot_core::{Error, ErrorKind, Result};
+use serde::Serialize;
+
+use crate::batch::{CopyBatch, CopyOp, Direction, GroupSink};
+use crate::conformance::Collect;
+use crate::cuda::context::{Context, DeviceBuffer, Priority, Stream};
+use crate::cuda::device::{DeviceInfo, DeviceSelector};
+use crate::cuda::driver::Driver;
+use crate::cuda::engine::{CudaConfig, CudaEngine, Mode};
+use crate::cuda::kernel::Module;
+use crate::cuda::submit::Method;
+use crate::cuda::types::Handle;
+use crate::pages::{PAGE, Pages};
+use crate::{CopyEngine, PoolRegistration};
+
+/// Groups of a transfer, as the layers of a block.
+const GROUPS: usize = 8;
+/// Threads of a block of the decoding kernel.
+const BURN_THREADS: u32 = 512;
+/// Blocks of the decoding kernel for each multiprocessor.
+const BURN_BLOCKS: u32 = 4;
+/// The name of the devices of the driver that tests use begins so.
+const STANDIN_NAME: &str = "stand-in";
+
+/// What is measured.
+#[derive(Clone, Debug)]
+pub struct BenchConfig {
+    /// Engines, limits and device.
+    pub engine: CudaConfig,
+    /// Bytes of one copy.
+    pub op_bytes: Vec<usize>,
+    /// Bytes of one transfer; each direction has as much memory on either side.
+    pub transfer_bytes: usize,
+    /// Transfers of which the median counts.
+    pub runs: usize,
+    /// Device memory that the decoding kernel goes over.
+    pub decode_bytes: usize,
+    /// How long the decoding kernel runs alone, about.
+    pub decode_time: Duration,
+    /// How long registration may take.
+    pub registration_timeout: Duration,
+}
+
+impl BenchConfig {
+    /// The sizes that models have, on one device: about half a minute.
+    pub fn new(device: DeviceSelector) -> Self {
+        Self {
+            engine: CudaConfig::new(device, Mode::Auto),
+            op_bytes: vec![4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20],
+            transfer_bytes: 256 << 20,
+            runs: 5,
+            decode_bytes: 1 << 30,
+            decode_time: Duration::from_millis(20),
+            registration_timeout: Duration::from_secs(60),
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let whole = |&bytes: &usize| bytes > 0 && self.transfer_bytes.is_multiple_of(bytes);
+        if self.runs > 0 && self.transfer_bytes.is_multiple_of(PAGE) && self.op_bytes.iter().all(whole) {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Config,
+            "transfers must consist of whole pages and whole copies, and be run",
+        )
+        .with("transfer_bytes", self.transfer_bytes)
+        .with("op_bytes", format!("{:?}", self.op_bytes))
+        .with("runs", self.runs))
+    }
+}
+
+/// One engine with one size of copies. Rates are 10^9 bytes in a second.
+#[derive(Clone, Debug, Serialize)]
+pub struct BenchRow {
+    /// `memcpy`, `batch`, `kernel`, `auto`.
+    pub engine: String,
+    /// Bytes of one copy.
+    pub op_bytes: usize,
+    /// Loads alone.
+    pub load_gb_per_s: f64,
+    /// Dumps alone.
+    pub dump_gb_per_s: f64,
+    /// Both directions at once, added up.
+    pub both_gb_per_s: f64,
+    /// How much longer the decoding kernel takes beside loads: 0.1 is a tenth.
+    pub decode_slowdown_by_load: f64,
+    /// The same beside dumps.
+    pub decode_slowdown_by_dump: f64,
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct BenchResult {
+    /// Newest CUDA that the driver knows.
+    pub driver: String,
+    /// Where.
+    pub device: DeviceInfo,
+    /// What to know before reading the figures.
+    pub note: Option<String>,
+    /// Bytes of one transfer.
+    pub transfer_bytes: usize,
+    /// Time to register the memory of both directions, for each engine about the same.
+    pub registration_ms: f64,
+    /// The decoding kernel alone.
+    pub decode_ms: f64,
+    /// A row for each engine and size.
+    pub rows: Vec<BenchRow>,
+}
+
+/// Measures every engine that the machine has. `row` hears of each row when it is there.
+pub fn run(
+    driver: &'static Driver,
+    config: &BenchConfig,
+    mut row: impl FnMut(&BenchRow),
+) -> Result<BenchResult> {
+    config.check()?;
+    let device = config.engine.device.find(driver)?;
+    let context = Context::retain(driver, device.clone())?;
+    let decode = Decode::new(&context, config)?;
+    let standin = device.name.starts_with(STANDIN_NAME);
+    let note =
+        standin.then(|| "measured on a stand-in driver: the figures say nothing about any device".into());
+    let mut result = BenchResult {
+        driver: driver.version_text(),
+        device,
+        note,
+        transfer_bytes: config.transfer_bytes,
+        registration_ms: 0.0,
+        decode_ms: decode.alone.as_secs_f64() * 1e3,
+        rows: Vec::new(),
+    };
+    for mode in modes(driver, &context) {
+        let engine = CudaEngine::attach(driver, &CudaConfig { mode, ..config.engine.clone() })?;
+        let begun = Instant::now();
+        let sides = [Side::new(&context, &engine, config)?, Side::new(&context, &engine, config)?];
+        result.registration_ms = begun.elapsed().as_secs_f64() * 1e3;
+        for &op_bytes in &config.op_bytes {
+            let measured = measure(&engine, &sides, &decode, op_bytes, config.runs)?;
+            row(&measured);
+            result.rows.push(measured);
+        }
+    }
+    Ok(result)
+}
+
+fn modes(driver: &Driver, context: &Arc<Context>) -> Vec<Mode> {
+    let mut modes = vec![Mode::Fixed(Method::Memcpy)];
+    modes.extend(driver.has_batch().then_some(Mode::Fixed(Method::Batch)));
+    modes.extend(Module::load(context).is_ok().then_some(Mode::Fixed(Method::Kernel)));
+    modes.push(Mode::Auto);
+    modes
+}
+
+/// The memory of one direction. In this order: unregistered before it goes.
+struct Side {
+    _registration: PoolRegistration,
+    host: Pages,
+    device: DeviceBuffer,
+}
+
+impl Side {
+    fn new(context: &Arc<Context>, engine: &CudaEngine, config: &BenchConfig) -> Result<Self> {
+        let host = Pages::new(&vec![1; config.transfer_bytes]);
+        // SAFETY: `host` is dropped after the registration, and every transfer is waited for.
+        let registration = unsafe { engine.register_pool(host.address(), host.len()) }?;
+        if !registration.wait(config.registration_timeout) {
+            return Err(Error::new(ErrorKind::Timeout, "the host memory was not registered in time")
+                .with("bytes", host.len()));
+        }
+        if let Some(failure) = registration.failure() {
+            return Err(failure);
+        }
+        let device = DeviceBuffer::new(context, config.transfer_bytes)?;
+        Ok(Self { _registration: registration, host, device })
+    }
+
+    /// A transfer of all memory; neighbours on the device are none on the host.
+    fn batch(&self, direction: Direction, op_bytes: usize) -> CopyBatch {
+        let ops = self.host.len() / op_bytes;
+        let mut batch = CopyBatch::new(direction);
+        for index in 0..ops {
+            let device = self.device.address() + (index * op_bytes) as u64;
+            let host = self.host.address().wrapping_add((ops - 1 - index) * op_bytes);
+            batch.ops.push(CopyOp { device, host, len: op_bytes });
+            if (index + 1) % ops.div_ceil(GROUPS) == 0 {
+                batch.end_group();
+            }
+        }
+        if batch.ends.last() != Some(&ops) {
+            batch.end_group();
+        }
+        batch
+    }
+
+    /// How long a transfer takes, from the call to the last report.
+    fn transfer(&self, engine: &CudaEngine, direction: Direction, op_bytes: usize) -> Result<Duration> {
+        let batch = self.batch(direction, op_bytes);
+        let collect = Collect::new(batch.ends.len());
+        let begun = Instant::now();
+        // SAFETY: the memory lives until every group was reported, and nothing else uses it.
+        unsafe { engine.run(batch, Arc::clone(&collect) as Arc<dyn GroupSink>) }?;
+        collect.wait().into_iter().collect::<Result<()>>()?;
+        Ok(begun.elapsed())
+    }
+}
+
+fn measure(
+    engine: &CudaEngine,
+    sides: &[Side; 2],
+    decode: &Decode,
+    op_bytes: usize,
+    runs: usize,
+) -> Result<BenchRow> {
+    let bytes = sides[0].host.len() as f64;
+    let [load, dump] = [(&sides[0], Direction::ToDevice), (&sides[1], Direction::ToHost)];
+    let one = |(side, direction): (&Side, Direction)| side.transfer(engine, direction, op_bytes);
+    let both = || {
+        let begun = Instant::now();
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| one(dump));
+            let here = one(load);
+            let there =
+                other.join().unwrap_or_else(|_| Err(Error::new(ErrorKind::Io, "a transfer panicked")));
+            here.and(there)
+        })?;
+        Ok(begun.elapsed())
+    };
+    let rate = |bytes: f64, took: Duration| bytes / took.as_secs_f64().max(1e-9) / 1e9;
+    one(load)?;
+    one(dump)?;
+    Ok(BenchRow {
+        engine: engine.name().into(),
+        op_bytes,
+        load_gb_per_s: rate(bytes, median(runs, || one(load))?),
+        dump_gb_per_s: rate(bytes, median(runs, || one(dump))?),
+        both_gb_per_s: rate(2.0 * bytes, median(runs, both)?),
+        decode_slowdown_by_load: decode.slowdown(runs, || one(load))?,
+        decode_slowdown_by_dump: decode.slowdown(runs, || one(dump))?,
+    })
+}
+
+fn median(runs: usize, mut run: impl FnMut() -> Result<Duration>) -> Result<Duration> {
+    let mut took = (0..runs).map(|_| run()).collect::<Result<Vec<_>>>()?;
+    took.sort_unstable();
+    Ok(took[took.len() / 2])
+}
+
+/// A kernel that is bound by device memory, as decoding is.
+struct Decode {
+    context: Arc<Context>,
+    _module: Module,
+    function: Handle,
+    stream: Stream,
+    memory: DeviceBuffer,
+    words: u64,
+    rounds: u32,
+    alone: Duration,
+}
+
+impl Decode {
+    fn new(context: &Arc<Context>, config: &BenchConfig) -> Result<Self> {
+        let module = Module::load(context)?;
+        let mut this = Self {
+            context: Arc::clone(context),
+            function: module.function(c"kvdepot_burn")?,
+            _module: module,
+            stream: Stream::new(context, Priority::Least)?,
+            memory: DeviceBuffer::new(context, config.decode_bytes.max(PAGE))?,
+            words: (config.decode_bytes.max(PAGE) / 4) as u64,
+            rounds: 1,
+            alone: Duration::ZERO,
+        };
+        this.step()?;
+        let once = this.step()?.max(Duration::from_micros(1));
+        let rounds = (config.decode_time.as_secs_f64() / once.as_secs_f64()).clamp(1.0, 10_000.0);
+        this.rounds = rounds as u32;
+        this.alone = median(config.runs, || this.step())?;
+        Ok(this)
+    }
+
+    /// Runs the kernel once, to its end.
+    fn step(&self) -> Result<Duration> {
+        let _entered = self.context.enter()?;
+        let (mut words, mut count, mut rounds) = (self.memory.address(), self.words, self.rounds);
+        let mut arguments: [*mut c_void; 3] =
+            [(&raw mut words).cast(), (&raw mut count).cast(), (&raw mut rounds).cast()];
+        let blocks = (self.context.device().multiprocessors * BURN_BLOCKS).max(1);
+        let (stream, extra) = (self.stream.handle(), std::ptr::null_mut());
+        let (function, arguments) = (self.function, arguments.as_mut_ptr());
+        let launch = self.context.table().launch_kernel;
+        let begun = Instant::now();
+        // SAFETY: the kernel's own arguments, over memory of its own that lives until the stream was waited for.
+        let code = unsafe { launch(function, blocks, 1, 1, BURN_THREADS, 1, 1, 0, stream, arguments, extra) };
+        self.context.check("cuLaunchKernel", code)?;
+        self.stream.synchronize()?;
+        Ok(begun.elapsed())
+    }
+
+    /// By what share the kernel takes longer while transfers run one after the other.
+    fn slowdown(&self, runs: usize, transfer: impl Fn() -> Result<Duration> + Sync) -> Result<f64> {
+        let (running, stop) = (AtomicBool::new(false), AtomicBool::new(false));
+        let beside = std::thread::scope(|scope| {
+            let copying = scope.spawn(|| -> Result<()> {
+                loop {
+                    running.store(true, Ordering::Release);
+                    transfer()?;
+                    if stop.load(Ordering::Acquire) {
+                        return Ok(());
+                    }
+                }
+            });
+            while !running.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+            let beside = median(runs, || self.step());
+            stop.store(true, Ordering::Release);
+            let copied =
+                copying.join().unwrap_or_else(|_| Err(Error::new(ErrorKind::Io, "a transfer panicked")));
+            copied.and(beside)
+        })?;
+        Ok(beside.as_secs_f64() / self.alone.as_secs_f64().max(1e-9) - 1.0)
+    }
+}
+
+/// A table.
+impl fmt::Display for BenchResult {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{}, CUDA driver {}, {} MiB a transfer",
+            self.device.name,
+            self.driver,
+            self.transfer_bytes >> 20
+        )?;
+        if let Some(note) = &self.note {
+            writeln!(f, "{note}")?;
+        }
+        writeln!(f, "decoding kernel alone: {:.3} ms", self.decode_ms)?;
+        writeln!(f, "engine   KiB/copy   load GB/s   dump GB/s   both GB/s   decode beside load, dump")?;
+        for row in &self.rows {
+            writeln!(
+                f,
+                "{:<8} {:>8} {:>11.2} {:>11.2} {:>11.2} {:>+13.1} % {:>+8.1} %",
+                row.engine,
+                row.op_bytes >> 10,
+                row.load_gb_per_s,
+                row.dump_gb_per_s,
+                row.both_gb_per_s,
+                row.decode_slowdown_by_load * 100.0,
+                row.decode_slowdown_by_dump * 100.0
+            )?;
+        }
+        Ok(())
+    }
+}

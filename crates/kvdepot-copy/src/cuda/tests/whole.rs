@@ -1,0 +1,165 @@
+//! What people ask the engines for: choosing, describing, measuring.
+
+use std::time::Duration;
+
+use crate::conformance::StreamDevice;
+use crate::cuda::bench::{self, BenchConfig};
+use crate::cuda::calibration;
+use crate::cuda::describe::describe_with;
+use crate::cuda::engine::{CudaConfig, CudaEngine, Mode};
+use crate::cuda::mutation::Mutation;
+use crate::cuda::submit::Method;
+use crate::cuda::tests::rig::{Rig, Session};
+use crate::cuda::{DeviceSelector, device};
+use crate::{CopyEngine, Direction};
+
+fn bench_config(session: &Session) -> BenchConfig {
+    BenchConfig {
+        engine: session.config(Mode::Auto),
+        op_bytes: vec![4 << 10, 64 << 10],
+        transfer_bytes: 256 << 10,
+        runs: 2,
+        decode_bytes: 4096,
+        decode_time: Duration::from_micros(10),
+        registration_timeout: Duration::from_secs(60),
+    }
+}
+
+#[test]
+fn the_bench_runs_to_its_end_and_says_what_its_figures_are_worth() {
+    let rig = Rig::standin(13_000);
+    let session = rig.session(1);
+    let mut heard = 0;
+    let result = bench::run(session.driver, &bench_config(&session), |_| heard += 1).unwrap();
+    let engines: Vec<&str> = result.rows.iter().map(|row| row.engine.as_str()).collect();
+    assert_eq!(engines, ["memcpy", "memcpy", "batch", "batch", "kernel", "kernel", "auto", "auto"]);
+    assert_eq!(heard, 8);
+    assert!(result.rows.iter().all(|row| row.load_gb_per_s > 0.0 && row.both_gb_per_s > 0.0));
+    assert!(result.note.as_deref().is_some_and(|note| note.contains("say nothing")), "{:?}", result.note);
+    let json = serde_json::to_value(&result).unwrap();
+    assert_eq!(json["rows"][7]["engine"], "auto");
+    assert!(result.to_string().contains("both GB/s"));
+    session.end().unwrap();
+}
+
+#[test]
+fn the_bench_refuses_what_it_cannot_measure() {
+    let rig = Rig::standin(13_000);
+    let session = rig.session(1);
+    for config in [
+        BenchConfig { op_bytes: vec![3], ..bench_config(&session) },
+        BenchConfig { runs: 0, ..bench_config(&session) },
+        BenchConfig { transfer_bytes: 100, ..bench_config(&session) },
+    ] {
+        assert!(bench::run(session.driver, &config, |_| ()).is_err(), "{config:?}");
+    }
+    session.end().unwrap();
+}
+
+#[test]
+fn the_bench_runs_on_a_device() {
+    if let Some(rig) = Rig::real() {
+        let config = BenchConfig::new(DeviceSelector::Ordinal(rig.device));
+        println!("{}", bench::run(rig.driver, &config, |_| ()).unwrap());
+    }
+}
+
+#[test]
+fn measurements_are_kept_for_the_next_process() {
+    let rig = Rig::standin(13_000);
+    let dir = tempfile::tempdir().unwrap();
+    let session = rig.session(1);
+    let config = CudaConfig { cache_dir: Some(dir.path().join("cache")), ..session.config(Mode::Auto) };
+    let engine = CudaEngine::attach(session.driver, &config).unwrap();
+    let measured = engine.calibration().unwrap().clone();
+    assert_eq!(measured.methods, [Method::Memcpy, Method::Batch, Method::Kernel]);
+    assert!(measured.problem.is_none() && !measured.points.is_empty(), "{measured:?}");
+    let kept =
+        calibration::read(&calibration::file(&dir.path().join("cache"), &engine.device().uuid)).unwrap();
+    assert_eq!(kept, measured);
+    assert!(measured.to_string().contains("load  128 x     4 KiB: memcpy "), "{measured}");
+    drop(engine);
+    // The next engine of this process has them without the file.
+    std::fs::remove_dir_all(dir.path().join("cache")).unwrap();
+    let again = CudaEngine::attach(session.driver, &config).unwrap();
+    assert_eq!(again.calibration(), Some(&measured));
+    assert!(!dir.path().join("cache").exists());
+    drop(again);
+    session.end().unwrap();
+}
+
+#[test]
+fn without_room_to_measure_a_rule_of_thumb_chooses() {
+    const OUT_OF_MEMORY: i32 = 2;
+    let rig = Rig::standin(13_000);
+    let session = rig.session(1);
+    session.fail("cuMemAlloc_v2", 0, 1, OUT_OF_MEMORY);
+    let engine = session.engine(Mode::Auto, Mutation::default());
+    let calibration = engine.calibration().unwrap();
+    assert!(
+        calibration.problem.as_deref().is_some_and(|problem| problem.starts_with("cuMemAlloc_v2 failed"))
+    );
+    assert_eq!(calibration.choose(Direction::ToDevice, 4096, 100, false), Method::Batch);
+    assert_eq!(calibration.choose(Direction::ToDevice, 1 << 20, 100, false), Method::Memcpy);
+    drop(engine);
+    session.end().unwrap();
+}
+
+#[test]
+fn while_decoding_auto_launches_no_kernel() {
+    let rig = Rig::standin(12_000);
+    for (seed, decoding) in [(1, false), (2, true)] {
+        let session = rig.session(seed);
+        // Nothing measured and no batches: the rule of thumb takes the kernel for small copies.
+        session.fail("cuMemAlloc_v2", 0, 1, 2);
+        let engine = session.engine(Mode::Auto, Mutation::default());
+        assert_eq!(engine.name(), "auto");
+        let control = session.control.unwrap();
+        let before = control.calls(session.device, "cuLaunchKernel");
+        crate::cuda::tests::registration::dump_registered(&session, &engine, decoding);
+        let launched = control.calls(session.device, "cuLaunchKernel") - before;
+        assert_eq!(launched > 0, !decoding, "{launched} kernels, decoding: {decoding}");
+        drop(engine);
+        session.end().unwrap();
+    }
+}
+
+#[test]
+fn devices_are_found_by_number_uuid_and_bus_id() {
+    let rig = Rig::standin(13_000);
+    let second = device::device(rig.driver, 2).unwrap();
+    for text in ["2", second.uuid.as_str(), "0000:03:00.0", "00000000:03:00.0"] {
+        let selector: DeviceSelector = text.parse().unwrap();
+        assert_eq!(selector.find(rig.driver).unwrap().ordinal, 2, "{text}");
+    }
+    assert!("a name".parse::<DeviceSelector>().is_err());
+    let none: DeviceSelector = "GPU-00000000-0000-0000-0000-000000000000".parse().unwrap();
+    assert!(none.find(rig.driver).is_err());
+    assert!(DeviceSelector::Ordinal(100_000).find(rig.driver).is_err());
+}
+
+#[test]
+fn a_description_names_driver_devices_and_engines_without_a_context() {
+    for (version, engines) in
+        [(12_000, vec!["memcpy", "kernel", "auto"]), (13_000, vec!["memcpy", "batch", "kernel", "auto"])]
+    {
+        let rig = Rig::standin(version);
+        let report = describe_with(rig.driver, None).unwrap();
+        let found = &report.devices[rig.device as usize];
+        assert_eq!(found.engines, engines);
+        assert_eq!(found.device.capability, (9, 0));
+        assert!(report.to_string().contains("sm_90, 132 multiprocessors, GPU-"), "{report}");
+        assert_eq!(serde_json::to_value(&report).unwrap()["driver"], rig.driver.version_text());
+        assert_eq!(rig.control.unwrap().calls(rig.device, "cuDevicePrimaryCtxRetain"), 0);
+    }
+}
+
+#[test]
+fn a_batch_engine_needs_a_driver_that_copies_batches() {
+    let rig = Rig::standin(12_000);
+    let session = rig.session(1);
+    let error = CudaEngine::attach(session.driver, &session.config(Mode::Fixed(Method::Batch))).unwrap_err();
+    assert!(error.to_string().contains("CUDA 12.8"), "{error}");
+    session.settle();
+    session.end().unwrap();
+}
