@@ -49,6 +49,13 @@ struct Job {
     submitted: Arc<Submitted>,
 }
 
+impl Drop for Job {
+    /// However a job ends, nobody waits for it any more (P2).
+    fn drop(&mut self) {
+        self.submitted.set();
+    }
+}
+
 /// Tells `run` that all groups of a load were submitted.
 #[derive(Default)]
 struct Submitted {
@@ -187,7 +194,6 @@ impl Worker {
                     self.fail(&mut reports, &error);
                 }
             }
-            job.submitted.set();
         }
     }
 
@@ -272,6 +278,5 @@ impl Worker {
             let wrong = self.parts.mutation.is(Mistake::GoOnAfterFailure) && group > reports.next;
             reports.job.sink.group_ended(group, if wrong { Ok(()) } else { Err(error.clone()) });
         }
-        reports.job.submitted.set();
     }
 }
