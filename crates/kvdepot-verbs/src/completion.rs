@@ -13,6 +13,8 @@ impl WcStatus {
     pub const SUCCESS: Self = Self(crate::sys::IBV_WC_SUCCESS);
     /// A receive was too short for what came.
     pub const LOCAL_LENGTH: Self = Self(crate::sys::IBV_WC_LOC_LEN_ERR);
+    /// This side's queue pair could not carry it out.
+    pub const LOCAL_OPERATION: Self = Self(crate::sys::IBV_WC_LOC_QP_OP_ERR);
     /// Local memory was not registered for this.
     pub const LOCAL_PROTECTION: Self = Self(crate::sys::IBV_WC_LOC_PROT_ERR);
     /// It was never begun, because one before it failed or the queue pair was stopped.
@@ -33,6 +35,7 @@ impl WcStatus {
         match self {
             Self::SUCCESS => "done",
             Self::LOCAL_LENGTH => "a receive was shorter than the message",
+            Self::LOCAL_OPERATION => "this side's queue pair could not carry it out",
             Self::LOCAL_PROTECTION => "local memory is not registered for this access",
             Self::FLUSHED => "not begun: the connection had failed or was closed before",
             Self::REMOTE_INVALID_REQUEST => {

@@ -105,11 +105,13 @@ fn a_message_longer_than_its_receive_fails_both_sides() {
         let mut list = SendList::new();
         list.push(1, Operation::Send(Payload::Inline(b"nine byte")), Flags::SIGNALED);
         a.post_send(&mut list).expect("takes it");
-        // The rules say the former, the software device the latter.
+        // The rules say the first, the software device the second; below too.
         let sent = gather(&left, 1)[0].status;
         assert!([WcStatus::REMOTE_INVALID_REQUEST, WcStatus::REMOTE_OPERATION].contains(&sent), "{sent:?}");
         let received = gather(&right, 1)[0];
-        assert_eq!((received.id, received.status), (7, WcStatus::LOCAL_LENGTH));
+        assert_eq!(received.id, 7);
+        let status = received.status;
+        assert!([WcStatus::LOCAL_LENGTH, WcStatus::LOCAL_OPERATION].contains(&status), "{status:?}");
     });
 }
 
