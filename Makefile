@@ -77,6 +77,10 @@ test: test-rust test-python test-device test-engine ## Run all tests
 test-rust: ## Test the Rust crates (ARGS: for cargo test)
 	@cargo test --workspace --quiet $(ARGS)
 
+.PHONY: test-rdma
+test-rdma: ## Test RDMA on a software device in a virtual machine
+	@tools/rdma_vm/test.sh $(ARGS)
+
 .PHONY: test-python
 test-python: setup ## Test the Python package (ARGS: for pytest)
 	@$(BIN)/python -m pytest tests/python $(ARGS)

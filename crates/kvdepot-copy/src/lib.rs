@@ -7,6 +7,7 @@ pub mod batch;
 pub mod conformance;
 pub mod cuda;
 pub mod event;
+pub mod gdr;
 pub mod host;
 mod pages;
 pub mod pool;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use crate::control::DEVICE_COUNT;
 use crate::kernels::Kernel;
 use crate::world::{CAPTURE_MODE, CONTEXTS, call, context_handle, device_of, world};
-use crate::{abi_copy, code};
+use crate::{abi_copy, abi_memory, code};
 
 /// What `cuDriverGetVersion` says, and what `cuGetProcAddress_v2` goes by.
 pub(crate) static DRIVER_VERSION: AtomicI32 = AtomicI32::new(13_000);
@@ -242,6 +242,9 @@ unsafe extern "C" fn cuGetProcAddress_v2(
         }
         ("cuMemcpyBatchAsync", 12_080..13_000) if driver >= 12_080 => {
             abi_copy::cuMemcpyBatchAsync as *mut c_void
+        }
+        ("cuMemGetHandleForAddressRange", 11_070..) => {
+            abi_memory::cuMemGetHandleForAddressRange as *mut c_void
         }
         _ => std::ptr::null_mut(),
     };

@@ -1,9 +1,11 @@
 //! Entry points: memory of device and host.
 
 use std::ffi::{c_int, c_uint};
+use std::os::fd::IntoRawFd;
 
 use crate::abi::put;
 use crate::code;
+use crate::memory::{Memory, Place};
 use crate::world::call;
 
 /// Flags of a registration that other contexts and kernels can use.
@@ -100,5 +102,38 @@ unsafe extern "C" fn cuMemHostGetDevicePointer_v2(mapped: *mut u64, address: u64
         let found = state.memory.mapped(address).ok_or(code::INVALID_VALUE)?;
         // SAFETY: the API's contract.
         unsafe { put(mapped, found) }
+    })
+}
+
+/// How the file that stands for a dma-buf begins; address in this process and length follow. The stand-in for libibverbs
+/// knows it.
+const PEER_MAGIC: [u8; 8] = *b"kvdepeer";
+/// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.
+const HANDLE_DMA_BUF: c_int = 1;
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn cuMemGetHandleForAddressRange(
+    handle: *mut c_int,
+    address: u64,
+    len: usize,
+    kind: c_int,
+    flags: u64,
+) -> c_int {
+    call("cuMemGetHandleForAddressRange", |_, state| {
+        let whole_pages = (address | len as u64).is_multiple_of(PAGE_BYTES);
+        // The pages around an allocation are the driver's own, so one byte of it must do.
+        let mut places = (address..address + len as u64).step_by(16);
+        let known = places.any(|at| state.memory.place(at, 1) == Place::Device);
+        if !whole_pages || !known || kind != HANDLE_DMA_BUF || flags != 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        let file = rustix::fs::memfd_create("standin-dma-buf", rustix::fs::MemfdFlags::CLOEXEC)
+            .map_err(|_| code::OUT_OF_MEMORY)?;
+        let mut bytes = PEER_MAGIC.to_vec();
+        bytes.extend((Memory::pointer(address) as u64).to_le_bytes());
+        bytes.extend((len as u64).to_le_bytes());
+        rustix::io::write(&file, &bytes).map_err(|_| code::OUT_OF_MEMORY)?;
+        // SAFETY: the API's contract; the descriptor is the caller's from here on.
+        unsafe { put(handle, file.into_raw_fd()) }
     })
 }

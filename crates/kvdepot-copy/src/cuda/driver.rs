@@ -11,8 +11,8 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use libloading::Library;
 
 use crate::cuda::types::{
-    BATCH_VERSION, BATCH_VERSION_2, CuResult, DevicePtr, Handle, MemcpyAttributes, NOT_SUPPORTED,
-    OUT_OF_MEMORY, SUCCESS, Uuid,
+    BATCH_VERSION, BATCH_VERSION_2, CuResult, DevicePtr, Handle, MEM_GET_HANDLE_VERSION, MemcpyAttributes,
+    NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, Uuid,
 };
 
 /// What the driver's library is called. Not `libcuda.so`: that is the toolkit's stub where there is no driver.
@@ -94,6 +94,7 @@ entry_points! {
         launch_kernel = "cuLaunchKernel"(Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void);
     }
     versioned {
+        mem_get_handle = "cuMemGetHandleForAddressRange", MEM_GET_HANDLE_VERSION, (*mut c_void, DevicePtr, usize, c_int, u64);
         batch_1 = "cuMemcpyBatchAsync", BATCH_VERSION, (*const DevicePtr, *const DevicePtr, *const usize, usize, *const MemcpyAttributes, *const usize, usize, *mut usize, Handle);
         batch_2 = "cuMemcpyBatchAsync", BATCH_VERSION_2, (*const DevicePtr, *const DevicePtr, *const usize, usize, *const MemcpyAttributes, *const usize, usize, Handle);
     }

@@ -9,12 +9,12 @@
 
 pub mod bench;
 pub mod calibration;
-mod context;
+pub(crate) mod context;
 mod describe;
 pub mod device;
 mod driver;
 mod engine;
-mod events;
+pub(crate) mod events;
 mod gate;
 mod kernel;
 mod lane;
@@ -23,10 +23,10 @@ mod mutation;
 mod plan;
 mod pools;
 mod submit;
-mod types;
+pub(crate) mod types;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use calibration::Calibration;
 pub use describe::{DeviceReport, Report, describe};

@@ -29,6 +29,8 @@ pub(crate) const ATTRIBUTE_MULTIPROCESSORS: c_int = 16;
 pub(crate) const ATTRIBUTE_CAPABILITY_MAJOR: c_int = 75;
 pub(crate) const ATTRIBUTE_CAPABILITY_MINOR: c_int = 76;
 
+/// First version of the driver that exports memory as a dma-buf.
+pub(crate) const MEM_GET_HANDLE_VERSION: c_int = 11_070;
 /// First version of the driver with `cuMemcpyBatchAsync`, and the one that changed its ABI.
 pub(crate) const BATCH_VERSION: c_int = 12_080;
 pub(crate) const BATCH_VERSION_2: c_int = 13_000;

@@ -2,6 +2,6 @@
 
 mod faults;
 mod registration;
-mod rig;
+pub(crate) mod rig;
 mod schedules;
 mod whole;

@@ -26,15 +26,15 @@ const DELAY_WORDS: u64 = 16 << 20;
 const DELAY_ROUNDS: u32 = 16;
 
 /// A driver and a device that no other test uses.
-pub(super) struct Rig {
-    pub(super) driver: &'static Driver,
-    pub(super) device: u32,
-    pub(super) control: Option<&'static Control>,
+pub(crate) struct Rig {
+    pub(crate) driver: &'static Driver,
+    pub(crate) device: u32,
+    pub(crate) control: Option<&'static Control>,
 }
 
 impl Rig {
     /// The stand-in as a driver of some version.
-    pub(super) fn standin(version: i32) -> Self {
+    pub(crate) fn standin(version: i32) -> Self {
         let _one = LOADING.lock();
         CONTROL.set_driver_version(version);
         let driver = Driver::load_from(&library_path()).unwrap();
@@ -44,7 +44,7 @@ impl Rig {
     }
 
     /// The machine's own driver, if this run is to use it.
-    pub(super) fn real() -> Option<Self> {
+    pub(crate) fn real() -> Option<Self> {
         if std::env::var("KVDEPOT_TEST_GPU").as_deref() != Ok("1") {
             eprintln!("SKIPPED: this test needs a CUDA device: set KVDEPOT_TEST_GPU=1 on a machine with one");
             return None;
@@ -54,7 +54,7 @@ impl Rig {
     }
 
     /// A world that runs by this seed.
-    pub(super) fn session(&self, seed: u64) -> Session {
+    pub(crate) fn session(&self, seed: u64) -> Session {
         if let Some(control) = self.control {
             control.reset(self.device, seed);
         }
@@ -78,16 +78,16 @@ impl Rig {
 }
 
 /// One use of a device, from reset to the last check.
-pub(super) struct Session {
-    pub(super) driver: &'static Driver,
-    pub(super) device: u32,
-    pub(super) control: Option<&'static Control>,
+pub(crate) struct Session {
+    pub(crate) driver: &'static Driver,
+    pub(crate) device: u32,
+    pub(crate) control: Option<&'static Control>,
     burn: Handle,
     delay: Option<DeviceBuffer>,
     events: Arc<EventPool>,
     state: Mutex<State>,
     _module: Module,
-    pub(super) context: Arc<Context>,
+    pub(crate) context: Arc<Context>,
 }
 
 #[derive(Default)]
@@ -100,7 +100,7 @@ struct State {
 }
 
 impl Session {
-    pub(super) fn config(&self, mode: Mode) -> CudaConfig {
+    pub(crate) fn config(&self, mode: Mode) -> CudaConfig {
         CudaConfig {
             // Small, so that pieces of dumps and of registrations come about with little memory.
             dump_bytes_in_flight_max: 128 << 10,
@@ -109,12 +109,12 @@ impl Session {
         }
     }
 
-    pub(super) fn engine(&self, mode: Mode, mutation: Mutation) -> CudaEngine {
+    pub(crate) fn engine(&self, mode: Mode, mutation: Mutation) -> CudaEngine {
         CudaEngine::attach_with(self.driver, &self.config(mode), mutation).unwrap()
     }
 
     /// Fails a call of the stand-in; see `Control::fail`.
-    pub(super) fn fail(&self, call: &str, after: u64, times: u64, code: i32) {
+    pub(crate) fn fail(&self, call: &str, after: u64, times: u64, code: i32) {
         self.control.expect("failures are planned on the stand-in").fail(
             self.device,
             call,
@@ -125,23 +125,23 @@ impl Session {
     }
 
     /// Remembers a failure for when everything is prepared; see `fail_planned`.
-    pub(super) fn plan_failure(&self, call: &str, after: u64, times: u64, code: i32) {
+    pub(crate) fn plan_failure(&self, call: &str, after: u64, times: u64, code: i32) {
         self.state.lock().planned = Some((call.into(), after, times, code));
     }
 
-    pub(super) fn fail_planned(&self) {
+    pub(crate) fn fail_planned(&self) {
         let planned = self.state.lock().planned.take();
         if let Some((call, after, times, code)) = planned {
             self.fail(&call, after, times, code);
         }
     }
 
-    pub(super) fn violations(&self) -> Vec<String> {
+    pub(crate) fn violations(&self) -> Vec<String> {
         self.control.map(|control| control.violations(self.device)).unwrap_or_default()
     }
 
     /// Ends the session; everything must be given back, and nothing may have been done wrong.
-    pub(super) fn end(self) -> Result<(), String> {
+    pub(crate) fn end(self) -> Result<(), String> {
         self.settle();
         let (control, device) = (self.control, self.device);
         drop(self);
@@ -273,7 +273,7 @@ unsafe fn bytes_of(pinned: &Pinned, len: usize) -> Vec<u8> {
 }
 
 /// Memory of the device, read and written by streams of its own.
-pub(super) struct Memory {
+pub(crate) struct Memory {
     buffer: DeviceBuffer,
     context: Arc<Context>,
     len: usize,

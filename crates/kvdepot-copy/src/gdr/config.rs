@@ -1,0 +1,83 @@
+//! What an engine is made from.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use kvdepot_core::{Error, ErrorKind, Result};
+use kvdepot_verbs::RcAttributes;
+
+use crate::cuda::DeviceSelector;
+
+/// Names the adapter of each device, by the device's number in the process: `mlx5_0,mlx5_1`.
+pub const NICS_VARIABLE: &str = "DEVICE_GDR_NICS";
+/// Most queue pairs of one lane.
+const QUEUE_PAIRS_MAX: usize = 64;
+
+/// Whether to copy by an RDMA adapter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum UseGdr {
+    /// No (`use_gdr: false`).
+    #[default]
+    No,
+    /// If everything for it is there, else as without it.
+    Auto,
+    /// Yes (`use_gdr: true`); what is missing is an error.
+    Yes,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct GdrConfig {
+    /// The device whose memory is copied.
+    pub device: DeviceSelector,
+    /// Adapters by the device's number; empty: the nearest to the device.
+    pub nics: Vec<String>,
+    /// Port of the adapter; none: its first active one.
+    pub port: Option<u8>,
+    /// Address of the port by its place in the port's table; none: chosen.
+    pub gid_index: Option<u8>,
+    /// Queue pairs of each direction.
+    pub queue_pairs: usize,
+    /// How long to wait for a completion before the adapter counts as hung (P2).
+    pub timeout: Duration,
+    /// Pool memory that is registered as one.
+    pub registration_piece_bytes: usize,
+    /// Numbers of the connections.
+    pub connection: RcAttributes,
+    /// Where sysfs is; tests have one of their own.
+    pub sysfs: PathBuf,
+}
+
+impl GdrConfig {
+    /// The defaults, with the adapters that the environment names.
+    pub fn new(device: DeviceSelector) -> Self {
+        Self {
+            device,
+            nics: parse_nics(&std::env::var(NICS_VARIABLE).unwrap_or_default()),
+            port: None,
+            gid_index: None,
+            queue_pairs: 4,
+            timeout: Duration::from_secs(10),
+            registration_piece_bytes: 1 << 30,
+            connection: RcAttributes::default(),
+            sysfs: PathBuf::from("/sys"),
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        if !(1..=QUEUE_PAIRS_MAX).contains(&self.queue_pairs) {
+            return Err(Error::new(ErrorKind::Config, "a wrong number of queue pairs for GPUDirect RDMA")
+                .with("queue_pairs", self.queue_pairs)
+                .with("queue_pairs_max", QUEUE_PAIRS_MAX));
+        }
+        if self.registration_piece_bytes == 0 {
+            return Err(Error::new(ErrorKind::Config, "memory cannot be registered in pieces of no bytes"));
+        }
+        Ok(())
+    }
+}
+
+/// The list of adapters, as the environment spells it.
+pub(crate) fn parse_nics(text: &str) -> Vec<String> {
+    text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
+}

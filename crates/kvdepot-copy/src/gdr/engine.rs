@@ -1,0 +1,243 @@
+//! The engine: a device's primary context, an adapter, a lane for each direction.
+
+use std::fmt;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use kvdepot_core::{Error, Result};
+use kvdepot_verbs::{Mr, Pd, PortChoice, Verbs};
+use parking_lot::{Condvar, Mutex};
+
+use crate::CopyEngine;
+use crate::batch::{CopyBatch, Direction, GroupSink};
+use crate::cuda::Driver;
+use crate::cuda::context::{Context, DeviceBuffer};
+use crate::gdr::choice;
+use crate::gdr::config::GdrConfig;
+use crate::gdr::lane::{Lane, LaneParts};
+use crate::gdr::mutation::Mutation;
+use crate::gdr::regions::{self, Regions};
+use crate::pool::{PoolRegistration, Registration};
+
+/// Device memory that is registered to see whether the adapter can reach any.
+const PROBE_BYTES: usize = 64 << 10;
+
+/// Copies by an RDMA adapter.
+pub struct GdrEngine {
+    /// Lanes go first: their queue pairs name regions.
+    load: Lane,
+    dump: Lane,
+    regions: Arc<Regions>,
+    nic: String,
+    piece_bytes: usize,
+}
+
+/// Keeps a range of device memory registered; drop it before the memory is freed, and when no copy of it is under way.
+#[derive(Debug)]
+pub struct DeviceRegistration {
+    regions: Arc<Regions>,
+    mr: Arc<Mr>,
+}
+
+impl Drop for DeviceRegistration {
+    fn drop(&mut self) {
+        regions::remove(&self.regions.device, &self.mr);
+    }
+}
+
+impl GdrEngine {
+    /// Attaches to a device and its adapter. What is missing (adapter, its port, peer memory) is the error.
+    pub fn attach(driver: &'static Driver, verbs: &Verbs, config: &GdrConfig) -> Result<Self> {
+        Self::attach_with(driver, verbs, config, Mutation::default())
+    }
+
+    pub(crate) fn attach_with(
+        driver: &'static Driver,
+        verbs: &Verbs,
+        config: &GdrConfig,
+        mutation: Mutation,
+    ) -> Result<Self> {
+        config.check()?;
+        let device = config.device.find(driver)?;
+        let nic = choice::choose(verbs, config, device.ordinal, &device.pci_bus_id)?.name();
+        let choice = PortChoice {
+            device: Some(nic.clone()),
+            port: config.port,
+            gid_index: config.gid_index,
+            link: None,
+        };
+        let (verbs_context, port) = choice.open(verbs)?;
+        let connection = config.connection.within(&verbs_context.limits()?);
+        let pd = Pd::new(&verbs_context)?;
+        let context = Context::retain(driver, device)?;
+        let regions = Regions::new(&pd, &context);
+        probe(&regions)?;
+        let parts = Arc::new(LaneParts {
+            context,
+            regions: Arc::clone(&regions),
+            port,
+            config: GdrConfig { connection, ..config.clone() },
+            mutation,
+        });
+        Ok(Self {
+            load: Lane::start(Direction::ToDevice, &parts)?,
+            dump: Lane::start(Direction::ToHost, &parts)?,
+            regions,
+            nic,
+            piece_bytes: config.registration_piece_bytes,
+        })
+    }
+
+    /// The adapter's name.
+    pub fn nic(&self) -> &str {
+        &self.nic
+    }
+
+    /// Registers device memory ahead of copies: the engine's KV cache. Other memory is registered for the time of each
+    /// batch that names it, which costs more than the copy.
+    ///
+    /// # Safety
+    /// The memory must not be freed before the registration is dropped, nor that while a batch that names it is under
+    /// way.
+    pub unsafe fn register_device(&self, address: u64, len: usize) -> Result<DeviceRegistration> {
+        let _entered = self.regions.context.enter()?;
+        // SAFETY: the caller's contract.
+        let mr = unsafe { self.regions.register_device(address, len) }?;
+        regions::add(&self.regions.device, &mr);
+        Ok(DeviceRegistration { regions: Arc::clone(&self.regions), mr })
+    }
+}
+
+/// Whether the adapter can reach the device's memory at all.
+fn probe(regions: &Regions) -> Result<()> {
+    let buffer = DeviceBuffer::new(&regions.context, PROBE_BYTES)?;
+    let _entered = regions.context.enter()?;
+    // SAFETY: the region goes before the buffer.
+    let region = unsafe { regions.register_device(buffer.address(), PROBE_BYTES) };
+    region.map(drop)
+}
+
+impl CopyEngine for GdrEngine {
+    fn name(&self) -> &'static str {
+        "gdr"
+    }
+
+    unsafe fn run(&self, batch: CopyBatch, sink: Arc<dyn GroupSink>) -> Result<()> {
+        batch.check()?;
+        let lane = match batch.direction {
+            Direction::ToHost => &self.dump,
+            Direction::ToDevice => &self.load,
+        };
+        // SAFETY: the caller's contract.
+        unsafe { lane.run(batch, sink) }
+    }
+
+    unsafe fn register_pool(&self, base: *mut u8, len: usize) -> Result<PoolRegistration> {
+        let pool = Arc::new(Pool {
+            regions: Arc::clone(&self.regions),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let (for_thread, base, piece) = (Arc::clone(&pool), base as u64, self.piece_bytes);
+        let thread = std::thread::Builder::new()
+            .name("kvdepot-gdr-pin".into())
+            // SAFETY: the caller's contract; the registration joins the thread before it ends.
+            .spawn(move || unsafe { for_thread.register_all(base, len, piece) })
+            .map_err(|e| Error::io("cannot start a registration thread", e))?;
+        Ok(PoolRegistration::new(Box::new(PoolThread { pool, thread: Some(thread) })))
+    }
+}
+
+impl fmt::Debug for GdrEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GdrEngine({} by {})", self.regions.context.device().ordinal, self.nic)
+    }
+}
+
+/// A pool, as far as it is registered.
+struct Pool {
+    regions: Arc<Regions>,
+    state: Mutex<PoolState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct PoolState {
+    pieces: Vec<Arc<Mr>>,
+    ended: bool,
+    stop: bool,
+    failure: Option<Error>,
+}
+
+impl Pool {
+    /// # Safety
+    /// As for `CopyEngine::register_pool`.
+    unsafe fn register_all(&self, base: u64, len: usize, piece_bytes: usize) {
+        let mut at = 0;
+        let mut failure = None;
+        while at < len && !self.state.lock().stop {
+            let piece = piece_bytes.min(len - at);
+            // SAFETY: the caller's contract.
+            match unsafe { self.regions.register_host(base + at as u64, piece) } {
+                Ok(mr) => {
+                    regions::add(&self.regions.host, &mr);
+                    self.state.lock().pieces.push(mr);
+                }
+                Err(error) => {
+                    failure = Some(error);
+                    break;
+                }
+            }
+            at += piece;
+        }
+        let mut state = self.state.lock();
+        (state.ended, state.failure) = (true, failure);
+        drop(state);
+        self.changed.notify_all();
+    }
+}
+
+struct PoolThread {
+    pool: Arc<Pool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Registration for PoolThread {
+    fn registered_bytes(&self) -> u64 {
+        self.pool.state.lock().pieces.iter().map(|mr| mr.len() as u64).sum()
+    }
+
+    fn wait(&self, timeout: Duration) -> bool {
+        let until = Instant::now() + timeout;
+        let mut state = self.pool.state.lock();
+        while !state.ended {
+            if self.pool.changed.wait_until(&mut state, until).timed_out() {
+                return state.ended;
+            }
+        }
+        true
+    }
+
+    fn failure(&self) -> Option<Error> {
+        self.pool.state.lock().failure.clone()
+    }
+}
+
+impl Drop for PoolThread {
+    fn drop(&mut self) {
+        self.pool.state.lock().stop = true;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        for mr in self.pool.state.lock().pieces.drain(..) {
+            regions::remove(&self.pool.regions.host, &mr);
+        }
+    }
+}
+
+impl fmt::Debug for PoolThread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PoolThread({} bytes)", self.registered_bytes())
+    }
+}

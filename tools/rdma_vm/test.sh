@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Runs the conformance suite of kvdepot-verbs on a kernel's software RDMA device (rxe), in a small virtual machine.
+# Makes what it needs by itself: Debian packages (as root), a kernel, an initial file system; kept under .work/vm.
+# Where that cannot be, it says why and succeeds; with KVDEPOT_REQUIRE_RDMA=1 it fails instead.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(cd "$here/../.." && pwd)
+export VM_DIR=${VM_DIR:-$root/.work/vm}
+# The tests themselves take half a minute; an emulated processor on a busy machine needs patience.
+TEST_SECONDS_MAX=900
+
+skip() {
+    printf 'SKIPPED: RDMA tests did not run: %s\n' "$1" >&2
+    [ -z "${KVDEPOT_REQUIRE_RDMA:-}" ] || exit 1
+    exit 0
+}
+
+start=$SECONDS
+reason=$("$here/setup.sh" 2>&1 >/dev/null | tail -n 1) || skip "${reason:-setup failed}"
+printf 'virtual machine ready: %d s\n' $((SECONDS - start))
+
+start=$SECONDS
+test_binary=$(cd "$root" && cargo test --quiet -p kvdepot-verbs --test conformance --no-run --message-format=json |
+    python3 -c '
+import json, sys
+for line in sys.stdin:
+    message = json.loads(line)
+    if message.get("executable") and message["target"]["name"] == "conformance":
+        print(message["executable"])')
+printf 'tests built: %d s\n' $((SECONDS - start))
+
+start=$SECONDS
+status=0
+timeout --kill-after 10 "$TEST_SECONDS_MAX" "$here/run.sh" "set -e
+modprobe rdma_rxe
+rdma link add rxe0 type rxe netdev lo
+KVDEPOT_TEST_VERBS=system RUST_BACKTRACE=0 $test_binary --color never --test-threads=1 $*" || status=$?
+printf 'virtual machine ran: %d s\n' $((SECONDS - start))
+exit "$status"
