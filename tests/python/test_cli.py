@@ -115,6 +115,7 @@ def test_serve_opens_the_wire_door_as_infinistore_s_options_say(kvdepot, monkeyp
         (("--host", "no.such.name.invalid"), "has no address"),
         (("--host", "::1", "--evict-min-threshold", 0.9), "must be less than"),
         (("--prealloc-size", 1 << 20), "of memory"),
+        (("--tls-key-file", __file__), "go together"),
     ],
 )
 def test_serve_refuses_a_wire_door_that_cannot_be(kvdepot, tmp_path, options, said):
