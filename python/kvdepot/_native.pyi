@@ -217,6 +217,16 @@ class Store:
         """Asks for blocks to be brought into the pool; returns at once."""
     def close(self) -> None: ...
 
+def describe_devices(cache_dir: str) -> str:
+    """JSON: the CUDA driver, or what is wrong with it, and the devices with their copy engines and what was measured on
+    them, which is kept in ``cache_dir``. Makes no context and measures nothing."""
+
+def bench_copies(device: str = "0") -> str:
+    """JSON: rates of every copy engine on a device (number, ``GPU-…`` or PCI bus id), some seconds each.
+
+    Raises:
+        UnavailableError, UnsupportedError, ConfigError: there is no driver or no such device."""
+
 def serve(config_json: str, socket_path: str, idle_exit_ms: int = 0, wire_json: str | None = None) -> None:
     """Runs a depot with its local door at ``socket_path`` until SIGTERM or SIGINT, or until nobody was attached for
     ``idle_exit_ms`` (0 = never). Returns at once when another depot already serves that socket. ``wire_json`` opens a

@@ -139,3 +139,17 @@ def test_stat_of_nested_counters():
         ("pool.blocks", 2),
         ("up", True),
     ]
+
+
+def test_doctor_describes_a_machine_without_devices(kvdepot, tmp_path):
+    """A machine with a GPU shows it; either way it is said, and nothing fails."""
+    report = json.loads(kvdepot("doctor", "--json").stdout)
+    assert report["devices"] or report["problem"]
+    assert "CUDA driver" in kvdepot("doctor").stdout
+
+
+def test_copies_cannot_be_measured_without_a_device(kvdepot):
+    report = json.loads(kvdepot("doctor", "--json").stdout)
+    if report["devices"]:
+        pytest.skip("there is a device")
+    assert "CUDA driver not found" in kvdepot("bench", "copy", status=1).stderr

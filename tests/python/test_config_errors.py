@@ -79,7 +79,7 @@ FLAT = [
     ("load_deadline_ms: 5", "has no use with load_policy all"),
     ("load_policy: deadline\nload_deadline_ms: 31000", "must not be more than timeout_ms"),
     # what comes later
-    ("use_gdr: true", "use_gdr: this version does not have that (Copy between device and pool by GPUDirect RDMA)"),
+    ("use_gdr: maybe", "use_gdr: must be True, False or 'auto', got 'maybe'"),
     ("use_lite: true", "write false or remove the key, got True"),
     ("enable_record_traces: true", "write false or remove the key, got True"),
     ("metrics_config_path: /m.yaml", "remove the key, got '/m.yaml'"),

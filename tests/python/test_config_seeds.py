@@ -59,13 +59,10 @@ def test_documented_pool_is_cut_to_half_of_a_small_machine(seeds, small_machine)
     assert config.pool_bytes(machine=small_machine) == 8 * GIB
 
 
-def test_gdr_file_is_refused_for_gdr_alone(seeds, machine):
-    with pytest.raises(ConfigError) as caught:
-        load_config(seeds / "001_gdr.yaml", machine=machine)
-    (line,) = str(caught.value).splitlines()
-    assert "001_gdr.yaml:7: ucm_connectors[0].ucm_connector_config.use_gdr" in line
-    assert "got True" in line
-    assert "write false" in line
+def test_gdr_file_asks_for_gdr(seeds, machine):
+    config = load_config(seeds / "001_gdr.yaml", machine=machine)
+    assert config.use_gdr is True
+    assert json.loads(config.copy_json(cuda_device=1))["use_gdr"] == "yes"
 
 
 def test_gdr_file_without_gdr_has_a_pool_of_its_own(seeds, machine, tmp_path):
@@ -73,6 +70,7 @@ def test_gdr_file_without_gdr_has_a_pool_of_its_own(seeds, machine, tmp_path):
     file.write_text((seeds / "001_gdr.yaml").read_text().replace("use_gdr: true", "use_gdr: false"))
     config = load_config(file, machine=machine)
     assert config.share_depot is False
+    assert config.use_gdr is False
     assert config.pool_bytes(machine=machine) == 1 * GIB
 
 

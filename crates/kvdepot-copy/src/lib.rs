@@ -17,7 +17,7 @@ mod stream;
 pub use batch::{CopyBatch, CopyOp, Direction, GroupSink};
 pub use event::DeviceEvent;
 pub use host::HostEngine;
-pub use pool::PoolRegistration;
+pub use pool::{DeviceMemory, PoolRegistration};
 pub use select::EngineSpec;
 
 use std::fmt::Debug;
@@ -47,5 +47,15 @@ pub trait CopyEngine: Send + Sync + Debug {
     /// The memory must stay mapped until the registration is dropped, and no batch that names it may be under way then.
     unsafe fn register_pool(&self, _base: *mut u8, _len: usize) -> Result<PoolRegistration> {
         Ok(PoolRegistration::none())
+    }
+
+    /// Makes device memory quick to reach, as long as what it returns is kept: the engine's KV cache. For engines to which
+    /// all memory is alike it does nothing.
+    ///
+    /// # Safety
+    /// The memory must not be freed before the registration is dropped, nor that while a batch that names it is under
+    /// way.
+    unsafe fn register_device(&self, _address: u64, _len: usize) -> Result<DeviceMemory> {
+        Ok(DeviceMemory::none())
     }
 }

@@ -44,3 +44,28 @@ impl PoolRegistration {
         self.0.as_ref().and_then(|registration| registration.failure())
     }
 }
+
+/// Keeps a range of device memory known to an engine. Drop it before the memory is freed, and when no copy of it is under
+/// way.
+#[derive(Debug, Default)]
+pub struct DeviceMemory(Option<Box<dyn KeptRegistration>>);
+
+/// What an engine keeps for device memory.
+pub trait KeptRegistration: Send + Sync + Debug {}
+
+impl DeviceMemory {
+    /// Of an engine that needs none.
+    pub const fn none() -> Self {
+        Self(None)
+    }
+
+    /// Wraps an engine's own.
+    pub fn new(registration: Box<dyn KeptRegistration>) -> Self {
+        Self(Some(registration))
+    }
+
+    /// Whether the engine keeps anything for it.
+    pub fn is_registered(&self) -> bool {
+        self.0.is_some()
+    }
+}

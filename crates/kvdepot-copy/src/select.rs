@@ -7,6 +7,7 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use serde::Deserialize;
 
 use crate::cuda::{CudaConfig, CudaEngine, DeviceSelector, Driver, Method, Mode};
+use crate::gdr::{self, GdrConfig, UseGdr};
 use crate::{CopyEngine, HostEngine};
 
 /// Names that a configuration may give an engine.
@@ -22,13 +23,24 @@ pub struct EngineSpec {
     pub copy_engine: String,
     /// Threads that copy between host memories; 0 = chosen for the machine.
     pub copy_threads: usize,
+    /// Whether to copy by an RDMA adapter.
+    pub use_gdr: UseGdr,
+    /// Adapters by the device's number; empty: what the environment says, else the nearest.
+    pub gdr_nics: Vec<String>,
     /// Where measurements are kept between processes.
     pub cache_dir: Option<PathBuf>,
 }
 
 impl Default for EngineSpec {
     fn default() -> Self {
-        Self { cuda_device: None, copy_engine: "auto".to_owned(), copy_threads: 0, cache_dir: None }
+        Self {
+            cuda_device: None,
+            copy_engine: "auto".to_owned(),
+            copy_threads: 0,
+            use_gdr: UseGdr::No,
+            gdr_nics: Vec::new(),
+            cache_dir: None,
+        }
     }
 }
 
@@ -52,14 +64,20 @@ impl EngineSpec {
             |help: &str| Err(Error::new(ErrorKind::Config, help).with("copy_engine", &self.copy_engine));
         let Some(ordinal) = self.cuda_device else {
             return match self.copy_engine.as_str() {
+                "auto" | "host" if self.use_gdr == UseGdr::Yes => Err(Error::new(
+                    ErrorKind::Config,
+                    "use_gdr copies between a CUDA device and the pool, and the KV cache is in host memory: write false",
+                )
+                .with("use_gdr", true)),
                 "auto" | "host" => Ok(Arc::new(HostEngine::new(self.copy_threads)?)),
                 _ => unfit(
                     "this copy engine is for a CUDA device, and the KV cache is in host memory: write auto",
                 ),
             };
         };
+        let use_gdr = if self.copy_engine == "gdr" { UseGdr::Yes } else { self.use_gdr };
         let mode = match self.copy_engine.as_str() {
-            "auto" => Mode::Auto,
+            "auto" | "gdr" => Mode::Auto,
             "memcpy" => Mode::Fixed(Method::Memcpy),
             "batch" => Mode::Fixed(Method::Batch),
             "kernel" => Mode::Fixed(Method::Kernel),
@@ -74,11 +92,17 @@ impl EngineSpec {
                     .with("known", ENGINE_NAMES.join(", ")));
             }
         };
-        let config = CudaConfig {
-            cache_dir: self.cache_dir.clone(),
-            ..CudaConfig::new(DeviceSelector::Ordinal(ordinal), mode)
-        };
-        Ok(Arc::new(CudaEngine::attach(Driver::load()?, &config)?))
+        let device = DeviceSelector::Ordinal(ordinal);
+        let mut by_nic = GdrConfig::new(device.clone());
+        if !self.gdr_nics.is_empty() {
+            by_nic.nics.clone_from(&self.gdr_nics);
+        }
+        let config = CudaConfig { cache_dir: self.cache_dir.clone(), ..CudaConfig::new(device, mode) };
+        gdr::engine_for(
+            use_gdr,
+            || gdr::require(&by_nic),
+            || Ok(Arc::new(CudaEngine::attach(Driver::load()?, &config)?)),
+        )
     }
 }
 
@@ -98,6 +122,11 @@ mod tests {
             let error = spec(device, engine).open().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{error}");
             assert!(error.to_string().contains(engine), "{error}");
+        }
+        // Seed 001: asked for on a machine without what it takes.
+        for text in [r#"{"use_gdr": "yes"}"#, r#"{"use_gdr": "yes", "cuda_device": 0}"#] {
+            let error = EngineSpec::from_json(text).unwrap().open().unwrap_err();
+            assert!(error.to_string().contains("use_gdr"), "{error}");
         }
         assert_eq!(EngineSpec::from_json(r#"{"threads": 1}"#).unwrap_err().kind(), ErrorKind::Config);
     }

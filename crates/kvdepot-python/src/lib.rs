@@ -4,6 +4,7 @@
 mod claim;
 mod convert;
 mod depot;
+mod device;
 mod errors;
 mod namespace;
 mod serve;
@@ -23,6 +24,8 @@ mod native {
     use super::convert::{block_hash, crc64nvme, namespace_id};
     #[pymodule_export]
     use super::depot::Depot;
+    #[pymodule_export]
+    use super::device::{bench_copies, describe_devices};
     #[pymodule_export]
     use super::namespace::Namespace;
     #[pymodule_export]

@@ -83,13 +83,16 @@ impl Store {
 
     fn register_pages(
         &self,
+        py: Python<'_>,
         bases: PyReadonlyArray1<'_, u64>,
         strides: PyReadonlyArray1<'_, i64>,
         page_count: u64,
     ) -> PyResult<()> {
         let (bases, strides) =
             (contiguous(&bases, "bases")?.to_vec(), contiguous(&strides, "strides")?.to_vec());
-        self.store()?.register_pages(bases, strides, page_count).or_raise()
+        let store = self.store()?;
+        // SAFETY: the stub's contract: the memory stays mapped until the store is closed.
+        py.detach(|| unsafe { store.register_pages(bases, strides, page_count) }).or_raise()
     }
 
     #[pyo3(signature = (hashes, pages, wait_event = 0))]

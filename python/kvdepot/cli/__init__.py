@@ -11,6 +11,7 @@ from kvdepot.errors import ConfigError, KVDepotError
 VERBS: Mapping[str, str] = {
     "bench": "kvdepot.cli.bench",
     "config": "kvdepot.cli.config",
+    "doctor": "kvdepot.cli.doctor",
     "serve": "kvdepot.cli.serve",
     "stat": "kvdepot.cli.stat",
 }

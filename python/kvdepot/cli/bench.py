@@ -1,5 +1,6 @@
 """``kvdepot bench``: how fast the store is on this machine, as ratios."""
 
+import json
 import os
 from collections.abc import Iterator
 
@@ -39,6 +40,23 @@ def store(rounds: int, threads: int, io_threads: int, directory: str | None, onl
     for name, rows in sections:
         click.echo(f"\n{name} (load average {results['load_average']:.1f} on {results['cores']} cores)")
         print_table(list(rows[0]), [[round(v, 3) if isinstance(v, float) else v for v in row.values()] for row in rows])
+
+
+@command.command()
+@click.option("--device", default="0", show_default=True, help="CUDA device: its number, GPU-… or PCI bus id.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def copy(device: str, as_json: bool) -> None:
+    """Copy engines of a CUDA device: 4 KiB to 1 MiB, both directions, and what a decoding kernel beside them loses."""
+    from kvdepot import _native
+
+    click.echo("measuring; this takes some seconds for each engine", err=True)
+    result = json.loads(_native.bench_copies(device))
+    if as_json:
+        print_json(result)
+        return
+    click.echo(f"{result['device']['name']}, CUDA driver {result['driver']}; {result['note'] or 'rates in GB/s'}")
+    rows = result["rows"]
+    print_table(list(rows[0]), [[round(v, 3) if isinstance(v, float) else v for v in row.values()] for row in rows])
 
 
 def progress(text: str, rows: Iterator[dict[str, object]]) -> list[dict[str, object]]:

@@ -19,6 +19,7 @@ POOL_SLOTS_DEFAULT = 4096
 MEMORY_PART = 2
 FREE_DISK_PART = 10
 BLOCK_ALIGN_BYTES = 4096
+USE_GDR: dict[bool | str, str] = {True: "yes", False: "no", "auto": "auto"}
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,8 @@ def copy_json(config: "KVDepotConfig", cuda_device: int | None, machine: Machine
         "cuda_device": cuda_device,
         "copy_engine": config.copy_engine,
         "copy_threads": config.copy_threads,
+        "use_gdr": USE_GDR[config.use_gdr],
+        "gdr_nics": list(config.gdr_nics or ()),
         "cache_dir": f"{machine.cache_directory()}-devices" if cuda_device is not None else None,
     }
     return json.dumps(copy, sort_keys=True)

@@ -56,17 +56,21 @@ class EngineKeys(BaseModel):
         ge=0,
         le=256,
     )
-    copy_engine: Literal["auto", "host", "memcpy", "batch", "kernel"] = key(
+    copy_engine: Literal["auto", "host", "memcpy", "batch", "kernel", "gdr"] = key(
         "auto",
         "What copies between the engine's memory and the pool: `auto` takes what fits the memory and was measured to "
         "be quickest on the device; `host` is for KV caches in host memory, the others for CUDA devices.",
     )
-    use_gdr: bool = key(
+    use_gdr: Literal[True, False, "auto"] = key(
         False,
-        "Copy between device and pool by GPUDirect RDMA.",
+        "Copy between a CUDA device and the pool by an RDMA adapter (GPUDirect RDMA). With `true`, what is missing for it "
+        "is an error; with `auto` it is said once.",
         seeds=["use_gdr"],
-        only=[False],
-        instead="write false or remove the key",
+    )
+    gdr_nics: tuple[str, ...] | None = key(
+        None,
+        "RDMA adapters for `use_gdr` by the number of the CUDA device; goes before the variable `DEVICE_GDR_NICS`.",
+        by_default="the nearest on the PCI bus",
     )
     use_lite: bool = key(
         False,

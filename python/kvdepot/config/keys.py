@@ -81,7 +81,13 @@ def type_text(field: FieldInfo) -> str:
     if text.startswith("Optional["):
         text = text.removeprefix("Optional[").removesuffix("]")
     if text.startswith("Literal["):
-        return text.removeprefix("Literal[").removesuffix("]").replace("'", "").replace(", ", " | ")
+        return (
+            text.removeprefix("Literal[")
+            .removesuffix("]")
+            .replace("'", "")
+            .replace(", ", " | ")
+            .replace("True | False", "true | false")
+        )
     return {"float": "number", "str": "text", "bool": "true | false", "tuple[str, ...]": "list of paths"}.get(
         text, text
     )

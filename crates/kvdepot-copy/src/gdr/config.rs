@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_verbs::RcAttributes;
+use serde::Deserialize;
 
 use crate::cuda::DeviceSelector;
 
@@ -14,7 +15,8 @@ pub const NICS_VARIABLE: &str = "DEVICE_GDR_NICS";
 const QUEUE_PAIRS_MAX: usize = 64;
 
 /// Whether to copy by an RDMA adapter.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum UseGdr {
     /// No (`use_gdr: false`).
     #[default]

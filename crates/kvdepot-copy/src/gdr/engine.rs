@@ -18,7 +18,7 @@ use crate::gdr::config::GdrConfig;
 use crate::gdr::lane::{Lane, LaneParts};
 use crate::gdr::mutation::Mutation;
 use crate::gdr::regions::{self, Regions};
-use crate::pool::{PoolRegistration, Registration};
+use crate::pool::{DeviceMemory, KeptRegistration, PoolRegistration, Registration};
 
 /// Device memory that is registered to see whether the adapter can reach any.
 const PROBE_BYTES: usize = 64 << 10;
@@ -45,6 +45,8 @@ impl Drop for DeviceRegistration {
         regions::remove(&self.regions.device, &self.mr);
     }
 }
+
+impl KeptRegistration for DeviceRegistration {}
 
 impl GdrEngine {
     /// Attaches to a device and its adapter. What is missing (adapter, its port, peer memory) is the error.
@@ -94,13 +96,9 @@ impl GdrEngine {
         &self.nic
     }
 
-    /// Registers device memory ahead of copies: the engine's KV cache. Other memory is registered for the time of each
-    /// batch that names it, which costs more than the copy.
-    ///
     /// # Safety
-    /// The memory must not be freed before the registration is dropped, nor that while a batch that names it is under
-    /// way.
-    pub unsafe fn register_device(&self, address: u64, len: usize) -> Result<DeviceRegistration> {
+    /// As for `CopyEngine::register_device`.
+    unsafe fn keep_device(&self, address: u64, len: usize) -> Result<DeviceRegistration> {
         let _entered = self.regions.context.enter()?;
         // SAFETY: the caller's contract.
         let mr = unsafe { self.regions.register_device(address, len) }?;
@@ -146,6 +144,13 @@ impl CopyEngine for GdrEngine {
             .spawn(move || unsafe { for_thread.register_all(base, len, piece) })
             .map_err(|e| Error::io("cannot start a registration thread", e))?;
         Ok(PoolRegistration::new(Box::new(PoolThread { pool, thread: Some(thread) })))
+    }
+
+    /// Memory that is not registered is registered for the time of each batch that names it, which costs more than the
+    /// copy.
+    unsafe fn register_device(&self, address: u64, len: usize) -> Result<DeviceMemory> {
+        // SAFETY: the caller's contract.
+        Ok(DeviceMemory::new(Box::new(unsafe { self.keep_device(address, len) }?)))
     }
 }
 

@@ -38,6 +38,28 @@ impl PageTable {
             .with("page_count", self.page_count))
     }
 
+    /// Runs of memory that hold the pages: address and length, apart from each other, ascending.
+    pub(crate) fn memory(&self, layout: &BlockLayout) -> Vec<(u64, u64)> {
+        let sizes = (0..layout.shard_count()).flat_map(|shard| layout.tensor_sizes(shard).iter().copied());
+        let last = i64::try_from(self.page_count.saturating_sub(1)).unwrap_or(i64::MAX);
+        let mut runs: Vec<(u64, u64)> = sizes
+            .enumerate()
+            .map(|(tensor, size)| {
+                let ends = [self.address(tensor, 0), self.address(tensor, last)];
+                (ends[0].min(ends[1]), ends[0].max(ends[1]).saturating_add(size))
+            })
+            .collect();
+        runs.sort_unstable();
+        let mut apart: Vec<(u64, u64)> = Vec::new();
+        for (start, end) in runs {
+            match apart.last_mut() {
+                Some(last) if start <= last.1 => last.1 = last.1.max(end),
+                _ => apart.push((start, end)),
+            }
+        }
+        apart.into_iter().map(|(start, end)| (start, end - start)).collect()
+    }
+
     fn address(&self, tensor: usize, page: i64) -> u64 {
         self.bases[tensor].wrapping_add_signed(page.wrapping_mul(self.strides[tensor]))
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hashbrown::HashMap;
+use kvdepot_copy::DeviceMemory;
 use kvdepot_core::{BlockHash, BlockLayout, Error, ErrorKind, NamespaceSpec, Result};
 use parking_lot::{Mutex, RwLock};
 
@@ -29,6 +30,8 @@ pub struct Store {
 pub(crate) struct Inner {
     pub(crate) attachment: Arc<Attachment>,
     pub(crate) spec: Arc<NamespaceSpec>,
+    // Dropped before the engine that keeps it.
+    device_memory: Mutex<Vec<DeviceMemory>>,
     pub(crate) device: Arc<DeviceEngine>,
     pub(crate) pages: RwLock<Option<Arc<PageTable>>>,
     pub(crate) partial: Mutex<Partial>,
@@ -65,6 +68,7 @@ impl Store {
         let inner = Inner {
             attachment: Arc::clone(attachment),
             spec,
+            device_memory: Mutex::default(),
             device,
             pages: RwLock::new(None),
             partial: Mutex::new(Partial::default()),
@@ -80,8 +84,20 @@ impl Store {
     }
 
     /// Says where the engine's pages lie, for the `…_pages` calls.
-    pub fn register_pages(&self, bases: Vec<u64>, strides: Vec<i64>, page_count: u64) -> Result<()> {
-        let pages = PageTable::new(self.inner.spec.layout(), bases, strides, page_count)?;
+    ///
+    /// # Safety
+    /// The pages must stay allocated until the last clone of the store was dropped.
+    pub unsafe fn register_pages(&self, bases: Vec<u64>, strides: Vec<i64>, page_count: u64) -> Result<()> {
+        let layout = self.inner.spec.layout();
+        let pages = PageTable::new(layout, bases, strides, page_count)?;
+        let engine = self.inner.device.engine();
+        let mut kept = Vec::new();
+        for (address, len) in pages.memory(layout) {
+            let len = usize::try_from(len).unwrap_or(usize::MAX);
+            // SAFETY: the caller's contract; tasks hold the store, so copies end before what is kept here.
+            kept.push(unsafe { engine.register_device(address, len) }?);
+        }
+        *self.inner.device_memory.lock() = kept;
         *self.inner.pages.write() = Some(Arc::new(pages));
         Ok(())
     }

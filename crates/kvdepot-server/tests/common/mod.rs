@@ -95,7 +95,8 @@ impl Engine {
         let store = Store::new(attachment, Arc::clone(spec), engine, Duration::from_secs(10)).unwrap();
         let bases = tensors.iter().map(|tensor| tensor.as_ptr() as u64).collect();
         let strides = sizes.iter().map(|&size| size as i64).collect();
-        store.register_pages(bases, strides, pages as u64).unwrap();
+        // SAFETY: the tensors live in the engine beside the store.
+        unsafe { store.register_pages(bases, strides, pages as u64) }.unwrap();
         Self { store, tensors, sizes, pages }
     }
 

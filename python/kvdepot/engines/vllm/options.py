@@ -31,6 +31,7 @@ class ConnectorOptions:
         self.hit_ratio = config.hit_ratio
         self.persist_token_threshold = config.persist_token_threshold
         self.timeout_ms = config.timeout_ms
+        self.use_gdr = config.use_gdr
 
     def copy_json(self, cuda_device: int | None) -> str:
         """What copies between the engine's memory, on this device or in host memory, and the pool."""

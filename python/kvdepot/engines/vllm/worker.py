@@ -76,6 +76,8 @@ class WorkerSide:
                 logger.warning("kvdepot: no depot yet: the KV cache's layout is tested when one is there")
                 self._proof_is_due = self._loads.refused = True
         except Exception as error:  # whatever goes wrong here, an engine without a cache is better than none
+            if self._options.use_gdr is True:
+                raise  # asked for by name, and not to be had: the configuration is wrong (P10)
             logger.exception("kvdepot cannot use this engine's KV cache")
             self._names = RankNamespaces(broken=f"{type(error).__name__}: {error}")
             self._stores.clear()
