@@ -200,9 +200,10 @@ class Store:
         """Asks for blocks to be brought into the pool; returns at once."""
     def close(self) -> None: ...
 
-def serve(config_json: str, socket_path: str, idle_exit_ms: int = 0) -> None:
+def serve(config_json: str, socket_path: str, idle_exit_ms: int = 0, wire_json: str | None = None) -> None:
     """Runs a depot with its local door at ``socket_path`` until SIGTERM or SIGINT, or until nobody was attached for
-    ``idle_exit_ms`` (0 = never). Returns at once when another depot already serves that socket.
+    ``idle_exit_ms`` (0 = never). Returns at once when another depot already serves that socket. ``wire_json`` opens a
+    wire door, too; then it is never idle.
 
     Raises:
         ConfigError, StorageError.

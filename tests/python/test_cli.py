@@ -82,6 +82,47 @@ def test_serve_passes_what_it_was_told(kvdepot, monkeypatch, tmp_path):
     assert logged[1] == ("error", None)
 
 
+def test_serve_opens_the_wire_door_as_infinistore_s_options_say(kvdepot, monkeypatch, tmp_path):
+    served = []
+    monkeypatch.setattr(_native, "serve", lambda *arguments: served.append(arguments))
+    monkeypatch.setattr(_native, "init_logging", lambda *arguments: None)
+    file = tmp_path / "kvdepot.yaml"
+    file.write_text(f"pipeline: Cache\npool_gb: 0.5\nsocket: {tmp_path}/s\n")
+    common = ("serve", "--config", file)
+    kvdepot(*common, "--service-port", 12345, "--prealloc-size", 0.25, "--log-level", "warning")
+    core, _, _, wire = served[0]
+    assert json.loads(core)["pool_bytes"] == 1 << 28
+    wire = json.loads(wire)
+    assert (wire["host"], wire["service_port"], wire["manage_port"]) == ("127.0.0.1", 12345, 18080)
+    assert wire["value_bytes_min"] == 64 << 10
+    assert wire["evict"] == {"periodic": False, "interval_ms": 5000, "min_percent": 60.0, "max_percent": 80.0}
+    evict = ("--enable-periodic-evict", "--evict-interval", 1, "--evict-min-threshold", 0.5)
+    kvdepot(*common, "--host", "localhost", "--minimal-allocate-size", 16, "--auto-increase", *evict)
+    core, _, _, wire = served[1]
+    core, wire = json.loads(core), json.loads(wire)
+    assert core["pool_bytes"] == 1 << 29
+    assert core["pool_bytes_max"] > core["pool_bytes"]
+    assert (wire["service_port"], wire["value_bytes_min"]) == (22345, 16 << 10)
+    assert wire["evict"] == {"periodic": True, "interval_ms": 1000, "min_percent": 50.0, "max_percent": 80.0}
+    kvdepot(*common, "--idle-exit-s", 3)
+    assert served[2][2:] == (3000,)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--dev-name", "mlx5_0", "--link-type", "IB"), "--dev-name, --link-type: asks for RDMA"),
+        (("--host", "no.such.name.invalid"), "has no address"),
+        (("--host", "::1", "--evict-min-threshold", 0.9), "must be less than"),
+        (("--prealloc-size", 1 << 20), "of memory"),
+    ],
+)
+def test_serve_refuses_a_wire_door_that_cannot_be(kvdepot, tmp_path, options, said):
+    file = tmp_path / "kvdepot.yaml"
+    file.write_text(f"pipeline: Cache\npool_gb: 0.5\nsocket: {tmp_path}/s\n")
+    assert said in kvdepot("serve", "--config", file, *options, status=2).stderr
+
+
 def test_serve_refuses_half_a_core(kvdepot):
     assert "goes with --socket" in kvdepot("serve", "--core-json", "{}", status=2).stderr
 

@@ -12,6 +12,12 @@ pub struct DepotConfig {
     pub pipeline: String,
     /// Size of the pool in bytes (P5).
     pub pool_bytes: u64,
+    /// Size that the pool may grow to by itself; 0 = it does not grow.
+    #[serde(default)]
+    pub pool_bytes_max: u64,
+    /// By how much it grows at a time.
+    #[serde(default = "default_pool_grow_bytes")]
+    pub pool_grow_bytes: u64,
     /// Eviction policy of the pool: `s3fifo` or `lru`.
     #[serde(default = "default_eviction")]
     pub eviction: String,
@@ -44,6 +50,9 @@ const fn default_waiting_queue_depth() -> usize {
 const fn default_running_queue_depth() -> usize {
     524_288
 }
+const fn default_pool_grow_bytes() -> u64 {
+    10 << 30
+}
 const fn default_timeout_ms() -> u64 {
     30_000
 }
@@ -63,6 +72,8 @@ impl DepotConfig {
                 .with("pool_bytes_min", POOL_BYTES_MIN));
         }
         config.pool_bytes -= config.pool_bytes % BLOCK_ALIGN_BYTES;
+        config.pool_bytes_max -= config.pool_bytes_max % BLOCK_ALIGN_BYTES;
+        config.pool_grow_bytes = config.pool_grow_bytes.next_multiple_of(BLOCK_ALIGN_BYTES);
         for (name, value) in [
             ("timeout_ms", config.timeout_ms),
             ("waiting_queue_depth", config.waiting_queue_depth as u64),
@@ -73,6 +84,11 @@ impl DepotConfig {
             }
         }
         Ok(config)
+    }
+
+    /// Bytes of memory that are mapped: what the pool has, and what it may grow to.
+    pub fn mapped_bytes(&self) -> u64 {
+        self.pool_bytes.max(self.pool_bytes_max)
     }
 
     /// The deadline of an operation that begins now.

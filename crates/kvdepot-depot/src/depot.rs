@@ -17,7 +17,7 @@ use crate::config::DepotConfig;
 use crate::pool::PoolMapping;
 use crate::resolver::Job;
 use crate::session::Session;
-use crate::state::{GROW_BYTES, State};
+use crate::state::{GROW_BYTES, Growth, State};
 use crate::stats::Stats;
 use crate::{claim, io_queue, resolver};
 
@@ -67,13 +67,13 @@ impl Depot {
     /// Starts a depot whose pool other processes can map: opens its tiers, makes its pool, and populates it in the
     /// background.
     pub fn start(config: DepotConfig) -> Result<Self> {
-        let pool = PoolMapping::create(config.pool_bytes)?;
+        let pool = PoolMapping::create(config.mapped_bytes())?;
         Self::start_on(config, pool)
     }
 
     /// Starts a depot for this process alone.
     pub fn start_private(config: DepotConfig) -> Result<Self> {
-        let pool = PoolMapping::create_private(config.pool_bytes)?;
+        let pool = PoolMapping::create_private(config.mapped_bytes())?;
         Self::start_on(config, pool)
     }
 
@@ -112,7 +112,11 @@ impl Depot {
         let slots_hint = usize::try_from(config.pool_bytes >> 16).unwrap_or(usize::MAX).clamp(64, 1 << 24);
         let policy = eviction::by_name(&config.eviction, slots_hint)?;
         let pool = Arc::new(pool);
-        let state = State::new(config.pool_bytes, policy, !tiers.is_empty(), keeps);
+        let growth = Growth {
+            pool_bytes_max: config.mapped_bytes().min(pool.bytes()),
+            step_bytes: config.pool_grow_bytes,
+        };
+        let state = State::new(config.pool_bytes, growth, policy, !tiers.is_empty(), keeps);
         let (jobs, receiver) = crossbeam_channel::unbounded();
         let (kicks, kicked) = crossbeam_channel::bounded(1);
         let shared = Arc::new(Shared {
@@ -203,8 +207,9 @@ fn populate(shared: &Arc<Shared>) {
     // Background work: nothing waits for it.
     let _ = rustix::process::nice(10);
     let mut start = 0;
-    while start < shared.pool.bytes() && !shared.stopping.load(Ordering::Acquire) {
-        let len = GROW_BYTES.min(shared.pool.bytes() - start);
+    let bytes = shared.config.pool_bytes.min(shared.pool.bytes());
+    while start < bytes && !shared.stopping.load(Ordering::Acquire) {
+        let len = GROW_BYTES.min(bytes - start);
         if let Err(error) = shared.pool.populate(start, len) {
             tracing::warn!("the pool is populated on first use only: {error}");
             return;
@@ -228,6 +233,8 @@ fn janitor(shared: &Arc<Shared>) {
         // A spurious or early wake only looks over the claims once more.
         shared.changed.wait_for(&mut state, JANITOR_TICK);
         claim::expire(shared, &mut state, Instant::now());
+        let delayed = std::mem::take(&mut state.delayed);
+        state.writes.extend(delayed);
         drop(state);
         io_queue::pump(shared);
     }

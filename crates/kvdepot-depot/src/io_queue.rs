@@ -17,6 +17,8 @@ use crate::stats::Stats;
 const FETCHES_IN_FLIGHT_MAX: usize = 256;
 /// Writes handed to the tiers at a time, while no fetch waits.
 const WRITES_IN_FLIGHT_MAX: usize = 32;
+/// Turns of the janitor that the write of a replaced value waits for its predecessor's removal.
+const REPLACE_TRIES_MAX: u32 = 100;
 
 enum Next {
     Fetch(Fetch, SlotBuf),
@@ -138,6 +140,21 @@ fn begin_write(shared: &Arc<Shared>, write: Write, buf: SlotBuf) {
 fn write_ended(shared: &Arc<Shared>, write: Write, bytes: usize, outcome: Result<Written>) {
     let mut state = shared.state.lock();
     state.writes_in_flight -= 1;
+    if write.replaces && write.tries < REPLACE_TRIES_MAX && matches!(&outcome, Ok(Written::AlreadyThere)) {
+        // What the tier has is the value before this one.
+        state.delayed.push(Write { tries: write.tries + 1, ..write });
+        let key = state.slot(write.slot).key;
+        drop(state);
+        shared.tiers[write.tier].remove(key);
+        return;
+    }
+    if write.replaces
+        && write.tries < REPLACE_TRIES_MAX
+        && matches!(&outcome, Err(error) if error.kind() == ErrorKind::Busy)
+    {
+        state.delayed.push(Write { tries: write.tries + 1, ..write });
+        return;
+    }
     match &outcome {
         Ok(Written::New) => {
             Stats::add(&shared.stats.write_blocks, 1);
@@ -146,10 +163,21 @@ fn write_ended(shared: &Arc<Shared>, write: Write, bytes: usize, outcome: Result
         Ok(Written::AlreadyThere) => {}
         Err(error) => shared.stats.failed("write", error),
     }
-    let saved = write.saved || outcome.is_ok();
+    let stored = match &outcome {
+        Ok(written) => *written == Written::New || !write.replaces,
+        Err(_) => false,
+    };
+    if write.replaces && !stored {
+        // Better nothing under this key than the value before (P1).
+        let key = state.slot(write.slot).key;
+        drop(state);
+        shared.tiers[write.tier].remove(key);
+        state = shared.state.lock();
+    }
+    let saved = write.saved || stored;
     let next = write.tier + 1;
     if next < shared.tiers.len() {
-        state.writes.push_front(Write { tier: next, saved, ..write });
+        state.writes.push_front(Write { tier: next, saved, tries: 0, ..write });
         return;
     }
     if !saved {
@@ -157,13 +185,25 @@ fn write_ended(shared: &Arc<Shared>, write: Write, bytes: usize, outcome: Result
     }
     let slot = state.slot_mut(write.slot);
     let (was_dirty, slot_bytes) = (slot.block.is_dirty(), slot.bytes);
+    let key = slot.key;
     slot.block.write_ended(saved);
     if was_dirty {
         state.held.dirty -= slot_bytes;
     }
+    let removed = match state.successors.remove(&write.slot) {
+        None => false,
+        Some(None) => true,
+        Some(Some(slot)) => {
+            state.writes.push_back(Write { slot, tier: 0, saved: false, replaces: true, tries: 0 });
+            false
+        }
+    };
     state.free_if_over(write.slot);
     claim::admit_queued(shared, &mut state);
     drop(state);
+    if removed {
+        shared.tiers.iter().for_each(|tier| tier.remove(key));
+    }
     shared.changed.notify_all();
 }
 
@@ -184,9 +224,9 @@ pub(crate) fn fetch(
 pub(crate) fn drain(shared: &Arc<Shared>, deadline: Instant) -> bool {
     pump(shared);
     let mut state = shared.state.lock();
-    while !state.writes.is_empty() || state.writes_in_flight > 0 {
+    while !state.writes.is_empty() || state.writes_in_flight > 0 || !state.delayed.is_empty() {
         if shared.changed.wait_until(&mut state, deadline).timed_out() {
-            return state.writes.is_empty() && state.writes_in_flight == 0;
+            return state.writes.is_empty() && state.writes_in_flight == 0 && state.delayed.is_empty();
         }
     }
     drop(state);

@@ -4,6 +4,7 @@ mod acquire;
 mod claim;
 pub mod config;
 pub mod depot;
+pub mod direct;
 mod io_queue;
 pub mod message;
 mod namespace;
@@ -13,6 +14,7 @@ mod resolver;
 pub mod session;
 mod state;
 pub mod stats;
+pub mod values;
 
 pub use config::DepotConfig;
 pub use depot::Depot;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use hashbrown::HashMap;
 use kvdepot_core::limits::NAMESPACES_MAX;
 use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
 
@@ -31,6 +32,7 @@ impl Namespace {
 #[derive(Debug, Default)]
 pub(crate) struct Namespaces {
     entries: Vec<Namespace>,
+    by_id: HashMap<NamespaceId, NamespaceHandle>,
 }
 
 impl Namespaces {
@@ -44,6 +46,11 @@ impl Namespaces {
         NamespaceHandle::try_from(index).ok()
     }
 
+    /// The handle of the namespace whose keys carry this id now.
+    pub(crate) fn handle_of(&self, id: NamespaceId) -> Option<NamespaceHandle> {
+        self.by_id.get(&id).copied()
+    }
+
     pub(crate) fn add(&mut self, spec: NamespaceSpec, epoch: u32) -> Result<NamespaceHandle> {
         if self.entries.len() >= NAMESPACES_MAX {
             return Err(Error::new(
@@ -53,8 +60,10 @@ impl Namespaces {
             .with("namespaces_max", NAMESPACES_MAX));
         }
         let id = spec.id(epoch);
+        let handle = self.entries.len() as NamespaceHandle;
         self.entries.push(Namespace { spec: Arc::new(spec), epoch, id });
-        Ok((self.entries.len() - 1) as NamespaceHandle)
+        self.by_id.insert(id, handle);
+        Ok(handle)
     }
 
     /// Moves to `epoch`; returns the id that became unreachable.
@@ -63,6 +72,8 @@ impl Namespaces {
         let old = entry.id;
         entry.epoch = epoch;
         entry.id = entry.spec.id(epoch);
+        self.by_id.remove(&old);
+        self.by_id.insert(entry.id, handle);
         Ok(old)
     }
 

@@ -55,16 +55,20 @@ pub(crate) fn keys(state: &State, namespace: NamespaceHandle, hashes: &Hashes<'_
 
 /// Which blocks are there: one byte each.
 pub(crate) fn lookup(shared: &Shared, namespace: NamespaceHandle, hashes: &Hashes<'_>) -> Result<Vec<u8>> {
-    let (keys, mut present) = {
+    let keys = keys(&shared.state.lock(), namespace, hashes)?;
+    Ok(lookup_keys(shared, &keys))
+}
+
+/// Which blocks are there, of whatever namespaces: one byte each.
+pub(crate) fn lookup_keys(shared: &Shared, keys: &[BlockKey]) -> Vec<u8> {
+    let mut present: Vec<u8> = {
         let state = shared.state.lock();
-        let keys = keys(&state, namespace, hashes)?;
-        let present: Vec<u8> = keys.iter().map(|key| u8::from(state.readable(key).is_some())).collect();
-        (keys, present)
+        keys.iter().map(|key| u8::from(state.readable(key).is_some())).collect()
     };
     Stats::add(&shared.stats.lookup_blocks, keys.len());
     let absent: Vec<usize> = (0..keys.len()).filter(|&i| present[i] == 0).collect();
     if absent.is_empty() || shared.tiers.is_empty() {
-        return Ok(present);
+        return present;
     }
     let known = Known::peek(shared, absent.iter().map(|&i| keys[i]));
     let (sender, receiver) = crossbeam_channel::unbounded();
@@ -90,7 +94,7 @@ pub(crate) fn lookup(shared: &Shared, namespace: NamespaceHandle, hashes: &Hashe
             Err(_) => break,
         }
     }
-    Ok(present)
+    present
 }
 
 /// How many leading blocks are there in all of the namespaces.
@@ -248,18 +252,70 @@ pub(crate) fn reset(shared: &Arc<Shared>, namespaces: &[NamespaceHandle]) -> Res
                 .ok_or_else(|| Error::new(ErrorKind::Unsupported, "the namespace has no more epochs"))?;
             (Arc::clone(&namespace.spec), epoch)
         };
-        // The pool first: from here on nothing old is served from memory, and nothing old is written any more.
-        let mut state = shared.state.lock();
-        let old = state.namespaces.set_epoch(handle, epoch)?;
-        state.doom_namespace(old);
-        ids.push(state.namespaces.get(handle)?.id.0);
-        drop(state);
-        for tier in &shared.tiers {
-            tier.set_epoch(&spec, epoch)?;
-        }
+        ids.push(enter_epoch(shared, handle, &spec, epoch)?);
     }
     shared.changed.notify_all();
     Ok(ids)
+}
+
+/// Moves a namespace to `epoch` or leaves it there; never back. What its keys carry from then on.
+pub(crate) fn set_epoch(shared: &Arc<Shared>, handle: NamespaceHandle, epoch: u32) -> Result<[u8; 16]> {
+    let (spec, current, id) = {
+        let state = shared.state.lock();
+        let namespace = state.namespaces.get(handle)?;
+        (Arc::clone(&namespace.spec), namespace.epoch, namespace.id.0)
+    };
+    if epoch < current {
+        return Err(Error::new(ErrorKind::Config, "an epoch never goes back")
+            .with("epoch", epoch)
+            .with("epoch_current", current));
+    }
+    if epoch == current {
+        return Ok(id);
+    }
+    let id = enter_epoch(shared, handle, &spec, epoch)?;
+    shared.changed.notify_all();
+    Ok(id)
+}
+
+fn enter_epoch(
+    shared: &Shared,
+    handle: NamespaceHandle,
+    spec: &NamespaceSpec,
+    epoch: u32,
+) -> Result<[u8; 16]> {
+    // The pool first: from here on nothing old is served from memory, and nothing old is written any more.
+    let mut state = shared.state.lock();
+    let old = state.namespaces.set_epoch(handle, epoch)?;
+    state.doom_namespace(old);
+    let id = state.namespaces.get(handle)?.id.0;
+    drop(state);
+    for tier in &shared.tiers {
+        tier.set_epoch(spec, epoch)?;
+    }
+    Ok(id)
+}
+
+/// Forgets blocks in pool and tiers: whether each was there, as far as the pool and what tiers know without I/O tell.
+pub(crate) fn remove(shared: &Arc<Shared>, keys: &[BlockKey]) -> Vec<bool> {
+    let known = Known::peek(shared, keys.iter().copied());
+    let mut state = shared.state.lock();
+    let mut tell = Vec::new();
+    let mut was_there = Vec::with_capacity(keys.len());
+    for key in keys {
+        let (in_pool, now) = state.forget(key);
+        was_there.push(in_pool || known.tier_of(key).is_some());
+        if now && (known.tier_of(key).is_some() || known.is_unknown(key)) {
+            tell.push(*key);
+        }
+    }
+    claim::admit_queued(shared, &mut state);
+    drop(state);
+    for tier in &shared.tiers {
+        tell.iter().for_each(|key| tier.remove(*key));
+    }
+    shared.changed.notify_all();
+    was_there
 }
 
 /// Ends everything an owner holds (P4).

@@ -26,6 +26,14 @@ impl Session {
         Self { shared, owner }
     }
 
+    pub(crate) const fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    pub(crate) const fn owner(&self) -> u64 {
+        self.owner
+    }
+
     /// Answers a request. Failures are answers too.
     pub fn handle(&self, request: Request<'_>) -> Response {
         self.try_handle(request).unwrap_or_else(|error| Response::from_error(&error))
@@ -170,7 +178,7 @@ impl Session {
         Ok(answer(id, progress))
     }
 
-    fn stats(&self) -> serde_json::Value {
+    pub(crate) fn stats(&self) -> serde_json::Value {
         let mut map = self.shared.stats.to_json();
         let state = self.shared.state.lock();
         let gauges = [

@@ -20,6 +20,9 @@ pub(crate) const GROW_BYTES: u64 = 64 << 20;
 /// Share of the pool that bytes not yet in a tier may take: beyond it dumps are dropped, so that loads find room.
 const DIRTY_SHARE_PERCENT: u64 = 70;
 
+/// Share of the pool that connections to other machines may be filling at a time.
+const FILLING_SHARE_PERCENT: u64 = 50;
+
 /// One block in the pool.
 #[derive(Debug)]
 pub(crate) struct Slot {
@@ -32,6 +35,8 @@ pub(crate) struct Slot {
     pub(crate) from_tier: bool,
     /// Claims that wait for this block to be fetched.
     pub(crate) waiters: Vec<u64>,
+    /// CRC-64/NVME of the block's bytes, where somebody computed it already.
+    pub(crate) crc64: Option<u64>,
 }
 
 /// A block that a tier is to read.
@@ -49,6 +54,10 @@ pub(crate) struct Write {
     pub(crate) tier: usize,
     /// Whether a tier before this one took it.
     pub(crate) saved: bool,
+    /// Whether what a tier has under this key is another value, which must go first.
+    pub(crate) replaces: bool,
+    /// How often the tier was asked before.
+    pub(crate) tries: u32,
 }
 
 /// Bytes of the pool by what holds them; they overlap only where said.
@@ -71,6 +80,13 @@ impl Held {
     }
 }
 
+/// How a pool grows beyond the size that it began with.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Growth {
+    pub(crate) pool_bytes_max: u64,
+    pub(crate) step_bytes: u64,
+}
+
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) slots: Vec<Option<Slot>>,
@@ -85,10 +101,16 @@ pub(crate) struct State {
     pub(crate) fetches_in_flight: usize,
     pub(crate) writes: VecDeque<Write>,
     pub(crate) writes_in_flight: usize,
+    /// Writes to be tried again at the janitor's next turn.
+    pub(crate) delayed: Vec<Write>,
+    /// What comes after the write of a slot that is under way: the value that replaced it, or its removal.
+    pub(crate) successors: HashMap<SlotId, Option<SlotId>, foldhash::fast::RandomState>,
     /// Whether a thread is handing queued work to the tiers now.
     pub(crate) pumping: bool,
     pub(crate) held: Held,
     pool_bytes: u64,
+    /// How far the pool may grow, and by how much at a time.
+    growth: Growth,
     grown_bytes: u64,
     /// Whether sealed blocks are to be written to a tier.
     pub(crate) has_tiers: bool,
@@ -100,6 +122,7 @@ pub(crate) struct State {
 impl State {
     pub(crate) fn new(
         pool_bytes: u64,
+        growth: Growth,
         policy: Box<dyn EvictionPolicy>,
         has_tiers: bool,
         keeps: bool,
@@ -117,9 +140,12 @@ impl State {
             fetches_in_flight: 0,
             writes: VecDeque::new(),
             writes_in_flight: 0,
+            delayed: Vec::new(),
+            successors: HashMap::default(),
             pumping: false,
             held: Held::default(),
             pool_bytes,
+            growth,
             grown_bytes: 0,
             has_tiers,
             keeps,
@@ -165,13 +191,49 @@ impl State {
         true
     }
 
+    /// Whether strangers may have so many bytes more to fill. What they announce and never send must not push out what
+    /// is there; one slot at a time may be of any size.
+    pub(crate) fn may_fill(&self, bytes: u64) -> Result<()> {
+        let pool_bytes = self.pool_bytes.max(self.growth.pool_bytes_max);
+        if self.held.filling == 0 || self.held.filling + bytes <= pool_bytes * FILLING_SHARE_PERCENT / 100 {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Busy, "too much of the pool is being filled already")
+            .with("filling_bytes", self.held.filling)
+            .with("block_bytes", bytes))
+    }
+
+    /// Lets the pool have more memory, where that was agreed.
+    fn enlarge(&mut self) -> bool {
+        let before = self.pool_bytes;
+        self.pool_bytes = (before + self.growth.step_bytes).min(self.growth.pool_bytes_max).max(before);
+        self.pool_bytes > before
+    }
+
+    /// Evicts what is cold until no more than `bytes` are in use or `blocks_max` blocks went: how many went.
+    pub(crate) fn evict_to(&mut self, bytes: u64, blocks_max: usize) -> usize {
+        for gone in 0..blocks_max {
+            if self.pool_bytes - self.free_bytes() <= bytes {
+                return gone;
+            }
+            let slots = &self.slots;
+            let victim = self
+                .policy
+                .victim(&mut |id| slots[id as usize].as_ref().is_some_and(|slot| slot.block.is_evictable()));
+            let Some(victim) = victim else { return gone };
+            self.evicted += 1;
+            self.free(victim);
+        }
+        blocks_max
+    }
+
     /// Room for a block, evicting what is cold. None when all that is left is in use.
     fn allocate(&mut self, bytes: u64) -> Option<Runs> {
         loop {
             if let Some(runs) = self.alloc.alloc(bytes) {
                 return Some(runs);
             }
-            if self.grow(None) {
+            if self.grow(None) || self.enlarge() {
                 continue;
             }
             if self.pinned_bytes() >= self.pool_bytes {
@@ -193,6 +255,18 @@ impl State {
         spec: &Arc<NamespaceSpec>,
         block: Block,
     ) -> Result<SlotId> {
+        let id = self.insert_apart(key, spec, block)?;
+        self.index.insert(key, id);
+        Ok(id)
+    }
+
+    /// Makes room for a block that the index does not name until it is published.
+    pub(crate) fn insert_apart(
+        &mut self,
+        key: BlockKey,
+        spec: &Arc<NamespaceSpec>,
+        block: Block,
+    ) -> Result<SlotId> {
         let bytes = spec.layout().slot_bytes();
         let filling = block.phase() == Phase::Filling;
         if filling && self.has_tiers {
@@ -208,7 +282,8 @@ impl State {
         })?;
         *self.held.arriving(!filling) += bytes;
         let spec = Arc::clone(spec);
-        let slot = Slot { key, spec, block, runs, bytes, from_tier: !filling, waiters: Vec::new() };
+        let slot =
+            Slot { key, spec, block, runs, bytes, from_tier: !filling, waiters: Vec::new(), crc64: None };
         let id = match self.free_ids.pop() {
             Some(id) => {
                 self.slots[id as usize] = Some(slot);
@@ -219,7 +294,6 @@ impl State {
                 SlotId::try_from(self.slots.len() - 1).expect("slots fit 32 bits: each takes at least a page")
             }
         };
-        self.index.insert(key, id);
         Ok(id)
     }
 
@@ -285,6 +359,14 @@ impl State {
 
     /// A block's last shard came: visible from now on, and queued for the tiers.
     pub(crate) fn sealed(&mut self, id: SlotId) {
+        if let Some(write) = self.seal(id) {
+            self.writes.push_back(write);
+        }
+        self.free_if_over(id);
+    }
+
+    /// Seals a block; what is to be written of it.
+    fn seal(&mut self, id: SlotId) -> Option<Write> {
         let has_tiers = self.has_tiers;
         let slot = self.slot_mut(id);
         let (bytes, key) = (slot.bytes, slot.key);
@@ -294,11 +376,62 @@ impl State {
         }
         self.held.filling -= bytes;
         self.policy.insert(id, key);
-        if has_tiers && readable {
+        (has_tiers && readable).then(|| {
             self.held.dirty += bytes;
-            self.writes.push_back(Write { slot: id, tier: 0, saved: false });
+            Write { slot: id, tier: 0, saved: false, replaces: false, tries: 0 }
+        })
+    }
+
+    /// A slot that was filled apart becomes the block of its key, in place of what was there under it and under
+    /// `others`; who reads that keeps it until they let go. Of `others` those that tiers may be told of now; None when
+    /// the block is not visible because its namespace was reset.
+    pub(crate) fn publish(&mut self, id: SlotId, others: &[BlockKey]) -> Option<Vec<BlockKey>> {
+        let key = self.slot(id).key;
+        let write = self.seal(id);
+        if !self.slot(id).block.is_readable() {
+            self.free_if_over(id);
+            return None;
+        }
+        let tell = others.iter().filter(|other| self.forget(other).1).copied().collect();
+        let old = self.index.insert(key, id);
+        let waits = old.is_some_and(|old| self.displace(old, Some(id)));
+        if let Some(write) = write.filter(|_| !waits) {
+            self.writes.push_back(Write { replaces: true, ..write });
         }
         self.free_if_over(id);
+        Some(tell)
+    }
+
+    /// Takes a block out of the pool: whether it was there, and whether tiers are to be told now; if not, a write that
+    /// is under way is waited for.
+    pub(crate) fn forget(&mut self, key: &BlockKey) -> (bool, bool) {
+        let Some(old) = self.index.remove(key) else { return (false, true) };
+        let was_there = self.slot(old).block.is_readable();
+        let waits = self.displace(old, None);
+        (was_there, !waits)
+    }
+
+    /// Dooms a slot that the index names no more. True when tiers still write it: then `successor` has its turn after.
+    fn displace(&mut self, old: SlotId, successor: Option<SlotId>) -> bool {
+        let slot = self.slot_mut(old);
+        let (bytes, dirty, writing) = (slot.bytes, slot.block.is_dirty(), slot.block.is_writing());
+        slot.block.doom();
+        if dirty {
+            self.held.dirty -= bytes;
+        }
+        if writing {
+            self.successors.insert(old, successor);
+        } else if dirty {
+            self.writes.retain(|write| write.slot != old);
+        }
+        // It may itself be waiting for the write of what it replaced.
+        let mut waits = writing;
+        for next in self.successors.values_mut().filter(|next| **next == Some(old)) {
+            *next = successor;
+            waits = true;
+        }
+        self.free_if_over(old);
+        waits
     }
 
     /// Dooms every block of a namespace id that was left behind.
@@ -317,6 +450,8 @@ impl State {
                 self.held.dirty -= slot.bytes;
             }
             slot.block.doom();
+            // Its key is of an epoch that tiers do not know any more: nothing comes after its write.
+            self.successors.retain(|old, next| *old != id && *next != Some(id));
             self.free_if_over(id);
         }
     }

@@ -47,7 +47,7 @@ pub fn fuzz_requests(data: &[u8]) {
             }
         } else if let Ok(request) = infini::Request::decode(frame) {
             let mut again = Vec::new();
-            // A message that shares one string between many keys can be longer when it is written plainly.
+            // Written plainly, a message may be longer than the limit.
             if request.encode(&mut again).is_ok() {
                 let mut buffer = FrameBuffer::requests();
                 buffer.extend(&again);

@@ -110,7 +110,14 @@ impl<'a> Table<'a> {
         if count > KEYS_MAX {
             return Err(bad("too many keys").with("keys", count).with("keys_max", KEYS_MAX));
         }
-        (0..count).map(|i| self.string_at(first + i * 4)).collect()
+        let mut all_bytes = 0;
+        let keys = (0..count).map(|i| {
+            let key = self.string_at(first + i * 4)?;
+            all_bytes += key.len();
+            // Keys that lie on each other would make a short message cost as much as a long one.
+            if all_bytes > self.bytes.len() { Err(bad("its keys overlap")) } else { Ok(key) }
+        });
+        keys.collect()
     }
 
     /// A vector of 64-bit numbers; empty if it was left out.

@@ -1,5 +1,7 @@
 //! The pool's memory: one memfd, mapped once by the depot and once by every client process.
 
+mod lent;
+
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -9,6 +11,8 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_io::{MemRun, SlotBuf};
 use rustix::fs::MemfdFlags;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+pub(crate) use lent::{Readable, Writable};
 
 /// Size of a huge page.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;

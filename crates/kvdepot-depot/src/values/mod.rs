@@ -1,0 +1,300 @@
+//! Values of any length under keys of any bytes, in slots of fixed size: a namespace for each size class.
+//!
+//! There is no directory that could be lost or grow for ever. A key's hash is looked for in the classes that hold
+//! values: in the pool one index look-up each, in tiers what they know. So values are found again after a restart, by
+//! whoever opens the same tiers. Storing a key again takes the place of its value in whichever class that was.
+
+mod class;
+mod slot;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceId, Result};
+use parking_lot::RwLock;
+use sha2::{Digest, Sha256};
+
+use crate::direct::{Direct, Now, ReadSlot};
+use crate::message::NamespaceHandle;
+
+pub use class::VALUE_BYTES_MAX;
+pub use slot::{Value, ValueSlot};
+
+/// What goes before a key when it is hashed.
+const KEY_DOMAIN: &[u8] = b"kvdepot value key v1\0";
+
+/// Most values that a prefix look-up asks for at a time.
+const PREFIX_BATCH_MAX: usize = 256;
+
+#[derive(Debug)]
+struct Class {
+    bytes: u64,
+    handle: NamespaceHandle,
+    /// Changes with a purge.
+    id: RwLock<NamespaceId>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    classes: Vec<Class>,
+    value_bytes_min: u64,
+    has_tiers: bool,
+    /// A bit for each class that values of this process's pool may be in.
+    used: AtomicU64,
+    stamp: AtomicU64,
+}
+
+/// All values of a depot. Clones see the same ones; each is an owner of its own only if made by [`Values::for_owner`].
+#[derive(Clone, Debug)]
+pub struct Values {
+    direct: Direct,
+    shared: Arc<Shared>,
+}
+
+/// What can be said of a value without waiting.
+#[derive(Debug)]
+pub enum Found {
+    /// It is in the pool, and leased.
+    Here(Value),
+    /// It is nowhere.
+    Absent,
+    /// A tier has it or may have it: [`Values::get`] finds out.
+    Ask,
+}
+
+impl Values {
+    /// Opens the classes that fit the pool. A value takes a slot of at least `value_bytes_min`.
+    pub fn open(direct: Direct, pool_bytes: u64, value_bytes_min: u64) -> Result<Self> {
+        let mut classes = Vec::new();
+        for bytes in class::class_sizes() {
+            let spec = class::spec(bytes)?;
+            if spec.layout().slot_bytes() > pool_bytes {
+                break;
+            }
+            let open = direct.open_namespace(spec.canonical())?;
+            classes.push(Class { bytes, handle: open.handle, id: RwLock::new(open.id) });
+        }
+        if classes.is_empty() || classes.len() > 64 {
+            return Err(Error::new(ErrorKind::Config, "the pool is too small for values")
+                .with("pool_bytes", pool_bytes));
+        }
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let shared = Shared {
+            classes,
+            value_bytes_min,
+            has_tiers: direct.has_tiers(),
+            used: AtomicU64::new(0),
+            // Later than every stamp of an earlier process, as long as clocks do not go back.
+            stamp: AtomicU64::new(now.as_nanos() as u64),
+        };
+        Ok(Self { direct, shared: Arc::new(shared) })
+    }
+
+    /// The same values, for another owner of slots.
+    pub fn for_owner(&self, direct: Direct) -> Self {
+        Self { direct, shared: Arc::clone(&self.shared) }
+    }
+
+    /// A key's hash: what it is stored under. 128 bits of SHA-256, because keys are made by strangers.
+    pub fn hash(key: &[u8]) -> BlockHash {
+        let mut hasher = Sha256::new();
+        hasher.update(KEY_DOMAIN);
+        hasher.update(key);
+        let mut hash = [0; 16];
+        hash.copy_from_slice(&hasher.finalize()[..16]);
+        BlockHash(hash)
+    }
+
+    /// A slot for a value of this length, to be filled and published.
+    pub fn reserve(&self, hash: BlockHash, value_bytes: u64) -> Result<ValueSlot> {
+        let wanted = value_bytes.max(self.shared.value_bytes_min);
+        let index = self.shared.classes.partition_point(|class| class.bytes < wanted);
+        let class = self.shared.classes.get(index).or_else(|| {
+            // The least slot may be larger than the pool allows; the value itself may fit all the same.
+            self.shared.classes.last().filter(|class| class.bytes >= value_bytes)
+        });
+        let class = class.ok_or_else(|| {
+            Error::new(ErrorKind::NoSpace, "a value is larger than the pool can hold")
+                .with("value_bytes", value_bytes)
+                .with("value_bytes_max", self.value_bytes_max())
+        })?;
+        let slot = self.direct.reserve_apart(class.handle, hash)?;
+        // Before the value is visible, so that no reader passes its class over. Pairs with the load in `pool_keys`.
+        let bit = self.shared.classes.iter().position(|other| other.bytes == class.bytes).unwrap_or(0);
+        self.shared.used.fetch_or(1 << bit, Ordering::Release);
+        let others = self.keys(hash, !(1 << bit));
+        let stamp = self.shared.stamp.fetch_add(1, Ordering::Relaxed);
+        let end = class::End { value_bytes, stamp, hash: hash.0 };
+        Ok(ValueSlot::new(slot, class.bytes, end, others, self.shared.has_tiers))
+    }
+
+    /// Largest value that fits.
+    pub fn value_bytes_max(&self) -> u64 {
+        self.shared.classes.last().map_or(0, |class| class.bytes)
+    }
+
+    /// The key in each class of the mask.
+    fn keys(&self, hash: BlockHash, mask: u64) -> Vec<BlockKey> {
+        let classes = self.shared.classes.iter().enumerate().filter(|(i, _)| mask & 1 << i != 0);
+        classes.map(|(_, class)| BlockKey { namespace: *class.id.read(), hash }).collect()
+    }
+
+    /// The key in each class where it can be: those of the pool, or all when there are tiers.
+    fn keys_to_ask(&self, hash: BlockHash) -> Vec<BlockKey> {
+        let mask = if self.shared.has_tiers { u64::MAX } else { self.shared.used.load(Ordering::Acquire) };
+        self.keys(hash, mask)
+    }
+
+    fn class_of(&self, key: &BlockKey) -> Option<&Class> {
+        self.shared.classes.iter().find(|class| *class.id.read() == key.namespace)
+    }
+
+    /// What can be said of a value without waiting; it is leased if it is in the pool.
+    pub fn get_now(&self, hash: BlockHash) -> Found {
+        let in_pool = self.keys(hash, self.shared.used.load(Ordering::Acquire));
+        if let Some(found) = self.first_here(&in_pool) {
+            return found;
+        }
+        if !self.shared.has_tiers {
+            return Found::Absent;
+        }
+        let all = self.keys(hash, u64::MAX);
+        let mut ask = false;
+        for (key, now) in all.iter().zip(self.direct.read_now(&all)) {
+            match now {
+                Now::Here(slot) => {
+                    if let Some(value) = self.whole(key, slot) {
+                        return Found::Here(value);
+                    }
+                }
+                Now::Ask => ask = true,
+                Now::Absent => {}
+            }
+        }
+        if ask { Found::Ask } else { Found::Absent }
+    }
+
+    fn first_here(&self, keys: &[BlockKey]) -> Option<Found> {
+        let slots = self.direct.read_pool(keys);
+        slots.into_iter().find_map(|(index, slot)| self.whole(&keys[index], slot)).map(Found::Here)
+    }
+
+    /// A value whose end record is right; another one is removed, and a miss (P1).
+    fn whole(&self, key: &BlockKey, slot: ReadSlot) -> Option<Value> {
+        let class = self.class_of(key)?;
+        match Value::new(slot, class.bytes, key.hash) {
+            Ok(value) => Some(value),
+            Err(error) => {
+                tracing::warn!("a value was dropped: {error}");
+                self.direct.remove(&[*key]);
+                None
+            }
+        }
+    }
+
+    /// A value, brought up from tiers within `wait`; waits.
+    pub fn get(&self, hash: BlockHash, wait: Duration) -> Result<Option<Value>> {
+        let deadline = Instant::now() + wait;
+        match self.get_now(hash) {
+            Found::Here(value) => return Ok(Some(value)),
+            Found::Absent => return Ok(None),
+            Found::Ask => {}
+        }
+        let keys = self.keys(hash, u64::MAX);
+        let there = self.direct.exist(&keys);
+        let mut best: Option<(BlockKey, Value)> = None;
+        for (key, _) in keys.into_iter().zip(there).filter(|(_, there)| *there) {
+            let Some(class) = self.class_of(&key) else { continue };
+            let left = deadline.saturating_duration_since(Instant::now());
+            let slot = self.direct.read(class.handle, &[hash], left)?.pop();
+            let slot = match slot {
+                Some(Ok(slot)) => slot,
+                Some(Err(kind)) if kind != ErrorKind::NotFound => {
+                    return Err(Error::new(kind, "a value could not be brought up from a tier"));
+                }
+                _ => continue,
+            };
+            self.note_used(&key);
+            let Some(value) = self.whole(&key, slot) else { continue };
+            // Two classes hold the key only when a crash came between a value and the removal of its predecessor.
+            match &best {
+                Some((_, other)) if other.stamp() > value.stamp() => drop(self.direct.remove(&[key])),
+                _ => {
+                    if let Some((older, _)) = best.replace((key, value)) {
+                        self.direct.remove(&[older]);
+                    }
+                }
+            }
+        }
+        Ok(best.map(|(_, value)| value))
+    }
+
+    fn note_used(&self, key: &BlockKey) {
+        let index = self.shared.classes.iter().position(|class| *class.id.read() == key.namespace);
+        if let Some(index) = index {
+            self.shared.used.fetch_or(1 << index, Ordering::Release);
+        }
+    }
+
+    /// Which of these are there, where that is known without waiting.
+    pub fn exist_now(&self, hashes: &[BlockHash]) -> Option<Vec<bool>> {
+        let keys: Vec<Vec<BlockKey>> = hashes.iter().map(|&hash| self.keys_to_ask(hash)).collect();
+        let flat: Vec<BlockKey> = keys.iter().flatten().copied().collect();
+        self.direct.exist_now(&flat).map(|there| any_of_each(&keys, &there))
+    }
+
+    /// Which of these are there; waits for tiers that cannot tell without I/O, within bounds.
+    pub fn exist(&self, hashes: &[BlockHash]) -> Vec<bool> {
+        let keys: Vec<Vec<BlockKey>> = hashes.iter().map(|&hash| self.keys_to_ask(hash)).collect();
+        let flat: Vec<BlockKey> = keys.iter().flatten().copied().collect();
+        any_of_each(&keys, &self.direct.exist(&flat))
+    }
+
+    /// How many leading ones are there; waits as `exist` does. Asks for a few at a time, because tiers that cannot tell
+    /// without I/O would otherwise be asked for all that comes after the first miss.
+    pub fn prefix(&self, hashes: &[BlockHash]) -> usize {
+        let (mut done, mut at_a_time) = (0, 1);
+        while done < hashes.len() {
+            let next = &hashes[done..hashes.len().min(done + at_a_time)];
+            match self.exist(next).iter().position(|there| !there) {
+                Some(first) => return done + first,
+                None => done += next.len(),
+            }
+            at_a_time = (at_a_time * 2).min(PREFIX_BATCH_MAX);
+        }
+        done
+    }
+
+    /// Removes values: how many were there.
+    pub fn remove(&self, hashes: &[BlockHash]) -> usize {
+        hashes.iter().filter(|&&hash| self.direct.remove(&self.keys_to_ask(hash)).contains(&true)).count()
+    }
+
+    /// How many values there are, in pool and tiers. Looks at all of them: for administrators.
+    pub fn count(&self) -> Result<u64> {
+        let handles: Vec<NamespaceHandle> = self.shared.classes.iter().map(|class| class.handle).collect();
+        self.direct.count(&handles)
+    }
+
+    /// Makes all values unreachable at once, in pool and tiers: how many there were.
+    pub fn purge(&self) -> Result<u64> {
+        let count = self.count()?;
+        let handles: Vec<NamespaceHandle> = self.shared.classes.iter().map(|class| class.handle).collect();
+        self.direct.reset(&handles)?;
+        for class in &self.shared.classes {
+            *class.id.write() = self.direct.describe(class.handle)?.id;
+        }
+        Ok(count)
+    }
+}
+
+fn any_of_each(keys: &[Vec<BlockKey>], there: &[bool]) -> Vec<bool> {
+    let mut rest = there;
+    let each = keys.iter().map(|keys| {
+        let (mine, others) = rest.split_at(keys.len());
+        rest = others;
+        mine.contains(&true)
+    });
+    each.collect()
+}

@@ -1,0 +1,109 @@
+//! A value that is being stored, and one that is read.
+
+use std::io::{IoSlice, IoSliceMut};
+
+use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, Result};
+use kvdepot_io::SlotBuf;
+use smallvec::SmallVec;
+
+use super::class::{END_BYTES, End};
+use crate::direct::{ReadSlot, WriteSlot};
+
+/// A slot that a value is received into. Dropping it without publishing changes nothing (P1).
+#[derive(Debug)]
+pub struct ValueSlot {
+    slot: WriteSlot,
+    class_bytes: u64,
+    end: End,
+    /// The key in all other classes.
+    others: Vec<BlockKey>,
+    /// Whether the slot may reach a file: then what lies behind the value must not be another one's bytes (P8).
+    to_files: bool,
+}
+
+impl ValueSlot {
+    pub(super) const fn new(
+        slot: WriteSlot,
+        class_bytes: u64,
+        end: End,
+        others: Vec<BlockKey>,
+        to_files: bool,
+    ) -> Self {
+        Self { slot, class_bytes, end, others, to_files }
+    }
+
+    /// Length of the value.
+    pub const fn value_bytes(&self) -> usize {
+        self.end.value_bytes as usize
+    }
+
+    /// Bytes `start..end` of the value, to be received into.
+    pub fn io_slices_mut(&mut self, start: usize, end: usize) -> SmallVec<[IoSliceMut<'_>; 4]> {
+        let end = end.min(self.value_bytes());
+        self.slot.io_slices_mut(start.min(end), end)
+    }
+
+    /// The memory by address, for devices that write it themselves; the value is its first `value_bytes`. They must have
+    /// ended before this value does (P4).
+    pub const fn memory(&self) -> &SlotBuf {
+        self.slot.memory()
+    }
+
+    /// All bytes have come: the value takes the place of the one before, at once.
+    pub fn publish(mut self) -> Result<()> {
+        if self.to_files {
+            let (start, end) = (self.value_bytes(), self.class_bytes as usize);
+            self.slot.io_slices_mut(start, end).iter_mut().for_each(|piece| piece.fill(0));
+        }
+        self.slot.write_at(self.class_bytes as usize, &self.end.encode())?;
+        self.slot.replace(&self.others)
+    }
+}
+
+/// A value that is leased: it stays as it is while this lives, whatever is stored under its key meanwhile.
+#[derive(Debug)]
+pub struct Value {
+    slot: ReadSlot,
+    end: End,
+}
+
+impl Value {
+    pub(super) fn new(slot: ReadSlot, class_bytes: u64, hash: BlockHash) -> Result<Self> {
+        let mut bytes = [0; END_BYTES as usize];
+        let mut at = 0;
+        for piece in slot.slices(class_bytes as usize, (class_bytes + END_BYTES) as usize) {
+            bytes[at..at + piece.len()].copy_from_slice(piece);
+            at += piece.len();
+        }
+        if at != bytes.len() {
+            return Err(Error::new(ErrorKind::Corrupt, "a value's slot is too short"));
+        }
+        let end = End::decode(&bytes, class_bytes, hash.0)?;
+        Ok(Self { slot, end })
+    }
+
+    /// Length of the value.
+    pub const fn len(&self) -> usize {
+        self.end.value_bytes as usize
+    }
+
+    /// Whether the value has no bytes.
+    pub const fn is_empty(&self) -> bool {
+        self.end.value_bytes == 0
+    }
+
+    pub(super) const fn stamp(&self) -> u64 {
+        self.end.stamp
+    }
+
+    /// Bytes `start..end` of the value, to be sent.
+    pub fn io_slices(&self, start: usize, end: usize) -> SmallVec<[IoSlice<'_>; 4]> {
+        let end = end.min(self.len());
+        self.slot.io_slices(start.min(end), end)
+    }
+
+    /// The memory by address, for devices that read it themselves; the value is its first `len` bytes.
+    pub const fn memory(&self) -> &SlotBuf {
+        self.slot.memory()
+    }
+}

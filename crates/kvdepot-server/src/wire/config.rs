@@ -1,0 +1,151 @@
+//! What a wire door is opened with.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use kvdepot_core::{Error, ErrorKind, Result};
+use kvdepot_wire::own::Token;
+use serde::Deserialize;
+
+/// Largest file that a token is read from.
+const TOKEN_FILE_BYTES_MAX: u64 = 64 << 10;
+
+/// Configuration of a wire door. Unknown keys are errors (P10).
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WireConfig {
+    /// Address to listen at, for both ports.
+    #[serde(default = "default_host")]
+    pub host: IpAddr,
+    /// Port of the wire door; 0 = one that is free.
+    pub service_port: u16,
+    /// Port of the HTTP management; none without one, 0 = one that is free.
+    #[serde(default)]
+    pub manage_port: Option<u16>,
+    /// File with the secret that clients must know.
+    #[serde(default)]
+    pub token_file: Option<PathBuf>,
+    /// PEM files of the certificate chain and the private key: then both ports speak TLS only.
+    #[serde(default)]
+    pub tls: Option<TlsConfig>,
+    /// Least bytes of the pool that a value takes.
+    #[serde(default = "default_value_bytes_min")]
+    pub value_bytes_min: u64,
+    /// Eviction ahead of need.
+    #[serde(default)]
+    pub evict: EvictConfig,
+    /// Most connections at a time (P7).
+    #[serde(default = "default_connections_max")]
+    pub connections_max: usize,
+    /// How long a peer may send or take nothing in the middle of a message (P2).
+    #[serde(default = "default_stall_timeout_ms")]
+    pub stall_timeout_ms: u64,
+    /// How long a put waits for room before it is refused.
+    #[serde(default = "default_put_wait_ms")]
+    pub put_wait_ms: u64,
+    /// How long an ending door lets requests that have begun go on.
+    #[serde(default = "default_drain_ms")]
+    pub drain_ms: u64,
+    /// Threads that serve connections; 0 = as many as processors, up to eight.
+    #[serde(default)]
+    pub threads: usize,
+}
+
+/// What TLS is spoken with.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TlsConfig {
+    /// PEM file of the certificate chain, the server's own first.
+    pub certificate_file: PathBuf,
+    /// PEM file of its private key.
+    pub key_file: PathBuf,
+}
+
+/// Eviction ahead of need: down to `min_percent` whenever more than `max_percent` of the pool are in use.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EvictConfig {
+    /// Whether it is done.
+    pub periodic: bool,
+    /// How often the pool is looked at.
+    pub interval_ms: u64,
+    /// Share of the pool that stays in use.
+    pub min_percent: f64,
+    /// Share of the pool from which on something must go.
+    pub max_percent: f64,
+}
+
+impl Default for EvictConfig {
+    fn default() -> Self {
+        Self { periodic: false, interval_ms: 5_000, min_percent: 60.0, max_percent: 80.0 }
+    }
+}
+
+const fn default_host() -> IpAddr {
+    IpAddr::V4(std::net::Ipv4Addr::LOCALHOST)
+}
+const fn default_value_bytes_min() -> u64 {
+    64 << 10
+}
+const fn default_connections_max() -> usize {
+    4096
+}
+const fn default_stall_timeout_ms() -> u64 {
+    10_000
+}
+const fn default_put_wait_ms() -> u64 {
+    1_000
+}
+const fn default_drain_ms() -> u64 {
+    5_000
+}
+
+impl WireConfig {
+    /// Parses and checks the JSON text.
+    pub fn from_json(text: &str) -> Result<Self> {
+        let config: Self = serde_json::from_str(text).map_err(|e| {
+            Error::new(ErrorKind::Config, "the wire door's configuration cannot be read").with_source(e)
+        })?;
+        let bad = |what: &str| Error::new(ErrorKind::Config, what.to_owned());
+        let evict = &config.evict;
+        let ordered = 0.0 <= evict.min_percent && evict.min_percent < evict.max_percent;
+        if !ordered || evict.max_percent > 100.0 || evict.interval_ms == 0 {
+            return Err(bad(
+                "eviction goes from a larger share of the pool to a smaller one, at some interval",
+            )
+            .with("min_percent", evict.min_percent)
+            .with("max_percent", evict.max_percent)
+            .with("interval_ms", evict.interval_ms));
+        }
+        if config.connections_max == 0 || config.stall_timeout_ms == 0 {
+            return Err(bad("a wire door needs at least one connection, and some patience"));
+        }
+        Ok(config)
+    }
+
+    /// The secret, read from its file.
+    pub(super) fn token(&self) -> Result<Option<Token>> {
+        self.token_file.as_deref().map(read_token).transpose()
+    }
+
+    /// How long a peer may do nothing in the middle of a message.
+    pub(super) const fn stall(&self) -> Duration {
+        Duration::from_millis(self.stall_timeout_ms)
+    }
+
+    /// Threads to serve with.
+    pub(super) fn worker_threads(&self) -> usize {
+        let processors = std::thread::available_parallelism().map_or(2, usize::from);
+        if self.threads == 0 { processors.clamp(2, 8) } else { self.threads.min(64) }
+    }
+}
+
+fn read_token(path: &Path) -> Result<Token> {
+    let context = |e: Error| e.with("path", path.display());
+    let bytes = std::fs::metadata(path).and_then(|meta| {
+        if meta.len() > TOKEN_FILE_BYTES_MAX { Ok(Vec::new()) } else { std::fs::read(path) }
+    });
+    let bytes = bytes.map_err(|e| context(Error::io("cannot read the token", e)))?;
+    Token::new(&bytes).map_err(context)
+}

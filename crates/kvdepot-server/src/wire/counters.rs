@@ -1,0 +1,75 @@
+//! What the wire door counts, and how it reads as Prometheus text.
+
+use std::fmt::Write;
+
+use kvdepot_core::{Error, ErrorKind, Result};
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+type Label = [(&'static str, &'static str); 1];
+
+/// Counters of a wire door since it was opened.
+#[derive(Debug)]
+pub(super) struct Counters {
+    registry: Registry,
+    pub(super) connections: Gauge,
+    pub(super) accepted: Counter,
+    refused: Family<Label, Counter>,
+    requests: Family<Label, Counter>,
+    failures: Family<Label, Counter>,
+    pub(super) received_bytes: Counter,
+    pub(super) sent_bytes: Counter,
+}
+
+impl Counters {
+    pub(super) fn new() -> Self {
+        let mut registry = Registry::with_prefix("kvdepot_wire");
+        let (connections, accepted, refused) = (Gauge::default(), Counter::default(), Family::default());
+        let (requests, failures) = (Family::default(), Family::default());
+        let (received_bytes, sent_bytes) = (Counter::default(), Counter::default());
+        registry.register("connections", "Connections that are open", connections.clone());
+        registry.register("connections_accepted", "Connections that were accepted", accepted.clone());
+        registry.register(
+            "connections_refused",
+            "Connections that were closed, by reason",
+            Family::clone(&refused),
+        );
+        registry.register("requests", "Requests by operation", Family::clone(&requests));
+        registry.register("failures", "Requests that failed, by kind", Family::clone(&failures));
+        registry.register("received_bytes", "Bytes of payload received", received_bytes.clone());
+        registry.register("sent_bytes", "Bytes of payload sent", sent_bytes.clone());
+        Self { registry, connections, accepted, refused, requests, failures, received_bytes, sent_bytes }
+    }
+
+    pub(super) fn request(&self, op: &'static str) {
+        self.requests.get_or_create(&[("op", op)]).inc();
+    }
+
+    pub(super) fn refused(&self, reason: &'static str) {
+        self.refused.get_or_create(&[("reason", reason)]).inc();
+    }
+
+    pub(super) fn failed(&self, kind: ErrorKind) {
+        self.failures.get_or_create(&[("kind", kind.as_str())]).inc();
+    }
+
+    /// Prometheus text: these counters, and the numbers of the depot's own.
+    pub(super) fn text(&self, stats: &serde_json::Value) -> Result<String> {
+        let bad = |e| Error::new(ErrorKind::Io, "metrics cannot be written").with_source(e);
+        let mut text = String::new();
+        encode(&mut text, &self.registry).map_err(bad)?;
+        let mut depot = String::new();
+        for (name, value) in stats.as_object().into_iter().flatten().filter(|(name, _)| *name != "pid") {
+            if let Some(value) = value.as_u64() {
+                writeln!(depot, "# TYPE kvdepot_{name} gauge\nkvdepot_{name} {value}").map_err(bad)?;
+            }
+        }
+        // What ends the text must stand at its end.
+        let end = text.rfind("# EOF").unwrap_or(text.len());
+        text.insert_str(end, &depot);
+        Ok(text)
+    }
+}

@@ -1,0 +1,160 @@
+//! Requests of InfiniStore clients: one after another, answered in order.
+
+use std::time::Duration;
+
+use kvdepot_core::{BlockHash, ErrorKind, Result};
+use kvdepot_depot::values::{Found, Values};
+use kvdepot_wire::infini::{ConnInfo, Reply, Request, TcpOp, code};
+use kvdepot_wire::{Frame, FrameBuffer};
+
+use super::connection::Connection;
+
+/// How long a value may take to come up from a tier.
+const GET_WAIT: Duration = Duration::from_secs(10);
+
+/// A request, its keys hashed.
+#[derive(Debug)]
+pub(super) enum Command {
+    Exchange(ConnInfo),
+    Exists(Option<BlockHash>),
+    Match(Vec<BlockHash>),
+    Delete(Vec<BlockHash>),
+    Put(BlockHash, u32),
+    Get(BlockHash),
+    RdmaOnly,
+}
+
+impl Command {
+    pub(super) fn decode(frame: Frame<'_>) -> Result<Self> {
+        let all = |keys: Vec<&[u8]>| keys.into_iter().map(Values::hash).collect();
+        Ok(match Request::decode(frame)? {
+            Request::Exchange(info) => Self::Exchange(info),
+            // No value can have this key.
+            Request::Exists([]) => Self::Exists(None),
+            Request::Exists(key) => Self::Exists(Some(Values::hash(key))),
+            Request::Match(keys) => Self::Match(all(keys)),
+            Request::Delete(keys) => Self::Delete(all(keys)),
+            Request::Tcp { key, op: TcpOp::Put(bytes) } => Self::Put(Values::hash(key), bytes),
+            Request::Tcp { key, op: TcpOp::Get } => Self::Get(Values::hash(key)),
+            Request::RdmaOnly(_) => Self::RdmaOnly,
+        })
+    }
+
+    pub(super) const fn name(&self) -> &'static str {
+        match self {
+            Self::Exchange(_) => "infini_exchange",
+            Self::Exists(_) => "infini_exists",
+            Self::Match(_) => "infini_match",
+            Self::Delete(_) => "infini_delete",
+            Self::Put(..) => "infini_put",
+            Self::Get(_) => "infini_get",
+            Self::RdmaOnly => "infini_rdma",
+        }
+    }
+}
+
+impl Connection {
+    pub(super) async fn serve_infini(&mut self, command: Command, buffer: &mut FrameBuffer) -> Result<()> {
+        match command {
+            Command::Exists(None) => self.answer(Reply::Number(1)).await,
+            Command::Exists(Some(hash)) => {
+                let there = match self.values.exist_now(&[hash]) {
+                    Some(there) => there == [true],
+                    None => self.apart(move |values| values.exist(&[hash]) == [true]).await?,
+                };
+                self.answer(Reply::Number(i32::from(!there))).await
+            }
+            Command::Match(hashes) => {
+                let leading = match self.values.exist_now(&hashes) {
+                    Some(there) => there.iter().take_while(|there| **there).count(),
+                    None => self.apart(move |values| values.prefix(&hashes)).await?,
+                };
+                self.answer(Reply::Number(leading as i32 - 1)).await
+            }
+            Command::Delete(hashes) => {
+                let gone = self.apart(move |values| values.remove(&hashes)).await?;
+                self.answer(Reply::Number(gone as i32)).await
+            }
+            Command::Put(hash, bytes) => self.put_value(hash, bytes, buffer).await,
+            Command::Get(hash) => self.send_value(hash).await,
+            Command::Exchange(info) => self.exchange(info).await,
+            Command::RdmaOnly => self.refuse(code::INVALID, ErrorKind::Protocol).await,
+        }
+    }
+
+    async fn answer(&self, reply: Reply) -> Result<()> {
+        let mut bytes = Vec::with_capacity(40);
+        reply.encode(&mut bytes);
+        self.stream.send(&bytes, None).await
+    }
+
+    /// A four-byte answer that is not 200.
+    pub(super) async fn refuse(&self, code: i32, kind: ErrorKind) -> Result<()> {
+        self.door.counters.failed(kind);
+        self.answer(Reply::Code(code)).await
+    }
+
+    /// The value is received into its slot, and visible after its last byte (P1). A peer that leaves before, or a value
+    /// that finds no room, changes nothing.
+    async fn put_value(&self, hash: BlockHash, bytes: u32, buffer: &mut FrameBuffer) -> Result<()> {
+        if bytes == 0 {
+            return self.refuse(code::INVALID, ErrorKind::Protocol).await;
+        }
+        let reserved = self.patiently(|| self.values.reserve(hash, bytes.into())).await;
+        let mut slot = match reserved {
+            Ok(slot) => slot,
+            Err(error) => {
+                tracing::debug!("a value was not stored: {error}");
+                // At once, so that a client that looks need not send the rest; most send it all the same.
+                self.refuse(code::OUT_OF_MEMORY, error.kind()).await?;
+                return self.stream.discard(buffer, bytes.into()).await;
+            }
+        };
+        self.stream.receive(buffer, &mut slot, bytes as usize, |_, _, _| {}).await?;
+        match slot.publish() {
+            Ok(()) => self.answer(Reply::Code(code::FINISH)).await,
+            Err(error) => {
+                tracing::warn!("a value was not stored: {error}");
+                self.refuse(code::INTERNAL, error.kind()).await
+            }
+        }
+    }
+
+    /// A miss is the four-byte 404: the real client takes every other answer worse, and none of them well. It waits for
+    /// four bytes more, so a careful user asks `check_exist` first.
+    async fn send_value(&self, hash: BlockHash) -> Result<()> {
+        let found = match self.values.get_now(hash) {
+            Found::Here(value) => Some(value),
+            Found::Absent => None,
+            Found::Ask => {
+                let outcome = self.apart(move |values| values.get(hash, GET_WAIT)).await?;
+                outcome.unwrap_or_else(|error| {
+                    self.door.counters.failed(error.kind());
+                    tracing::debug!("a value was not to be had: {error}");
+                    None
+                })
+            }
+        };
+        let Some(value) = found else { return self.answer(Reply::Code(code::NOT_FOUND)).await };
+        let mut head = Vec::with_capacity(8);
+        Reply::Value(value.len() as u32).encode(&mut head);
+        self.stream.send(&head, Some(&value)).await
+    }
+
+    async fn exchange(&mut self, info: ConnInfo) -> Result<()> {
+        let Some(rdma) = self.door.rdma.clone() else {
+            tracing::warn!("a client asked for RDMA, and this depot serves TCP only: connect by TCP");
+            return self.refuse(code::SYSTEM, ErrorKind::Unsupported).await;
+        };
+        match self.apart(move |values| rdma.exchange(info, values.clone())).await? {
+            Ok((info, queue_pair)) => {
+                self.rdma = Some(queue_pair);
+                self.answer(Reply::Exchange(info)).await
+            }
+            Err(error) => {
+                tracing::warn!("an RDMA connection could not be made: {error}");
+                self.refuse(code::SYSTEM, error.kind()).await
+            }
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! The wire door: TCP for clients on other machines, InfiniStore's and our own, and HTTP for administrators. Drawn in
+//! `docs/wire.md`.
+
+mod config;
+mod connection;
+mod counters;
+mod door;
+mod http;
+mod infini;
+mod own;
+mod rdma;
+mod stream;
+mod tls;
+
+pub use config::{EvictConfig, TlsConfig, WireConfig};
+pub use door::WireDoor;
+pub use rdma::RdmaTransport;

@@ -1,0 +1,340 @@
+//! Requests of our own clients: with ids, in batches, checked by CRC-64/NVME on both sides.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crc_fast::{CrcAlgorithm, Digest};
+use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceId, Result};
+use kvdepot_depot::direct::{Direct, Now, OpenNamespace, ReadSlot};
+use kvdepot_wire::own::{Request, Response, Status};
+use kvdepot_wire::{Frame, FrameBuffer};
+use tokio::time::Instant;
+
+use super::connection::Connection;
+use super::stream::Stream;
+
+/// Blocks leased at a time by one get: what a slow peer keeps in the pool.
+const LEASES_AT_A_TIME: usize = 16;
+/// Longest wait for tiers.
+const WAIT_MAX: Duration = Duration::from_secs(30);
+/// How long a get waits before it asks again for blocks that found no room in the pool.
+const ROOM_TICK: Duration = Duration::from_millis(5);
+
+/// A request, on its own feet.
+#[derive(Debug)]
+pub(super) enum Command {
+    /// `Hello` or `Auth`, as they came.
+    Greeting(Greeting),
+    Open(String),
+    Exists(NamespaceId, Vec<BlockHash>),
+    Prefix(NamespaceId, Vec<BlockHash>),
+    Get(NamespaceId, Duration, Vec<BlockHash>),
+    Put(NamespaceId, u32, Vec<(BlockHash, u64)>),
+    SetEpoch(NamespaceId, u32),
+    Remove(NamespaceId, Vec<BlockHash>),
+    Stat,
+}
+
+#[derive(Debug)]
+pub(super) enum Greeting {
+    Hello { version: u32, features: u64, nonce: [u8; 32] },
+    Auth { proof: [u8; 32] },
+}
+
+impl Greeting {
+    pub(super) const fn request(&self) -> Request<'static> {
+        match *self {
+            Self::Hello { version, features, nonce } => Request::Hello { version, features, nonce },
+            Self::Auth { proof } => Request::Auth { proof },
+        }
+    }
+}
+
+impl Command {
+    pub(super) fn decode(frame: Frame<'_>) -> Result<(u64, Self)> {
+        let (id, request) = Request::decode(frame)?;
+        let command = match request {
+            Request::Hello { version, features, nonce } => {
+                Self::Greeting(Greeting::Hello { version, features, nonce })
+            }
+            Request::Auth { proof } => Self::Greeting(Greeting::Auth { proof }),
+            Request::Open { canonical } => Self::Open(canonical.to_owned()),
+            Request::Exists { namespace, hashes } => Self::Exists(namespace, hashes.iter().collect()),
+            Request::Prefix { namespace, hashes } => Self::Prefix(namespace, hashes.iter().collect()),
+            Request::Get { namespace, wait_ms, hashes } => {
+                let wait = Duration::from_millis(wait_ms.into()).min(WAIT_MAX);
+                Self::Get(namespace, wait, hashes.iter().collect())
+            }
+            Request::Put { namespace, block_bytes, blocks } => {
+                Self::Put(namespace, block_bytes, blocks.iter().collect())
+            }
+            Request::SetEpoch { namespace, epoch } => Self::SetEpoch(namespace, epoch),
+            Request::Remove { namespace, hashes } => Self::Remove(namespace, hashes.iter().collect()),
+            Request::Stat => Self::Stat,
+        };
+        Ok((id, command))
+    }
+
+    pub(super) const fn name(&self) -> &'static str {
+        match self {
+            Self::Greeting(_) => "hello",
+            Self::Open(_) => "open",
+            Self::Exists(..) => "exists",
+            Self::Prefix(..) => "prefix",
+            Self::Get(..) => "get",
+            Self::Put(..) => "put",
+            Self::SetEpoch(..) => "set_epoch",
+            Self::Remove(..) => "remove",
+            Self::Stat => "stat",
+        }
+    }
+}
+
+async fn respond(
+    stream: &Stream,
+    id: u64,
+    response: &Response<'_>,
+    payload: Option<&ReadSlot>,
+) -> Result<()> {
+    let mut head = Vec::with_capacity(64);
+    response.encode(id, &mut head)?;
+    stream.send(&head, payload.map(|slot| slot as _)).await
+}
+
+fn keys_in(open: &OpenNamespace, hashes: &[BlockHash]) -> Vec<BlockKey> {
+    hashes.iter().map(|&hash| BlockKey { namespace: open.id, hash }).collect()
+}
+
+fn described(open: &OpenNamespace) -> Result<Response<'static>> {
+    let block_bytes = u32::try_from(open.block_bytes)
+        .map_err(|_| Error::new(ErrorKind::Unsupported, "blocks of this size do not travel"))?;
+    Ok(Response::Namespace { namespace: open.id, epoch: open.epoch, block_bytes })
+}
+
+impl Connection {
+    /// Serves a request; what fails is told, and the connection goes on. An error ends the connection.
+    pub(super) async fn serve_own(
+        &mut self,
+        id: u64,
+        command: Command,
+        buffer: &mut FrameBuffer,
+    ) -> Result<()> {
+        let outcome = match command {
+            Command::Put(namespace, block_bytes, blocks) => {
+                return self.put_blocks(id, namespace, block_bytes, &blocks, buffer).await;
+            }
+            Command::Get(namespace, wait, hashes) => {
+                return self.get_blocks(id, namespace, wait, hashes).await;
+            }
+            other => self.try_serve(id, other).await,
+        };
+        match outcome {
+            Err(error) if error.kind() != ErrorKind::Closed => self.fail(id, &error).await,
+            other => other,
+        }
+    }
+
+    /// Tells that a request failed as a whole.
+    pub(super) async fn fail(&self, id: u64, error: &Error) -> Result<()> {
+        self.door.counters.failed(error.kind());
+        let message = error.to_string();
+        respond(&self.stream, id, &Response::Failed { kind: error.kind(), message: &message }, None).await
+    }
+
+    async fn try_serve(&self, id: u64, command: Command) -> Result<()> {
+        let response = match command {
+            Command::Open(canonical) => {
+                let open = self.wait_for(move |direct| direct.open_namespace(&canonical)).await??;
+                described(&open)?
+            }
+            Command::SetEpoch(namespace, epoch) => {
+                let handle = self.direct.namespace(namespace)?.handle;
+                let open = self.wait_for(move |direct| direct.set_epoch(handle, epoch)).await??;
+                described(&open)?
+            }
+            Command::Exists(namespace, hashes) => {
+                let there = self.exist(namespace, &hashes).await?;
+                let bytes: Vec<u8> = there.into_iter().map(u8::from).collect();
+                return respond(&self.stream, id, &Response::Present(&bytes), None).await;
+            }
+            Command::Prefix(namespace, hashes) => {
+                let open = self.direct.namespace(namespace)?;
+                let leading = match self.direct.exist_now(&keys_in(&open, &hashes)) {
+                    Some(there) => there.iter().take_while(|there| **there).count() as u32,
+                    None => {
+                        let flat: Vec<u8> = hashes.iter().flat_map(|hash| hash.0).collect();
+                        self.wait_for(move |direct| direct.prefix(open.handle, &flat)).await??
+                    }
+                };
+                Response::Leading(leading)
+            }
+            Command::Remove(namespace, hashes) => {
+                let keys = keys_in(&self.direct.namespace(namespace)?, &hashes);
+                self.wait_for(move |direct| direct.remove(&keys)).await?;
+                Response::Done
+            }
+            Command::Stat => {
+                let text = self.direct.stats().to_string();
+                return respond(&self.stream, id, &Response::Stats(&text), None).await;
+            }
+            Command::Greeting(_) | Command::Get(..) | Command::Put(..) => {
+                return Err(Error::new(ErrorKind::Protocol, "this request does not belong here"));
+            }
+        };
+        respond(&self.stream, id, &response, None).await
+    }
+
+    async fn exist(&self, namespace: NamespaceId, hashes: &[BlockHash]) -> Result<Vec<bool>> {
+        let keys = keys_in(&self.direct.namespace(namespace)?, hashes);
+        match self.direct.exist_now(&keys) {
+            Some(there) => Ok(there),
+            None => self.wait_for(move |direct| direct.exist(&keys)).await,
+        }
+    }
+
+    /// Each block is received into its slot, checked, and visible after its last byte (P1).
+    async fn put_blocks(
+        &self,
+        id: u64,
+        namespace: NamespaceId,
+        block_bytes: u32,
+        blocks: &[(BlockHash, u64)],
+        buffer: &mut FrameBuffer,
+    ) -> Result<()> {
+        let open = self.direct.namespace(namespace).and_then(|open| {
+            if open.block_bytes == u64::from(block_bytes) {
+                return Ok(open);
+            }
+            Err(Error::new(ErrorKind::Config, "blocks of this namespace have another size")
+                .with("block_bytes", open.block_bytes)
+                .with("sent_bytes", block_bytes))
+        });
+        let open = match open {
+            Ok(open) => open,
+            Err(error) => {
+                self.stream.discard(buffer, u64::from(block_bytes) * blocks.len() as u64).await?;
+                return self.fail(id, &error).await;
+            }
+        };
+        let bytes = block_bytes as usize;
+        let mut statuses = Vec::with_capacity(blocks.len());
+        for &(hash, crc64) in blocks {
+            let status = match self.patiently(|| self.direct.reserve(open.handle, hash)).await {
+                Ok(Some(mut slot)) => {
+                    let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
+                    let digested = |slot: &kvdepot_depot::direct::WriteSlot, start, end| {
+                        slot.slices(start, end).into_iter().for_each(|piece| digest.update(piece));
+                    };
+                    self.stream.receive(buffer, &mut slot, bytes, digested).await?;
+                    if digest.finalize() == crc64 {
+                        slot.seal(Some(crc64)).map(|()| Status::Ok)
+                    } else {
+                        Ok(Status::Failed(ErrorKind::Corrupt))
+                    }
+                }
+                Ok(None) => self.stream.discard(buffer, block_bytes.into()).await.map(|()| Status::Had),
+                Err(error) => {
+                    self.stream.discard(buffer, block_bytes.into()).await?;
+                    Err(error)
+                }
+            };
+            let status = status.unwrap_or_else(|error| Status::Failed(error.kind()));
+            if let Status::Failed(kind) = status {
+                self.door.counters.failed(kind);
+            }
+            statuses.push(status);
+        }
+        respond(&self.stream, id, &Response::Stored(statuses), None).await
+    }
+
+    /// What is in the pool is sent now; the rest by a task of its own, so that requests behind this one do not wait for
+    /// a tier.
+    async fn get_blocks(
+        &mut self,
+        id: u64,
+        namespace: NamespaceId,
+        wait: Duration,
+        hashes: Vec<BlockHash>,
+    ) -> Result<()> {
+        let open = match self.direct.namespace(namespace) {
+            Ok(open) => open,
+            Err(error) => return self.fail(id, &error).await,
+        };
+        let deadline = Instant::now() + wait;
+        let mut asked = Vec::new();
+        for (chunk, part) in hashes.chunks(LEASES_AT_A_TIME).enumerate() {
+            let first = chunk * LEASES_AT_A_TIME;
+            for (i, now) in self.direct.read_now(&keys_in(&open, part)).into_iter().enumerate() {
+                let index = (first + i) as u32;
+                match now {
+                    Now::Here(slot) => send_block(&self.stream, id, index, Ok(slot)).await?,
+                    Now::Absent => send_block(&self.stream, id, index, Err(ErrorKind::NotFound)).await?,
+                    Now::Ask => asked.push((index, part[i])),
+                }
+            }
+        }
+        if asked.is_empty() {
+            return Ok(());
+        }
+        let permit = Arc::clone(&self.in_flight).acquire_owned().await;
+        let permit = permit.map_err(|_| Error::new(ErrorKind::Closed, "the connection ends"))?;
+        let (stream, direct) = (Arc::clone(&self.stream), self.direct.clone());
+        self.tasks.spawn(async move {
+            let _permit = permit;
+            if let Err(error) = fetch_blocks(&stream, &direct, id, open, asked, deadline).await {
+                tracing::debug!("a get was not answered: {error}");
+            }
+        });
+        while self.tasks.try_join_next().is_some() {}
+        Ok(())
+    }
+}
+
+async fn send_block(stream: &Stream, id: u64, index: u32, block: Result<ReadSlot, ErrorKind>) -> Result<()> {
+    match block {
+        Ok(slot) => {
+            let block_bytes = slot.block_bytes() as u32;
+            let response = Response::Block { index, status: Status::Ok, block_bytes, crc64: slot.crc64() };
+            respond(stream, id, &response, Some(&slot)).await
+        }
+        Err(kind) => {
+            let response = Response::Block { index, status: Status::Failed(kind), block_bytes: 0, crc64: 0 };
+            respond(stream, id, &response, None).await
+        }
+    }
+}
+
+/// Blocks that tiers have, or may have.
+async fn fetch_blocks(
+    stream: &Stream,
+    direct: &Direct,
+    id: u64,
+    open: OpenNamespace,
+    mut asked: Vec<(u32, BlockHash)>,
+    deadline: Instant,
+) -> Result<()> {
+    while !asked.is_empty() {
+        let late = Instant::now() >= deadline;
+        let part: Vec<(u32, BlockHash)> = asked.drain(..asked.len().min(LEASES_AT_A_TIME)).collect();
+        let hashes: Vec<BlockHash> = part.iter().map(|(_, hash)| *hash).collect();
+        let (direct, left) = (direct.clone(), deadline.saturating_duration_since(Instant::now()));
+        let outcome = tokio::task::spawn_blocking(move || direct.read(open.handle, &hashes, left)).await;
+        let slots = outcome.map_err(|e| Error::new(ErrorKind::Io, "a read ended early").with_source(e))?;
+        let slots = slots.unwrap_or_else(|error| part.iter().map(|_| Err(error.kind())).collect());
+        let mut found_room = false;
+        for ((index, hash), slot) in part.into_iter().zip(slots) {
+            match slot {
+                // Room comes when what was leased is let go: this get's own blocks, or somebody else's.
+                Err(ErrorKind::NoSpace) if !late => asked.push((index, hash)),
+                slot => {
+                    found_room = true;
+                    send_block(stream, id, index, slot).await?;
+                }
+            }
+        }
+        if !found_room {
+            tokio::time::sleep(ROOM_TICK).await;
+        }
+    }
+    Ok(())
+}

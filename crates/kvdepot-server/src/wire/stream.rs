@@ -1,0 +1,297 @@
+//! A connection's socket: bytes go straight between it and slots, and every wait has a deadline (P2).
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use kvdepot_core::limits::IO_VECTORS_MAX;
+use kvdepot_core::{Error, ErrorKind, Result};
+use kvdepot_depot::direct::{ReadSlot, WriteSlot};
+use kvdepot_depot::values::{Value, ValueSlot};
+use kvdepot_wire::FrameBuffer;
+use rustix::net::sockopt;
+use smallvec::SmallVec;
+use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+
+use super::counters::Counters;
+
+/// Slowest peer that is waited for, once its patience at the beginning is used up.
+const BYTES_PER_S_MIN: u64 = 1 << 20;
+/// Bytes after which a connection lets others have its thread.
+const TURN_BYTES: usize = 1 << 20;
+/// What is read at a time of payload that nobody wants.
+const DISCARD_BYTES: usize = 64 << 10;
+
+/// Memory that is received into.
+pub(super) trait Sink {
+    fn pieces(&mut self, start: usize, end: usize) -> SmallVec<[IoSliceMut<'_>; 4]>;
+}
+
+impl Sink for WriteSlot {
+    fn pieces(&mut self, start: usize, end: usize) -> SmallVec<[IoSliceMut<'_>; 4]> {
+        self.io_slices_mut(start, end)
+    }
+}
+
+impl Sink for ValueSlot {
+    fn pieces(&mut self, start: usize, end: usize) -> SmallVec<[IoSliceMut<'_>; 4]> {
+        self.io_slices_mut(start, end)
+    }
+}
+
+/// Memory that is sent from.
+pub(super) trait Source: Sync {
+    fn len(&self) -> usize;
+    fn pieces(&self, start: usize, end: usize) -> SmallVec<[IoSlice<'_>; 4]>;
+}
+
+impl Source for ReadSlot {
+    fn len(&self) -> usize {
+        self.block_bytes()
+    }
+
+    fn pieces(&self, start: usize, end: usize) -> SmallVec<[IoSlice<'_>; 4]> {
+        self.io_slices(start, end)
+    }
+}
+
+impl Source for Value {
+    fn len(&self) -> usize {
+        Self::len(self)
+    }
+
+    fn pieces(&self, start: usize, end: usize) -> SmallVec<[IoSlice<'_>; 4]> {
+        self.io_slices(start, end)
+    }
+}
+
+/// What carries a connection.
+#[derive(Debug)]
+pub(super) enum Socket {
+    Tcp(TcpStream),
+    /// The inner end of a TLS connection.
+    Inside(UnixStream),
+}
+
+impl Socket {
+    fn try_read(&self, room: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(tcp) => tcp.try_read(room),
+            Self::Inside(unix) => unix.try_read(room),
+        }
+    }
+
+    fn try_read_vectored(&self, pieces: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(tcp) => tcp.try_read_vectored(pieces),
+            Self::Inside(unix) => unix.try_read_vectored(pieces),
+        }
+    }
+
+    fn try_write_vectored(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(tcp) => tcp.try_write_vectored(pieces),
+            Self::Inside(unix) => unix.try_write_vectored(pieces),
+        }
+    }
+
+    async fn readable(&self) -> io::Result<()> {
+        match self {
+            Self::Tcp(tcp) => tcp.readable().await,
+            Self::Inside(unix) => unix.readable().await,
+        }
+    }
+
+    async fn writable(&self) -> io::Result<()> {
+        match self {
+            Self::Tcp(tcp) => tcp.writable().await,
+            Self::Inside(unix) => unix.writable().await,
+        }
+    }
+}
+
+/// Has the kernel notice a dead host, so that its connection's leases end (P4).
+pub(super) fn keep_alive(tcp: &TcpStream) {
+    let kept = sockopt::set_socket_keepalive(tcp, true)
+        .and_then(|()| sockopt::set_tcp_keepidle(tcp, Duration::from_secs(60)))
+        .and_then(|()| sockopt::set_tcp_keepintvl(tcp, Duration::from_secs(10)))
+        .and_then(|()| sockopt::set_tcp_keepcnt(tcp, 6));
+    if let Err(error) = kept {
+        tracing::debug!("a dead host behind this connection will be noticed late: {error}");
+    }
+}
+
+/// A socket that one task reads, and many send answers to in turn.
+#[derive(Debug)]
+pub(super) struct Stream {
+    socket: Socket,
+    /// Whose turn it is to send.
+    turn: Mutex<()>,
+    /// Whether an answer was cut off: what is sent after it would be read as its rest.
+    broken: AtomicBool,
+    stall: Duration,
+    counters: Arc<Counters>,
+}
+
+fn closed(what: &str) -> Error {
+    Error::new(ErrorKind::Closed, what.to_owned())
+}
+
+fn late(what: &str) -> Error {
+    Error::new(ErrorKind::Timeout, what.to_owned())
+}
+
+impl Stream {
+    pub(super) fn new(socket: Socket, stall: Duration, counters: Arc<Counters>) -> Result<Self> {
+        if let Socket::Tcp(tcp) = &socket {
+            // Answers are whole messages: none of them may wait for an acknowledgement of the one before.
+            tcp.set_nodelay(true).map_err(|e| Error::io("cannot prepare a connection", e))?;
+        }
+        Ok(Self { socket, turn: Mutex::new(()), broken: AtomicBool::new(false), stall, counters })
+    }
+
+    /// When a message of so many bytes must be through, if it begins now.
+    pub(super) fn deadline(&self, bytes: u64) -> Instant {
+        Instant::now() + self.stall + Duration::from_millis(bytes * 1000 / BYTES_PER_S_MIN)
+    }
+
+    /// Reads what has come into the buffer, waiting for it; 0 at the peer's end.
+    pub(super) async fn fill(&self, buffer: &mut FrameBuffer, deadline: Option<Instant>) -> Result<usize> {
+        loop {
+            match buffer.read_with(|room| self.socket.try_read(room)) {
+                Ok(count) => return Ok(count),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    buffer.release();
+                    self.readable(deadline).await?;
+                }
+                Err(e) => return Err(Error::io("a connection broke", e)),
+            }
+        }
+    }
+
+    async fn readable(&self, deadline: Option<Instant>) -> Result<()> {
+        let ready = match deadline {
+            None => self.socket.readable().await,
+            Some(deadline) => tokio::time::timeout_at(deadline, self.socket.readable())
+                .await
+                .map_err(|_| late("a peer stopped in the middle of a message"))?,
+        };
+        ready.map_err(|e| Error::io("a connection broke", e))
+    }
+
+    /// Receives `bytes` of payload into memory; `each` sees every piece that has come.
+    pub(super) async fn receive<S: Sink>(
+        &self,
+        buffer: &mut FrameBuffer,
+        sink: &mut S,
+        bytes: usize,
+        mut each: impl FnMut(&S, usize, usize),
+    ) -> Result<()> {
+        let deadline = self.deadline(bytes as u64);
+        let (mut at, mut turn) = (0, 0);
+        while at < bytes && !buffer.is_empty() {
+            let mut pieces = sink.pieces(at, bytes);
+            let Some(piece) = pieces.first_mut() else { break };
+            let count = buffer.take_payload(piece);
+            drop(pieces);
+            each(sink, at, at + count);
+            at += count;
+        }
+        while at < bytes {
+            let outcome = {
+                let mut pieces = sink.pieces(at, bytes);
+                pieces.truncate(IO_VECTORS_MAX);
+                self.socket.try_read_vectored(&mut pieces)
+            };
+            match outcome {
+                Ok(0) => return Err(closed("a peer left in the middle of its payload")),
+                Ok(count) => {
+                    each(sink, at, at + count);
+                    at += count;
+                    turn += count;
+                    if turn >= TURN_BYTES {
+                        turn = 0;
+                        tokio::task::yield_now().await;
+                    }
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    let patience = deadline.min(Instant::now() + self.stall);
+                    self.readable(Some(patience)).await?;
+                }
+                Err(e) => return Err(Error::io("a connection broke", e)),
+            }
+        }
+        self.counters.received_bytes.inc_by(bytes as u64);
+        Ok(())
+    }
+
+    /// Takes payload that nobody wants, so that the next request is found behind it.
+    pub(super) async fn discard(&self, buffer: &mut FrameBuffer, bytes: u64) -> Result<()> {
+        let deadline = self.deadline(bytes);
+        let mut left = bytes - buffer.skip_payload(bytes);
+        let mut scratch = if left > 0 { vec![0; DISCARD_BYTES] } else { Vec::new() };
+        while left > 0 {
+            let room = scratch.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            match self.socket.try_read(&mut scratch[..room]) {
+                Ok(0) => return Err(closed("a peer left in the middle of its payload")),
+                Ok(count) => left -= count as u64,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    self.readable(Some(deadline.min(Instant::now() + self.stall))).await?;
+                }
+                Err(e) => return Err(Error::io("a connection broke", e)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends an answer and its payload as one, when its turn has come.
+    pub(super) async fn send(&self, head: &[u8], payload: Option<&dyn Source>) -> Result<()> {
+        let _turn = self.turn.lock().await;
+        if self.broken.load(Ordering::Acquire) {
+            return Err(closed("an answer before this one was cut off"));
+        }
+        // Until all of it is sent: a task that is ended in between leaves a connection that nobody can use.
+        self.broken.store(true, Ordering::Release);
+        let payload_bytes = payload.map_or(0, Source::len);
+        let all = head.len() + payload_bytes;
+        let deadline = self.deadline(all as u64);
+        let (mut at, mut turn) = (0, 0);
+        while at < all {
+            let outcome = {
+                let mut pieces: SmallVec<[IoSlice<'_>; 8]> = SmallVec::new();
+                if at < head.len() {
+                    pieces.push(IoSlice::new(&head[at..]));
+                }
+                if let Some(payload) = payload {
+                    pieces.extend(payload.pieces(at.saturating_sub(head.len()), payload_bytes));
+                }
+                pieces.truncate(IO_VECTORS_MAX);
+                self.socket.try_write_vectored(&pieces)
+            };
+            match outcome {
+                Ok(count) => {
+                    at += count;
+                    turn += count;
+                    if turn >= TURN_BYTES {
+                        turn = 0;
+                        tokio::task::yield_now().await;
+                    }
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    let patience = deadline.min(Instant::now() + self.stall);
+                    tokio::time::timeout_at(patience, self.socket.writable())
+                        .await
+                        .map_err(|_| late("a peer does not take its answer"))?
+                        .map_err(|e| Error::io("a connection broke", e))?;
+                }
+                Err(e) => return Err(Error::io("a connection broke", e)),
+            }
+        }
+        self.counters.sent_bytes.inc_by(payload_bytes as u64);
+        self.broken.store(false, Ordering::Release);
+        Ok(())
+    }
+}

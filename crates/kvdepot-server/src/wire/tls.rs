@@ -1,0 +1,69 @@
+//! TLS around a connection, by rustls. The connection inside is a socket pair, so that all that serves it is the same
+//! as without TLS; what it costs is a copy more each way, beside the encryption.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvdepot_core::{Error, ErrorKind, Result};
+use rustls::ServerConfig;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::io::{AsyncWriteExt, copy_buf};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+/// How long a visitor may take to shake hands.
+const HANDSHAKE_WAIT: Duration = Duration::from_secs(10);
+/// What is copied at a time: a few TLS records.
+const COPY_BYTES: usize = 64 << 10;
+
+/// Reads certificate chain and key, both PEM.
+pub(super) fn acceptor(certificates: &Path, key: &Path) -> Result<TlsAcceptor> {
+    let bad =
+        |what: &str, path: &Path| Error::new(ErrorKind::Config, what.to_owned()).with("path", path.display());
+    let unreadable = "cannot read the certificates: PEM is wanted, the server's own first";
+    let chain = CertificateDer::pem_file_iter(certificates)
+        .and_then(|all| all.collect::<Result<Vec<_>, _>>())
+        .map_err(|e| bad(unreadable, certificates).with_source(e))?;
+    let private = PrivateKeyDer::from_pem_file(key)
+        .map_err(|e| bad("cannot read the private key: PEM is wanted", key).with_source(e))?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, private))
+        .map_err(|e| bad("certificates and private key cannot be used", certificates).with_source(e))?;
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+/// Shakes hands.
+pub(super) async fn accept(acceptor: &TlsAcceptor, tcp: TcpStream) -> Result<TlsStream<TcpStream>> {
+    // Whole messages are sent at once inside, too.
+    tcp.set_nodelay(true).map_err(|e| Error::io("cannot prepare a connection", e))?;
+    let shaken = tokio::time::timeout(HANDSHAKE_WAIT, acceptor.accept(tcp)).await;
+    let late = |_| Error::new(ErrorKind::Timeout, "a peer did not end its TLS handshake");
+    shaken.map_err(late)?.map_err(|e| Error::new(ErrorKind::Protocol, "no TLS handshake").with_source(e))
+}
+
+/// Carries bytes between the TLS connection and `inside`, until `inside` has ended and what it sent is out.
+pub(super) async fn carry(outside: TlsStream<TcpStream>, inside: UnixStream) {
+    let (outside_read, mut outside_write) = tokio::io::split(outside);
+    let (inside_read, mut inside_write) = inside.into_split();
+    let out = async {
+        let mut from = tokio::io::BufReader::with_capacity(COPY_BYTES, inside_read);
+        let _ = copy_buf(&mut from, &mut outside_write).await;
+        let _ = outside_write.shutdown().await;
+    };
+    let into = async {
+        let mut from = tokio::io::BufReader::with_capacity(COPY_BYTES, outside_read);
+        let _ = copy_buf(&mut from, &mut inside_write).await;
+        let _ = inside_write.shutdown().await;
+        // The peer has said all that it will; its answers go on.
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        () = out => {}
+        () = into => {}
+    }
+}

@@ -1,0 +1,181 @@
+//! P2, P4 and P7 at the wire door: nobody holds up others, everything has a limit, and it ends in order.
+#![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
+
+mod common;
+#[path = "common/wire.rs"]
+mod wire;
+
+use std::io::{Read, Write};
+use std::time::{Duration, Instant};
+
+use common::{LONG, config};
+use kvdepot_core::ErrorKind;
+use kvdepot_server::wire::WireConfig;
+use kvdepot_wire::infini::{Reply, Request, TcpOp};
+use serde_json::json;
+use wire::{Wired, bytes, is_closed};
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn two_thousand_idle_connections_leave_room_for_work() {
+    let wired = Wired::open(config(16 * MIB, json!({})), json!({}));
+    // Half a request each on some of them: none holds up another.
+    let idle: Vec<_> = (0..2000)
+        .map(|i| {
+            let mut tcp = wired.connect();
+            if i % 10 == 0 {
+                tcp.write_all(b"\xef\xbe\xad\xde").unwrap();
+            }
+            tcp
+        })
+        .collect();
+    let mut client = wired.infini();
+    for i in 0..20 {
+        assert_eq!(client.put(&format!("k{i}"), &bytes(10_000, i)), Reply::Code(200));
+        assert!(client.get(&format!("k{i}")).unwrap() == bytes(10_000, i));
+    }
+    let metrics = wired.http("GET /metrics", None).1;
+    assert!(metrics.contains("\nkvdepot_wire_connections 2001\n"), "{metrics}");
+    drop(idle);
+}
+
+#[test]
+fn the_cap_on_connections_holds_and_frees_up() {
+    let wired = Wired::open(config(16 * MIB, json!({})), json!({"connections_max": 3}));
+    let mut held: Vec<_> = (0..3).map(|_| wired.infini()).collect();
+    assert!(held.iter_mut().all(|client| !client.exists("key")));
+    assert!(is_closed(&mut wired.connect()));
+    drop(held.pop());
+    let deadline = Instant::now() + LONG;
+    loop {
+        let mut client = wired.infini();
+        client.send(&Request::Exists(b"key"));
+        let mut answer = [0; 8];
+        if client.0.read_exact(&mut answer).is_ok() {
+            break;
+        }
+        assert!(Instant::now() < deadline, "the place of a connection that ended is free again");
+    }
+    assert!(held.iter_mut().all(|client| !client.exists("key")), "those inside are not disturbed");
+}
+
+#[test]
+fn who_stops_in_the_middle_is_shown_out_and_who_idles_is_not() {
+    let wired = Wired::open(config(64 * MIB, json!({})), json!({"stall_timeout_ms": 200}));
+    let mut client = wired.infini();
+    client.put("large", &bytes(30_000_000, 1));
+    // Half a header; half a value; an answer that nobody takes.
+    let mut half_frame = wired.connect();
+    half_frame.write_all(b"\xef\xbe\xad\xdeC").unwrap();
+    let mut half_value = wired.infini();
+    half_value.send(&Request::Tcp { key: b"key", op: TcpOp::Put(1000) });
+    half_value.0.write_all(&[1; 500]).unwrap();
+    let mut slow = wired.infini();
+    slow.send(&Request::Tcp { key: b"large", op: TcpOp::Get });
+    assert!(is_closed(&mut half_frame));
+    assert!(is_closed(&mut half_value.0));
+    wired.wait_stat("pool_leased_bytes", 0);
+    wired.wait_stat("pool_filling_bytes", 0);
+    let mut answer = Vec::new();
+    let _ = slow.0.read_to_end(&mut answer);
+    assert!(answer.len() < 30_000_000, "it was cut off");
+    assert!(client.exists("large") && !client.exists("key"));
+    assert!(wired.http("GET /metrics", None).1.contains("connections_refused_total{reason=\"timeout\"} 3"));
+}
+
+/// What has begun ends, what idles is closed, nobody new gets in.
+#[test]
+fn the_door_closes_in_order() {
+    let mut wired = Wired::open(config(64 * MIB, json!({})), json!({"drain_ms": 20_000}));
+    let mut idle = wired.infini();
+    assert!(!idle.exists("key"));
+    let mut busy = wired.infini();
+    let put = Request::Tcp { key: b"key", op: TcpOp::Put(1_000_000) };
+    busy.send(&put);
+    busy.0.write_all(&bytes(1_000_000, 1)[..500_000]).unwrap();
+    wired.wait_stat("pool_filling_bytes", (1 << 20) + 4096);
+    let at = wired.at;
+    std::thread::scope(|scope| {
+        let closing = scope.spawn(|| wired.close());
+        assert!(is_closed(&mut idle.0));
+        busy.0.write_all(&bytes(1_000_000, 1)[500_000..]).unwrap();
+        assert_eq!(busy.reply(&put), Reply::Code(200));
+        assert!(is_closed(&mut busy.0));
+        closing.join().unwrap();
+    });
+    assert!(std::net::TcpStream::connect_timeout(&at, Duration::from_secs(1)).is_err());
+    let values = kvdepot_depot::values::Values::open(wired.depot.direct(), 64 * MIB, 16384).unwrap();
+    assert_eq!(values.count().unwrap(), 1);
+}
+
+#[test]
+fn who_does_not_end_is_cut_off() {
+    let mut wired = Wired::open(config(16 * MIB, json!({})), json!({"drain_ms": 50}));
+    let mut client = wired.infini();
+    client.send(&Request::Tcp { key: b"key", op: TcpOp::Put(1000) });
+    wired.wait_stat("pool_filling_bytes", 16384 + 4096);
+    wired.close();
+    assert!(is_closed(&mut client.0));
+    wired.wait_stat("pool_filling_bytes", 0);
+}
+
+#[test]
+fn management_answers() {
+    let wired = Wired::open(config(16 * MIB, json!({})), json!({}));
+    let mut client = wired.infini();
+    for i in 0..5 {
+        client.put(&format!("k{i}"), b"value");
+    }
+    assert_eq!(wired.http("GET /health", None), (200, "{\"status\":\"ok\"}".to_owned()));
+    assert_eq!(wired.http("GET /kvmap_len", None), (200, "{\"len\":5}".to_owned()));
+    assert_eq!(wired.http("GET /selftest", None), (200, "{\"status\":\"ok\"}".to_owned()));
+    assert_eq!(wired.http("GET /purge", None).0, 405);
+    assert_eq!(wired.http("GET /nothing", None).0, 404);
+    let (status, metrics) = wired.http("GET /metrics", None);
+    assert_eq!(status, 200);
+    for line in [
+        "kvdepot_wire_requests_total{op=\"infini_put\"} 5",
+        "kvdepot_wire_received_bytes_total 25",
+        "kvdepot_pool_blocks 5",
+    ] {
+        assert!(metrics.lines().any(|l| l == line), "{line} is not in\n{metrics}");
+    }
+    assert!(metrics.ends_with("# EOF\n"));
+    assert_eq!(wired.http("POST /purge", None), (200, "{\"num\":5,\"status\":\"ok\"}".to_owned()));
+    assert_eq!(wired.http("GET /kvmap_len", None), (200, "{\"len\":0}".to_owned()));
+    assert!(!client.exists("k0"));
+    assert_eq!(client.put("k0", b"again"), Reply::Code(200));
+    assert_eq!(client.get("k0").unwrap(), b"again");
+}
+
+#[test]
+fn eviction_ahead_of_need_keeps_to_its_thresholds() {
+    let evict = json!({"periodic": true, "interval_ms": 20, "min_percent": 30.0, "max_percent": 50.0});
+    let wired = Wired::open(config(16 * MIB, json!({})), json!({"evict": evict}));
+    let mut client = wired.infini();
+    for i in 0..12 {
+        client.put(&format!("k{i}"), &bytes(1_000_000, i));
+    }
+    let deadline = Instant::now() + LONG;
+    let direct = wired.depot.direct();
+    while direct.used_percent() >= 50.0 {
+        assert!(Instant::now() < deadline, "{} % are in use", direct.used_percent());
+        std::thread::yield_now();
+    }
+    assert!(client.get("k11").unwrap() == bytes(1_000_000, 11), "the last one used stays");
+}
+
+#[test]
+fn nonsense_is_refused_before_anything_opens() {
+    for text in [
+        "{}",
+        "{\"service_port\": 1, \"port\": 2}",
+        "{\"service_port\": 70000}",
+        "{\"service_port\": 1, \"host\": \"a name\"}",
+        "{\"service_port\": 1, \"connections_max\": 0}",
+        "{\"service_port\": 1, \"evict\": {\"periodic\": true, \"interval_ms\": 1, \"min_percent\": 9, \"max_percent\": 8}}",
+    ] {
+        assert_eq!(WireConfig::from_json(text).unwrap_err().kind(), ErrorKind::Config, "{text}");
+    }
+}

@@ -1,0 +1,179 @@
+"""Options of the wire door: InfiniStore's server's, by their names and units, and a few of our own."""
+
+import ipaddress
+import json
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import click
+
+from kvdepot.config.machine import Machine
+from kvdepot.errors import config_error
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+GIB = 1 << 30
+KIB = 1 << 10
+SERVICE_PORT = 22345
+MANAGE_PORT = 18080
+HOST = "127.0.0.1"
+MEMORY_SHARE_PERCENT = 90
+"""Share of the machine's memory that the pool may grow to by itself."""
+PORT = click.IntRange(0, 65535)
+RDMA = ("dev_name", "ib_port", "link_type", "hint_gid_index")
+
+OPTIONS = (
+    click.option("--service-port", type=PORT, help=f"Open the wire door at this port; {SERVICE_PORT} when left out."),
+    click.option("--manage-port", type=PORT, help=f"HTTP management; {MANAGE_PORT} when left out."),
+    click.option("--host", help=f"Address or name to listen at, for both ports; {HOST} when left out."),
+    click.option(
+        "--prealloc-size", type=click.FloatRange(min=0, min_open=True), help="Size of the pool in GB (2^30 bytes)."
+    ),
+    click.option(
+        "--minimal-allocate-size",
+        type=click.IntRange(min=16),
+        help="Least memory that a value takes, in KB (2^10 bytes); 64 when left out.",
+    ),
+    click.option("--auto-increase", is_flag=True, help="Let the pool grow by 10 GB at a time before it evicts."),
+    click.option("--enable-periodic-evict", is_flag=True, help="Evict ahead of need, by the thresholds below."),
+    click.option(
+        "--evict-interval",
+        type=click.FloatRange(min=0, min_open=True),
+        default=5.0,
+        show_default=True,
+        help="Seconds from one look at the pool to the next.",
+    ),
+    click.option(
+        "--evict-min-threshold",
+        type=click.FloatRange(0, 1),
+        default=0.6,
+        show_default=True,
+        help="Share of the pool that stays in use.",
+    ),
+    click.option(
+        "--evict-max-threshold",
+        type=click.FloatRange(0, 1),
+        default=0.8,
+        show_default=True,
+        help="Share of the pool in use from which on something must go.",
+    ),
+    click.option("--dev-name", help="RDMA device. This build serves TCP only, and says so."),
+    click.option("--ib-port", type=int, help="Port of the RDMA device."),
+    click.option("--link-type", type=click.Choice(["IB", "Ethernet"]), help="Link of the RDMA device."),
+    click.option("--hint-gid-index", type=int, help="Index of the RDMA device's address; -1 = found by itself."),
+    click.option(
+        "--token-file",
+        type=click.Path(dir_okay=False, exists=True),
+        envvar="KVDEPOT_TOKEN_FILE",
+        help="File with the secret that clients must know; also by KVDEPOT_TOKEN_FILE.",
+    ),
+    click.option(
+        "--tls-certificate-file",
+        type=click.Path(dir_okay=False, exists=True),
+        help="PEM file of the certificate chain; then both ports speak TLS only.",
+    ),
+    click.option(
+        "--tls-key-file", type=click.Path(dir_okay=False, exists=True), help="PEM file of the certificate's key."
+    ),
+    click.option("--max-connections", type=click.IntRange(min=1), help="Connections at a time; 4096 when left out."),
+)
+OPENING = (
+    "service_port",
+    "manage_port",
+    "host",
+    "prealloc_size",
+    "minimal_allocate_size",
+    "auto_increase",
+    "enable_periodic_evict",
+    "max_connections",
+    "tls_certificate_file",
+    "tls_key_file",
+    *RDMA,
+)
+"""Options any of which opens the wire door. A token alone does not: it may stand in the environment."""
+
+
+def options(command: F) -> F:
+    """Adds the wire door's options to a command."""
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
+
+
+def wanted(said: Mapping[str, Any]) -> bool:
+    """Whether any option asks for a wire door."""
+    return any(said[name] not in {None, False} for name in OPENING)
+
+
+def wire_json(said: Mapping[str, Any]) -> str:
+    """The core's configuration of the wire door.
+
+    Raises:
+        ConfigError: RDMA is asked for, a name has no address, or thresholds are in the wrong order.
+    """
+    asked = [f"--{name.replace('_', '-')}" for name in RDMA if said[name] is not None]
+    if asked:
+        raise config_error(
+            f"{', '.join(asked)}: asks for RDMA, which this build does not serve: leave RDMA options out to serve TCP"
+        )
+    low, high = said["evict_min_threshold"], said["evict_max_threshold"]
+    if low >= high:
+        raise config_error(f"--evict-min-threshold {low} must be less than --evict-max-threshold {high}")
+    config: dict[str, object] = {
+        "host": address(said["host"] or HOST),
+        "service_port": SERVICE_PORT if said["service_port"] is None else said["service_port"],
+        "manage_port": MANAGE_PORT if said["manage_port"] is None else said["manage_port"],
+        "value_bytes_min": (said["minimal_allocate_size"] or 64) * KIB,
+        "evict": {
+            "periodic": said["enable_periodic_evict"],
+            "interval_ms": max(1, int(said["evict_interval"] * 1000)),
+            "min_percent": low * 100,
+            "max_percent": high * 100,
+        },
+    }
+    if said["token_file"]:
+        config["token_file"] = said["token_file"]
+    if bool(said["tls_certificate_file"]) != bool(said["tls_key_file"]):
+        raise config_error("--tls-certificate-file and --tls-key-file go together")
+    if said["tls_certificate_file"]:
+        config["tls"] = {"certificate_file": said["tls_certificate_file"], "key_file": said["tls_key_file"]}
+    if said["max_connections"]:
+        config["connections_max"] = said["max_connections"]
+    return json.dumps(config)
+
+
+def address(host: str) -> str:
+    """An address as it is; that of a name.
+
+    Raises:
+        ConfigError: the name has no address.
+    """
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    try:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        raise config_error(f"--host {host}: has no address: {error}") from error
+
+
+def with_pool(core_json: str, said: Mapping[str, Any], machine: Machine) -> str:
+    """The depot's configuration with the pool that the options ask for.
+
+    Raises:
+        ConfigError: the pool is larger than the machine's memory.
+    """
+    core = json.loads(core_json)
+    if said["prealloc_size"] is not None:
+        core["pool_bytes"] = int(said["prealloc_size"] * GIB)
+        if core["pool_bytes"] > machine.memory_bytes:
+            raise config_error(
+                f"--prealloc-size {said['prealloc_size']:g}: there are {machine.memory_bytes / GIB:.1f} GB of memory"
+            )
+    if said["auto_increase"]:
+        grown_bytes = machine.memory_bytes * MEMORY_SHARE_PERCENT // 100
+        core["pool_bytes_max"] = max(core["pool_bytes"], grown_bytes)
+        core["pool_grow_bytes"] = 10 * GIB
+    return json.dumps(core)
