@@ -111,6 +111,21 @@ impl Known {
 
     /// Finds out by I/O how many leading ones of `keys` are held; what stays unknown counts as absent.
     pub(crate) fn probe(&mut self, shared: &Shared, keys: &[BlockKey]) {
+        let missing = |known: &Self| keys.iter().position(|key| known.tier_of(key).is_none());
+        loop {
+            let before = missing(self);
+            self.probe_round(shared, keys);
+            let after = missing(self);
+            // Blocks may lie in several tiers by turns: a lower one's bring the turn back to an upper one.
+            if shared.tiers.len() < 2 || after.is_none() || after == before {
+                return;
+            }
+            self.peek_again(shared, keys.iter().copied());
+        }
+    }
+
+    /// Asks each tier once, from the first block that no tier before it has.
+    fn probe_round(&mut self, shared: &Shared, keys: &[BlockKey]) {
         for (index, tier) in shared.tiers.iter().enumerate() {
             let Some(first) = keys.iter().position(|key| self.tier_of(key).is_none()) else { return };
             if !self.is_unknown(&keys[first]) {

@@ -199,7 +199,9 @@ impl<'a> Talk<'a> {
         let value_bytes = match self.ask(&Request::Tcp { key: name.as_bytes(), op: TcpOp::Get })? {
             Reply::Value(bytes) => u64::from(bytes),
             Reply::Code(code::NOT_FOUND) => return Err(absent()),
-            Reply::Code(code) => return Err(Failed::Answer(self.refused(code))),
+            Reply::Code(code @ (code::INVALID | code::INTERNAL | code::SYSTEM | code::OUT_OF_MEMORY)) => {
+                return Err(Failed::Answer(self.refused(code)));
+            }
             _ => {
                 return Err(Failed::Lost(
                     self.bad(ErrorKind::Protocol, "a remote server's answer makes no sense"),

@@ -63,6 +63,8 @@ pub(super) struct Pending {
     last_id: u64,
     /// Why the connection is over.
     pub(super) closed: Option<Error>,
+    /// Whether a block's bytes are on their way into a slot, or being dropped.
+    pub(super) receiving: bool,
     /// Whether the server has answered anything.
     pub(super) answered: bool,
 }
@@ -162,7 +164,7 @@ impl Pending {
 
     /// Whether the server owes an answer.
     pub(super) fn owes(&self) -> bool {
-        !self.requests.is_empty()
+        self.receiving || !self.requests.is_empty()
     }
 
     pub(super) const fn next_id(&mut self) -> u64 {
@@ -209,7 +211,8 @@ impl Pending {
         out
     }
 
-    /// The place of one block of a get, which is the receiver's from now on; `None` inside if it expired.
+    /// The place of one block of a get, which is the receiver's from now on; `None` inside if it expired. The receiver
+    /// clears `receiving` when the block's bytes have come.
     pub(super) fn block(&mut self, id: u64, index: u32) -> Result<Option<GetItem>> {
         self.answered = true;
         let Some(Asked::Get { items, left }) = self.requests.get_mut(&id) else {
@@ -224,6 +227,7 @@ impl Pending {
         if *left == 0 {
             self.requests.remove(&id);
         }
+        self.receiving = true;
         Ok(item)
     }
 

@@ -84,7 +84,7 @@ impl Receiver<'_> {
             Some(Came::Block { id, index, status, block_bytes, crc64 }) => {
                 let item = self.conn.pending.lock().block(id, index)?;
                 self.conn.answered();
-                match (item, status) {
+                let received = match (item, status) {
                     (None, _) => self.discard(block_bytes),
                     (Some(item), Status::Ok) => self.block(item, block_bytes, crc64),
                     (Some(item), status) => {
@@ -95,7 +95,9 @@ impl Receiver<'_> {
                         fail(item, Error::new(kind, "a remote server has not got a block"));
                         Ok(())
                     }
-                }
+                };
+                self.conn.pending.lock().receiving = false;
+                received
             }
         }
     }

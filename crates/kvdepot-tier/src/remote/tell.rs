@@ -140,8 +140,9 @@ impl RemoteTier {
             self.shared.known.lock().forget_namespace(old);
         }
         let deadline = Instant::now() + self.shared.config.timeout;
-        let opened = self.ask_opened(&spec, deadline);
-        self.move_behind(&spec, epoch, &opened, deadline)
+        let told = || self.move_behind(&spec, epoch, &self.ask_opened(&spec, deadline), deadline);
+        // A connection that was just made may have told the server already, which knows the old name no more.
+        told().or_else(|_| told())
     }
 
     /// What each server says of a namespace; `None` for one that is not there.

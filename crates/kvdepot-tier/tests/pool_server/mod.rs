@@ -69,6 +69,8 @@ pub(crate) struct State {
     pub(crate) depot: u64,
     pub(crate) connections: AtomicU64,
     pub(crate) gets: AtomicU64,
+    /// What InfiniStore's own server would have crashed of.
+    crashed: Mutex<Option<&'static str>>,
     streams: Mutex<Vec<TcpStream>>,
     stopping: AtomicBool,
 }
@@ -76,6 +78,15 @@ pub(crate) struct State {
 impl State {
     pub(crate) fn fault(&self) -> Fault {
         *self.fault.lock()
+    }
+
+    /// Notes what the real server does not survive.
+    fn survives(&self, it_does: bool, what: &'static str) -> Served {
+        if it_does {
+            return Ok(());
+        }
+        *self.crashed.lock() = Some(what);
+        Err(what.into())
     }
 
     /// Waits for the connection's end: what a hung server does.
@@ -125,6 +136,7 @@ impl PoolServer {
             depot: DEPOTS.fetch_add(1, Ordering::SeqCst),
             connections: AtomicU64::new(0),
             gets: AtomicU64::new(0),
+            crashed: Mutex::default(),
             streams: Mutex::default(),
             stopping: AtomicBool::new(false),
         });
@@ -166,6 +178,9 @@ impl PoolServer {
 impl Drop for PoolServer {
     fn drop(&mut self) {
         self.stop();
+        if !std::thread::panicking() {
+            assert_eq!(*self.state.crashed.lock(), None, "InfiniStore's own server would be dead");
+        }
     }
 }
 
