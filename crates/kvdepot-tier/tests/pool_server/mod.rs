@@ -92,8 +92,11 @@ impl State {
     /// Waits for the connection's end: what a hung server does.
     fn hang(&self, mut stream: &TcpStream) {
         let mut nothing = [0; 4096];
-        while !self.stopping.load(Ordering::SeqCst) && stream.read(&mut nothing).is_ok_and(|count| count > 0)
-        {
+        loop {
+            let came = stream.read(&mut nothing);
+            if self.stopping.load(Ordering::SeqCst) || !came.is_ok_and(|count| count > 0) {
+                return;
+            }
         }
     }
 }
@@ -202,7 +205,7 @@ fn accept(listener: &TcpListener, state: &Arc<State>) {
     }
 }
 
-pub(crate) type Served = Result<(), Box<dyn std::error::Error>>;
+pub(crate) type Served<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
 fn serve(stream: &TcpStream, state: &State) -> Served {
     if state.fault() == Fault::HungHello {
@@ -216,10 +219,7 @@ fn serve(stream: &TcpStream, state: &State) -> Served {
 }
 
 /// Reads until a frame is whole; its operation and body.
-fn next(
-    mut stream: &TcpStream,
-    buffer: &mut FrameBuffer,
-) -> Result<Option<(u8, Vec<u8>)>, Box<dyn std::error::Error>> {
+fn next(mut stream: &TcpStream, buffer: &mut FrameBuffer) -> Served<Option<(u8, Vec<u8>)>> {
     loop {
         if let Some(frame) = buffer.next_frame()? {
             return Ok(Some((frame.op, frame.body.to_vec())));
