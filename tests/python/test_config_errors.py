@@ -1,5 +1,7 @@
 """P10: every mistake is an error that names file, key, value and what to do."""
 
+import json
+
 import pytest
 
 from kvdepot.config import load_config
@@ -78,6 +80,19 @@ FLAT = [
     ("load_policy: deadline", "needs load_deadline_ms"),
     ("load_deadline_ms: 5", "has no use with load_policy all"),
     ("load_policy: deadline\nload_deadline_ms: 31000", "must not be more than timeout_ms"),
+    ("pipeline: Cache|Remote", "its Remote tier needs servers: add remote_servers"),
+    ("remote_servers: a:1", "remote_servers: has no use in the pipeline Cache|Posix"),
+    ("pipeline: Cache|Remote\nremote_servers: a", "'a' must be written host:port"),
+    ("pipeline: Cache|Remote\nremote_servers: [a:1, b:0]", "'b:0' must be written host:port"),
+    ("pipeline: Cache|Remote\nremote_servers: a:1,a:1", "names a server twice"),
+    ("pipeline: Cache|Remote\nremote_servers: []", "must name 1 to 64 servers"),
+    ("pipeline: Cache|Remote\nremote_servers: a:1\nremote_connections: 0", "greater than or equal to 1"),
+    ("pipeline: Cache|Remote\nremote_servers: a:1\nremote_token_file: t", "must be an absolute path"),
+    (
+        "pipeline: Cache|Remote\nremote_servers: a:1\nremote_token_file: /t\nremote_protocol: infinistore",
+        "knows no secret",
+    ),
+    ("pipeline: Cache|Remote\nremote_servers: a:1\nremote_token: x", "did you mean remote_token_file?"),
     # what comes later
     ("use_gdr: maybe", "use_gdr: must be True, False or 'auto', got 'maybe'"),
     ("use_lite: true", "write false or remove the key, got True"),
@@ -87,7 +102,6 @@ FLAT = [
     ("io_engine: io_uring", "write psync or remove the key, got 'io_uring'"),
     ("io_engine: uring", "must be 'psync', 'aio' or 'io_uring', got 'uring'"),
     ("pipeline: Cache|Dax", "this version does not have the tier Dax"),
-    ("pipeline: Cache|Remote|Posix", "this version does not have the tier Remote"),
     ("pipeline: Cache|Object", "this version does not have the tier Object"),
     # what is no configuration
     ("", ": is empty"),
@@ -201,3 +215,17 @@ def test_a_pool_of_blocks_may_not_exceed_memory(machine):
     config = load_config({"pipeline": "Staging|Posix", "pool_slots": 1 << 20}, machine=machine)
     with pytest.raises(ConfigError, match=r"pool_slots: makes a pool of 2048\.0 GiB"):
         config.to_core_json(block_bytes=2 << 20, machine=machine)
+
+
+def test_remote_servers_reach_the_core(machine, tmp_path):
+    file = tmp_path / "remote.yaml"
+    file.write_text("pipeline: Cache|Remote|Posix\nremote_servers: 'a:1, [::1]:2'\nremote_timeout_ms: 500\n")
+    core = json.loads(load_config(file, machine=machine).to_core_json(machine=machine))
+    assert core["pipeline"] == "Cache|Remote|Posix"
+    assert core["remote"] == {
+        "servers": ["a:1", "[::1]:2"],
+        "token_file": None,
+        "timeout_ms": 500,
+        "connections": 4,
+        "protocol": "auto",
+    }

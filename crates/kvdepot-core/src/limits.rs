@@ -76,3 +76,26 @@ pub const WRITERS_WAITING_MAX: usize = 1024;
 
 const _: () = assert!(SLOT_RUNS_MAX + 2 <= IO_VECTORS_MAX);
 const _: () = assert!(NAMESPACE_SPEC_BYTES_MAX * 2 < SMALL_FILE_BYTES_MAX);
+
+/// Most servers of one Remote tier.
+pub const REMOTE_SERVERS_MAX: usize = 64;
+/// Most connections to one server of a Remote tier.
+pub const REMOTE_CONNECTIONS_MAX: usize = 64;
+/// Requests waiting for one server of a Remote tier; more are refused with `Busy`.
+pub const REMOTE_QUEUE_MAX: usize = 8192;
+/// Most blocks that one get or put of a Remote tier asks for: so many wait when a connection breaks.
+pub const REMOTE_BATCH_BLOCKS_MAX: usize = 32;
+/// Most bytes that one put of several blocks carries: so long does a get behind it wait.
+pub const REMOTE_BATCH_BYTES_MAX: u64 = 8 << 20;
+/// Blocks of which a Remote tier remembers whether they are there.
+pub const REMOTE_KNOWN_KEYS_MAX: usize = 1 << 20;
+/// Batches of reads that go before a waiting write.
+pub const REMOTE_READS_IN_A_ROW_MAX: u32 = 16;
+/// Bytes handed to a socket in one call, so that a slow peer is seen to make progress.
+pub const REMOTE_SEND_BYTES_MAX: usize = 256 << 10;
+/// How late, in milliseconds, an expired request of a Remote tier may learn of it.
+pub const REMOTE_TICK_MS: u64 = 10;
+/// First and longest pause of a Remote tier between two tries to reach a server.
+pub const REMOTE_PAUSE_MS: (u64, u64) = (50, 2_000);
+/// Longest answer of an InfiniStore server that is read only to be dropped.
+pub const REMOTE_FOREIGN_VALUE_BYTES_MAX: u64 = BLOCK_BYTES_MAX + 4096;

@@ -68,7 +68,7 @@ impl TierKind {
 
     /// Whether this build has it; the others come with a later release.
     pub const fn available(self) -> bool {
-        matches!(self, Self::Posix | Self::Fake | Self::Empty)
+        matches!(self, Self::Posix | Self::Remote | Self::Fake | Self::Empty)
     }
 
     /// An `Unsupported` error for a tier that this build does not have.

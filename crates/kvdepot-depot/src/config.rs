@@ -36,6 +36,9 @@ pub struct DepotConfig {
     /// Configuration of the `Posix` tier, read by its registry entry.
     #[serde(default)]
     pub posix: serde_json::Value,
+    /// Configuration of the `Remote` tier, read by its registry entry.
+    #[serde(default)]
+    pub remote: serde_json::Value,
     /// Configuration of the `Fake` tier.
     #[serde(default)]
     pub fake: serde_json::Value,

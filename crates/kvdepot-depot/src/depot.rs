@@ -7,10 +7,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
-use kvdepot_core::pipeline::{PipelineSpec, PoolKind};
+use kvdepot_core::pipeline::{PipelineSpec, PoolKind, TierKind};
 use kvdepot_core::{Error, ErrorKind, Result, eviction};
 use kvdepot_tier::Tier;
-use kvdepot_tier::guard::{GuardConfig, Guarded};
 use parking_lot::{Condvar, Mutex};
 
 use crate::config::DepotConfig;
@@ -32,6 +31,8 @@ pub(crate) struct Shared {
     pub(crate) id: u64,
     pub(crate) pool: Arc<PoolMapping>,
     pub(crate) tiers: Vec<Arc<dyn Tier>>,
+    /// What log lines call them.
+    pub(crate) tier_names: Vec<&'static str>,
     pub(crate) state: Mutex<State>,
     /// Signalled whenever a fetch, a write, a lease or a claim ends.
     pub(crate) changed: Condvar,
@@ -85,11 +86,11 @@ impl Depot {
             let name = kind.to_string();
             let value = match name.as_str() {
                 "Posix" => &config.posix,
+                "Remote" => &config.remote,
                 "Fake" => &config.fake,
                 _ => &serde_json::Value::Null,
             };
-            let tier = kvdepot_tier::registry::build(&name, value)?;
-            tiers.push(Arc::new(Guarded::new(tier, GuardConfig::default())) as Arc<dyn Tier>);
+            tiers.push(kvdepot_tier::registry::build_guarded(&name, value)?);
         }
         Self::with_tiers(config, spec.pool, tiers, pool)
     }
@@ -116,12 +117,13 @@ impl Depot {
             pool_bytes_max: config.mapped_bytes().min(pool.bytes()),
             step_bytes: config.pool_grow_bytes,
         };
-        let state = State::new(config.pool_bytes, growth, policy, !tiers.is_empty(), keeps);
+        let state = State::new(config.pool_bytes, growth, policy, tiers.len(), keeps);
         let (jobs, receiver) = crossbeam_channel::unbounded();
         let (kicks, kicked) = crossbeam_channel::bounded(1);
         let shared = Arc::new(Shared {
             id: fresh_id(),
             pool,
+            tier_names: tiers.iter().map(|tier| log_name(tier.name())).collect(),
             tiers,
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -183,6 +185,12 @@ impl fmt::Debug for Depot {
     }
 }
 
+/// A tier's name as a pipeline spells it.
+fn log_name(name: &str) -> &'static str {
+    let mut kinds = TierKind::ALL.into_iter().map(TierKind::as_str);
+    kinds.find(|kind| kind.eq_ignore_ascii_case(name)).unwrap_or("Tier")
+}
+
 fn fresh_id() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     // The standard library's random keys: no crate is worth this.
@@ -234,7 +242,9 @@ fn janitor(shared: &Arc<Shared>) {
         shared.changed.wait_for(&mut state, JANITOR_TICK);
         claim::expire(shared, &mut state, Instant::now());
         let delayed = std::mem::take(&mut state.delayed);
-        state.writes.extend(delayed);
+        for write in delayed {
+            state.writes[write.tier].push_back(write);
+        }
         drop(state);
         io_queue::pump(shared);
     }

@@ -15,7 +15,7 @@ use crate::stats::Stats;
 
 /// Fetches handed to the tiers at a time.
 const FETCHES_IN_FLIGHT_MAX: usize = 256;
-/// Writes handed to the tiers at a time, while no fetch waits.
+/// Writes handed to one tier at a time, while no fetch waits.
 const WRITES_IN_FLIGHT_MAX: usize = 32;
 /// Turns of the janitor that the write of a replaced value waits for its predecessor's removal.
 const REPLACE_TRIES_MAX: u32 = 100;
@@ -52,15 +52,16 @@ fn take(shared: &Shared, state: &mut State) -> Option<Next> {
         state.fetches_in_flight += 1;
         return Some(Next::Fetch(fetch, buf));
     }
-    if state.writes_in_flight >= WRITES_IN_FLIGHT_MAX {
-        return None;
-    }
-    let write = state.writes.pop_front()?;
+    let ready = |state: &State, tier: usize| {
+        state.writes_in_flight[tier] < WRITES_IN_FLIGHT_MAX && !state.writes[tier].is_empty()
+    };
+    let tier = (0..state.writes.len()).find(|&tier| ready(state, tier))?;
+    let write = state.writes[tier].pop_front()?;
     let slot = state.slot_mut(write.slot);
     if !slot.block.is_writing() {
         slot.block.write_begun();
     }
-    state.writes_in_flight += 1;
+    state.writes_in_flight[tier] += 1;
     let buf = buffer(shared, state, write.slot);
     Some(Next::Write(write, buf))
 }
@@ -71,12 +72,12 @@ fn buffer(shared: &Shared, state: &State, id: SlotId) -> SlotBuf {
 
 fn begin_fetch(shared: &Arc<Shared>, fetch: Fetch, buf: SlotBuf) {
     let (key, begun) = (shared.state.lock().slot(fetch.slot).key, Instant::now());
-    let (task, bytes) = (shared.next_task(), buf.len());
-    tracing::debug!("Posix task({task},Backend2Cache,1,{bytes}) dispatching.");
+    let (task, bytes, tier) = (shared.next_task(), buf.len(), shared.tier_names[fetch.tier]);
+    tracing::debug!("{tier} task({task},Backend2Cache,1,{bytes}) dispatching.");
     let again = Arc::clone(shared);
     let done = move |outcome: Result<()>| {
         let cost_ms = begun.elapsed().as_secs_f64() * 1e3;
-        tracing::debug!("Posix task({task},Backend2Cache,1,{bytes}) finished, cost {cost_ms:.3}ms.");
+        tracing::debug!("{tier} task({task},Backend2Cache,1,{bytes}) finished, cost {cost_ms:.3}ms.");
         fetch_ended(&again, fetch, bytes, outcome);
         pump(&again);
     };
@@ -125,12 +126,12 @@ fn fetch_ended(shared: &Arc<Shared>, fetch: Fetch, bytes: usize, outcome: Result
 
 fn begin_write(shared: &Arc<Shared>, write: Write, buf: SlotBuf) {
     let (key, begun) = (shared.state.lock().slot(write.slot).key, Instant::now());
-    let (task, bytes) = (shared.next_task(), buf.len());
-    tracing::debug!("Posix task({task},Cache2Backend,1,{bytes}) dispatching.");
+    let (task, bytes, tier) = (shared.next_task(), buf.len(), shared.tier_names[write.tier]);
+    tracing::debug!("{tier} task({task},Cache2Backend,1,{bytes}) dispatching.");
     let again = Arc::clone(shared);
     let done = move |outcome: Result<Written>| {
         let cost_ms = begun.elapsed().as_secs_f64() * 1e3;
-        tracing::debug!("Posix task({task},Cache2Backend,1,{bytes}) finished, cost {cost_ms:.3}ms.");
+        tracing::debug!("{tier} task({task},Cache2Backend,1,{bytes}) finished, cost {cost_ms:.3}ms.");
         write_ended(&again, write, bytes, outcome);
         pump(&again);
     };
@@ -139,7 +140,7 @@ fn begin_write(shared: &Arc<Shared>, write: Write, buf: SlotBuf) {
 
 fn write_ended(shared: &Arc<Shared>, write: Write, bytes: usize, outcome: Result<Written>) {
     let mut state = shared.state.lock();
-    state.writes_in_flight -= 1;
+    state.writes_in_flight[write.tier] -= 1;
     if write.replaces && write.tries < REPLACE_TRIES_MAX && matches!(&outcome, Ok(Written::AlreadyThere)) {
         // What the tier has is the value before this one.
         state.delayed.push(Write { tries: write.tries + 1, ..write });
@@ -174,12 +175,13 @@ fn write_ended(shared: &Arc<Shared>, write: Write, bytes: usize, outcome: Result
         shared.tiers[write.tier].remove(key);
         state = shared.state.lock();
     }
-    let saved = write.saved || stored;
-    let next = write.tier + 1;
-    if next < shared.tiers.len() {
-        state.writes.push_front(Write { tier: next, saved, tries: 0, ..write });
+    let slot = state.slot_mut(write.slot);
+    slot.saved |= stored;
+    slot.writes_left -= 1;
+    if slot.writes_left > 0 {
         return;
     }
+    let saved = slot.saved;
     if !saved {
         Stats::add(&shared.stats.write_blocks_dropped, 1);
     }
@@ -194,7 +196,7 @@ fn write_ended(shared: &Arc<Shared>, write: Write, bytes: usize, outcome: Result
         None => false,
         Some(None) => true,
         Some(Some(slot)) => {
-            state.writes.push_back(Write { slot, tier: 0, saved: false, replaces: true, tries: 0 });
+            state.queue_writes(Write { slot, tier: 0, replaces: true, tries: 0 });
             false
         }
     };
@@ -224,9 +226,9 @@ pub(crate) fn fetch(
 pub(crate) fn drain(shared: &Arc<Shared>, deadline: Instant) -> bool {
     pump(shared);
     let mut state = shared.state.lock();
-    while !state.writes.is_empty() || state.writes_in_flight > 0 || !state.delayed.is_empty() {
+    while state.writes_left() > 0 {
         if shared.changed.wait_until(&mut state, deadline).timed_out() {
-            return state.writes.is_empty() && state.writes_in_flight == 0 && state.delayed.is_empty();
+            return state.writes_left() == 0;
         }
     }
     drop(state);

@@ -290,10 +290,14 @@ fn enter_epoch(
     state.doom_namespace(old);
     let id = state.namespaces.get(handle)?.id.0;
     drop(state);
+    // A tier that cannot be told must not keep the others from it.
+    let mut outcome = Ok(id);
     for tier in &shared.tiers {
-        tier.set_epoch(spec, epoch)?;
+        if let Err(error) = tier.set_epoch(spec, epoch) {
+            outcome = Err(error);
+        }
     }
-    Ok(id)
+    outcome
 }
 
 /// Forgets blocks in pool and tiers: whether each was there, as far as the pool and what tiers know without I/O tell.

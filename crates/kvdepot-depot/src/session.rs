@@ -195,7 +195,7 @@ impl Session {
             ("claims_open", state.claims.len() as u64),
             ("claims_queued", state.claims.queued() as u64),
             ("fetches_queued", (state.fetches.len() + state.fetches_in_flight) as u64),
-            ("writes_queued", (state.writes.len() + state.writes_in_flight) as u64),
+            ("writes_queued", state.writes_left() as u64),
         ];
         map.insert("evict_blocks".to_owned(), state.evicted.into());
         drop(state);

@@ -33,6 +33,10 @@ pub(crate) struct Slot {
     pub(crate) bytes: u64,
     /// Whether a tier fills it, not a client.
     pub(crate) from_tier: bool,
+    /// Tiers that have not ended writing it.
+    pub(crate) writes_left: usize,
+    /// Whether one of them took it.
+    pub(crate) saved: bool,
     /// Claims that wait for this block to be fetched.
     pub(crate) waiters: Vec<u64>,
     /// CRC-64/NVME of the block's bytes, where somebody computed it already.
@@ -52,8 +56,6 @@ pub(crate) struct Fetch {
 pub(crate) struct Write {
     pub(crate) slot: SlotId,
     pub(crate) tier: usize,
-    /// Whether a tier before this one took it.
-    pub(crate) saved: bool,
     /// Whether what a tier has under this key is another value, which must go first.
     pub(crate) replaces: bool,
     /// How often the tier was asked before.
@@ -99,8 +101,10 @@ pub(crate) struct State {
     pub(crate) claims: Claims,
     pub(crate) fetches: VecDeque<Fetch>,
     pub(crate) fetches_in_flight: usize,
-    pub(crate) writes: VecDeque<Write>,
-    pub(crate) writes_in_flight: usize,
+    /// One queue a tier, so that a slow one holds up no other.
+    pub(crate) writes: Vec<VecDeque<Write>>,
+    /// For each tier.
+    pub(crate) writes_in_flight: Vec<usize>,
     /// Writes to be tried again at the janitor's next turn.
     pub(crate) delayed: Vec<Write>,
     /// What comes after the write of a slot that is under way: the value that replaced it, or its removal.
@@ -124,7 +128,7 @@ impl State {
         pool_bytes: u64,
         growth: Growth,
         policy: Box<dyn EvictionPolicy>,
-        has_tiers: bool,
+        tier_count: usize,
         keeps: bool,
     ) -> Self {
         Self {
@@ -138,8 +142,8 @@ impl State {
             claims: Claims::default(),
             fetches: VecDeque::new(),
             fetches_in_flight: 0,
-            writes: VecDeque::new(),
-            writes_in_flight: 0,
+            writes: vec![VecDeque::new(); tier_count],
+            writes_in_flight: vec![0; tier_count],
             delayed: Vec::new(),
             successors: HashMap::default(),
             pumping: false,
@@ -147,7 +151,7 @@ impl State {
             pool_bytes,
             growth,
             grown_bytes: 0,
-            has_tiers,
+            has_tiers: tier_count > 0,
             keeps,
             evicted: 0,
         }
@@ -282,8 +286,18 @@ impl State {
         })?;
         *self.held.arriving(!filling) += bytes;
         let spec = Arc::clone(spec);
-        let slot =
-            Slot { key, spec, block, runs, bytes, from_tier: !filling, waiters: Vec::new(), crc64: None };
+        let slot = Slot {
+            key,
+            spec,
+            block,
+            runs,
+            bytes,
+            from_tier: !filling,
+            writes_left: 0,
+            saved: false,
+            waiters: Vec::new(),
+            crc64: None,
+        };
         let id = match self.free_ids.pop() {
             Some(id) => {
                 self.slots[id as usize] = Some(slot);
@@ -360,9 +374,25 @@ impl State {
     /// A block's last shard came: visible from now on, and queued for the tiers.
     pub(crate) fn sealed(&mut self, id: SlotId) {
         if let Some(write) = self.seal(id) {
-            self.writes.push_back(write);
+            self.queue_writes(write);
         }
         self.free_if_over(id);
+    }
+
+    /// Has every tier write a block.
+    pub(crate) fn queue_writes(&mut self, write: Write) {
+        let tiers = self.writes.len();
+        let slot = self.slot_mut(write.slot);
+        (slot.writes_left, slot.saved) = (tiers, false);
+        for (tier, queue) in self.writes.iter_mut().enumerate() {
+            queue.push_back(Write { tier, ..write });
+        }
+    }
+
+    /// Writes that have not ended.
+    pub(crate) fn writes_left(&self) -> usize {
+        let queued: usize = self.writes.iter().map(VecDeque::len).sum();
+        queued + self.writes_in_flight.iter().sum::<usize>() + self.delayed.len()
     }
 
     /// Seals a block; what is to be written of it.
@@ -378,7 +408,7 @@ impl State {
         self.policy.insert(id, key);
         (has_tiers && readable).then(|| {
             self.held.dirty += bytes;
-            Write { slot: id, tier: 0, saved: false, replaces: false, tries: 0 }
+            Write { slot: id, tier: 0, replaces: false, tries: 0 }
         })
     }
 
@@ -396,7 +426,7 @@ impl State {
         let old = self.index.insert(key, id);
         let waits = old.is_some_and(|old| self.displace(old, Some(id)));
         if let Some(write) = write.filter(|_| !waits) {
-            self.writes.push_back(Write { replaces: true, ..write });
+            self.queue_writes(Write { replaces: true, ..write });
         }
         self.free_if_over(id);
         Some(tell)
@@ -422,7 +452,7 @@ impl State {
         if writing {
             self.successors.insert(old, successor);
         } else if dirty {
-            self.writes.retain(|write| write.slot != old);
+            self.writes.iter_mut().for_each(|queue| queue.retain(|write| write.slot != old));
         }
         // It may itself be waiting for the write of what it replaced.
         let mut waits = writing;
@@ -438,10 +468,12 @@ impl State {
     pub(crate) fn doom_namespace(&mut self, old: kvdepot_core::NamespaceId) {
         // A queue entry must not outlive its slot: what is not being written yet is forgotten first.
         let slots = &self.slots;
-        self.writes.retain(|write| {
-            let slot = slots[write.slot as usize].as_ref();
-            slot.is_some_and(|slot| slot.key.namespace != old || slot.block.is_writing())
-        });
+        for queue in &mut self.writes {
+            queue.retain(|write| {
+                let slot = slots[write.slot as usize].as_ref();
+                slot.is_some_and(|slot| slot.key.namespace != old || slot.block.is_writing())
+            });
+        }
         for id in 0..self.slots.len() as SlotId {
             let Some(slot) = self.slots[id as usize].as_mut().filter(|slot| slot.key.namespace == old) else {
                 continue;

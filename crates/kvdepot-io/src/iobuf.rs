@@ -31,6 +31,11 @@ impl IoBuf {
         })
     }
 
+    /// Exactly the first `body_bytes` of a slot, for a socket, in either direction; `None` if the slot is shorter.
+    pub fn payload(body: SlotBuf, body_bytes: usize) -> Option<Self> {
+        Self::for_read(0, body, body_bytes)
+    }
+
     /// For writing: a header and `used_bytes` of payload, filled up to whole pages with zeros.
     ///
     /// What lies in the slot behind the payload is another block's old bytes, and never reaches a file (P8): the last,

@@ -11,6 +11,7 @@ pub mod format;
 pub mod guard;
 pub mod posix;
 pub mod registry;
+pub mod remote;
 mod shared_tier;
 
 use std::fmt::Debug;
@@ -23,6 +24,7 @@ pub use empty::EmptyTier;
 pub use fake::FakeTier;
 pub use guard::{GuardConfig, Guarded};
 pub use posix::{PosixConfig, PosixTier};
+pub use remote::{RemoteConfig, RemoteProtocol, RemoteTier};
 
 /// Called once, from any thread, when an operation has ended, possibly before the call that began it returns; must
 /// not block.

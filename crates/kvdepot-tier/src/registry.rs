@@ -6,15 +6,18 @@ use std::sync::Arc;
 use kvdepot_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value};
 
-use crate::{EmptyTier, FakeTier, PosixConfig, PosixTier, Tier};
+use crate::{
+    EmptyTier, FakeTier, GuardConfig, Guarded, PosixConfig, PosixTier, RemoteConfig, RemoteTier, Tier,
+};
 
 /// Names that `build` knows.
-pub const KINDS: [&str; 3] = ["Posix", "Fake", "Empty"];
+pub const KINDS: [&str; 4] = ["Posix", "Remote", "Fake", "Empty"];
 
 /// Builds a tier by its name in a pipeline, from a JSON object of settings.
 pub fn build(kind: &str, config: &Value) -> Result<Arc<dyn Tier>> {
     match kind {
         "Posix" => Ok(Arc::new(PosixTier::open(PosixConfig::from_json(config)?)?)),
+        "Remote" => Ok(Arc::new(RemoteTier::open(RemoteConfig::from_json(config)?)?)),
         "Fake" => fake(config),
         "Empty" => Fields::new(kind, config, &[]).map(|_| Arc::new(EmptyTier::new()) as _),
         _ => Err(Error::new(ErrorKind::Config, "no such tier")
@@ -22,6 +25,16 @@ pub fn build(kind: &str, config: &Value) -> Result<Arc<dyn Tier>> {
             .with("nearest", nearest(kind, &KINDS))
             .with("known", KINDS.join(" "))),
     }
+}
+
+/// Builds a tier behind circuit breakers (P2). A Remote tier has one of its own for each server: one dead server must
+/// not switch off the others.
+pub fn build_guarded(kind: &str, config: &Value) -> Result<Arc<dyn Tier>> {
+    let tier = build(kind, config)?;
+    if kind == "Remote" {
+        return Ok(tier);
+    }
+    Ok(Arc::new(Guarded::new(tier, GuardConfig::default())))
 }
 
 fn fake(config: &Value) -> Result<Arc<dyn Tier>> {
@@ -91,6 +104,12 @@ impl<'a> Fields<'a> {
             Some(Value::String(text)) => Ok(Some(text.clone())),
             Some(_) => Err(self.wrong(key, "a text")),
         }
+    }
+
+    pub(crate) fn texts(&self, key: &str) -> Result<Vec<String>> {
+        let wrong = || self.wrong(key, "a list of texts");
+        let items = self.map.get(key).and_then(Value::as_array).ok_or_else(wrong)?;
+        items.iter().map(|item| item.as_str().map(str::to_owned).ok_or_else(wrong)).collect()
     }
 
     pub(crate) fn paths(&self, key: &str) -> Result<Vec<PathBuf>> {

@@ -124,6 +124,14 @@ def _core_object(config: "KVDepotConfig", block_bytes: int | None, machine: Mach
             "durable": config.durable,
             "shared": config.directories_shared,
         }
+    if "Remote" in config.tiers:
+        whole["remote"] = {
+            "servers": list(config.remote_servers or ()),
+            "token_file": config.remote_token_file,
+            "timeout_ms": config.remote_timeout_ms,
+            "connections": config.remote_connections,
+            "protocol": config.remote_protocol,
+        }
     return whole
 
 

@@ -63,8 +63,8 @@ class EngineKeys(BaseModel):
     )
     use_gdr: Literal[True, False, "auto"] = key(
         False,
-        "Copy between a CUDA device and the pool by an RDMA adapter (GPUDirect RDMA). With `true`, what is missing for it "
-        "is an error; with `auto` it is said once.",
+        "Copy between a CUDA device and the pool by an RDMA adapter (GPUDirect RDMA). With `true`, what is missing for "
+        "it is an error; with `auto` it is said once.",
         seeds=["use_gdr"],
     )
     gdr_nics: tuple[str, ...] | None = key(

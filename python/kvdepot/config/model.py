@@ -15,16 +15,18 @@ from kvdepot.config.keys import Key, key_of_field
 from kvdepot.config.machine import Machine
 from kvdepot.config.pipeline import split_pipeline
 from kvdepot.config.posix_keys import PosixKeys
+from kvdepot.config.remote_keys import RemoteKeys
 from kvdepot.config.rules import problems
 
-SECTIONS: tuple[tuple[str, type[DepotKeys | PosixKeys | EngineKeys]], ...] = (
+SECTIONS: tuple[tuple[str, type[DepotKeys | PosixKeys | RemoteKeys | EngineKeys]], ...] = (
     ("Depot and pool", DepotKeys),
     ("Posix tier", PosixKeys),
+    ("Remote tier", RemoteKeys),
     ("Engine", EngineKeys),
 )
 
 
-class KVDepotConfig(EngineKeys, PosixKeys, DepotKeys):
+class KVDepotConfig(EngineKeys, RemoteKeys, PosixKeys, DepotKeys):
     """A whole configuration: immutable, checked, equal for equal meaning whichever spelling it was read from.
 
     Read one with ``kvdepot.config.load_config``. Sizes end in ``_gb`` and count GiB (2^30 bytes), times end in

@@ -4,7 +4,7 @@ from kvdepot.config.keys import nearest
 
 POOLS = ("Cache", "Staging")
 TIERS = ("Posix", "Slab", "Dax", "Remote", "Object", "Fake", "Empty")
-TIERS_AVAILABLE = ("Posix", "Fake", "Empty")
+TIERS_AVAILABLE = ("Posix", "Remote", "Fake", "Empty")
 
 
 def normal_pipeline(pipeline: str) -> str:

@@ -26,6 +26,15 @@ POSIX_ONLY = (
 )
 
 
+REMOTE_ONLY = (
+    "remote_servers",
+    "remote_token_file",
+    "remote_timeout_ms",
+    "remote_connections",
+    "remote_protocol",
+)
+
+
 @dataclass(frozen=True)
 class Problem:
     """One thing wrong: at which key, and what to do. The value is the key's."""
@@ -43,6 +52,7 @@ def problems(config: "KVDepotConfig") -> Iterator[Problem]:
     yield from _pool(config)
     yield from _socket(config)
     yield from _posix(config)
+    yield from _remote(config)
     if config.load_policy == "deadline" and config.load_deadline_ms is None:
         yield Problem("load_policy", "the policy deadline needs load_deadline_ms: add it")
     if config.load_policy != "deadline" and config.load_deadline_ms is not None:
@@ -97,3 +107,21 @@ def _posix(config: "KVDepotConfig") -> Iterator[Problem]:
             yield Problem("directories", f"{path!r} must be an absolute path, because the depot is its own process")
     if len(set(config.directories)) != len(config.directories):
         yield Problem("directories", "a directory stands in it twice: name each once")
+
+
+def _remote(config: "KVDepotConfig") -> Iterator[Problem]:
+    if "Remote" not in config.tiers:
+        for name in REMOTE_ONLY:
+            if name in config.model_fields_set:
+                yield Problem(
+                    name, f"has no use in the pipeline {config.pipeline}, which has no Remote tier: remove it"
+                )
+        return
+    if config.remote_servers is None:
+        yield Problem("pipeline", "its Remote tier needs servers: add remote_servers with host:port of each")
+    if config.remote_token_file is None:
+        return
+    if not os.path.isabs(config.remote_token_file):
+        yield Problem("remote_token_file", "must be an absolute path, because the depot is its own process")
+    if config.remote_protocol == "infinistore":
+        yield Problem("remote_token_file", "InfiniStore's protocol knows no secret: remove it, or write auto there")

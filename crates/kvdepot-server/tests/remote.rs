@@ -1,0 +1,114 @@
+//! Depots over a pool server: the Remote tier against the real wire door. P1, P2, P8.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+#[path = "common/wire.rs"]
+mod wire;
+
+use std::sync::Arc;
+
+use common::{Engine, LONG, config, embedded, hash, spec};
+use kvdepot_core::{BlockLayout, NamespaceSpec};
+use kvdepot_depot::DepotConfig;
+use kvdepot_depot::client::{Attachment, Claim, ClaimGroupSpec};
+use kvdepot_tier::{RemoteConfig, RemoteTier, Tier, conformance};
+use serde_json::json;
+use wire::Wired;
+
+const BLOCK: u64 = 64 << 10;
+const POOL: u64 = 32 << 20;
+
+fn layout() -> BlockLayout {
+    BlockLayout::uniform(4, &[BLOCK / 4]).unwrap()
+}
+
+fn over(server: &Wired, pipeline: &str, more: serde_json::Value) -> DepotConfig {
+    let mut whole = json!({
+        "pipeline": pipeline,
+        "remote": {"servers": [server.at.to_string()], "timeout_ms": 20_000},
+    });
+    for (key, value) in more.as_object().unwrap() {
+        whole[key] = value.clone();
+    }
+    config(POOL, whole)
+}
+
+fn claim(attachment: &Arc<Attachment>, spec: &Arc<NamespaceSpec>, count: u64) -> (bool, u32, u32) {
+    let group = ClaimGroupSpec { namespaces: vec![Arc::clone(spec)], window_blocks: 0, hashes_per_block: 1 };
+    let hashes: Vec<_> = (0..count).map(hash).collect();
+    let mut claim = Claim::open(attachment, &[group], &hashes, 0, u32::try_from(count).unwrap()).unwrap();
+    let (settled, units, from_tier) = claim.wait(LONG);
+    claim.release();
+    (settled, units, from_tier)
+}
+
+/// The suite of all tiers against the real server, which lives as long as the suite.
+#[test]
+fn the_real_door_passes_the_conformance_suite() {
+    let servers = std::cell::RefCell::new(Vec::new());
+    let open = |server: &Wired| {
+        let mut config = RemoteConfig::new([server.at.to_string()]);
+        config.timeout = LONG;
+        (config.absent_ttl, config.present_ttl) = (LONG * 60, LONG * 60);
+        Arc::new(RemoteTier::open(config).unwrap()) as Arc<dyn Tier>
+    };
+    conformance::check(&|| {
+        let server = Wired::open(config(128 << 20, json!({})), json!({}));
+        let tier = open(&server);
+        servers.borrow_mut().push(server);
+        tier
+    });
+    let server = Wired::open(config(128 << 20, json!({})), json!({}));
+    conformance::check_persistent(&|| open(&server));
+}
+
+/// Prefill and decode: what one depot has dumped and written behind another one finds, with the same bytes.
+#[test]
+fn what_one_depot_dumped_another_one_finds() {
+    let server = Wired::open(config(64 << 20, json!({})), json!({}));
+    let spec = spec("handover", layout());
+    let producer = embedded(over(&server, "Cache|Remote", json!({})));
+    let consumer = embedded(over(&server, "Cache|Remote", json!({})));
+    let mut from = Engine::new(&producer, &spec, 32);
+    let mut into = Engine::new(&consumer, &spec, 32);
+    from.fill(5);
+    let names: Vec<u64> = (0..32).collect();
+    assert!(from.dump(&names, &from.all_pages()).is_empty());
+    assert!(producer.drain(LONG).unwrap(), "written behind");
+    assert_eq!(claim(&consumer, &spec, 40), (true, 32, 32), "{}", consumer.stats());
+    into.clear();
+    assert!(into.load(&names, &into.all_pages()).is_empty());
+    assert!((0..32).all(|page| into.holds(page, page, 5)));
+    // A reset on one side is known to whoever comes after.
+    producer.reset(&[Arc::clone(&spec)]).unwrap();
+    let third = embedded(over(&server, "Cache|Remote", json!({})));
+    third.register(&spec).unwrap();
+    assert_eq!(claim(&third, &spec, 32).1, 0);
+}
+
+/// A dump goes to every tier; when the pool server is gone the files still serve, and dumps still reach them.
+#[test]
+fn files_below_serve_when_the_pool_server_is_gone() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut server = Wired::open(config(64 << 20, json!({})), json!({}));
+    let spec = spec("below", layout());
+    let posix = json!({"posix": {"directories": [directory.path()]}});
+    {
+        let depot = embedded(over(&server, "Cache|Remote|Posix", posix.clone()));
+        let mut engine = Engine::new(&depot, &spec, 16);
+        engine.fill(1);
+        let names: Vec<u64> = (0..16).collect();
+        assert!(engine.dump(&names, &engine.all_pages()).is_empty());
+        assert!(depot.drain(LONG).unwrap());
+    }
+    assert_eq!(server.stat("pool_blocks"), 16);
+    server.close();
+    let depot = embedded(over(&server, "Cache|Remote|Posix", posix));
+    let mut engine = Engine::new(&depot, &spec, 16);
+    assert_eq!(claim(&depot, &spec, 16), (true, 16, 16), "{}", depot.stats());
+    engine.fill(2);
+    let more: Vec<u64> = (100..116).collect();
+    assert!(engine.dump(&more, &engine.all_pages()).is_empty());
+    assert!(depot.drain(LONG).unwrap());
+    assert_eq!(depot.stats()["depot"]["write_blocks_dropped"], 0, "the files took them");
+}

@@ -1,0 +1,179 @@
+//! Settings of a Remote tier, and how they are read from JSON.
+
+use std::fs;
+use std::time::Duration;
+
+use kvdepot_core::limits::{REMOTE_CONNECTIONS_MAX, REMOTE_SERVERS_MAX};
+use kvdepot_core::{Error, ErrorKind, Result};
+use kvdepot_wire::own::Token;
+use serde_json::Value;
+
+use crate::registry::Fields;
+
+/// Longest silence that can be configured.
+const TIMEOUT_MS_MAX: u64 = 3_600_000;
+/// Longest file that is read as a token.
+const TOKEN_FILE_BYTES_MAX: u64 = 64 << 10;
+
+/// What the servers speak.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RemoteProtocol {
+    /// Ours where the server answers our hello, else InfiniStore's. With a token: ours only.
+    #[default]
+    Auto,
+    /// Ours.
+    Kvdepot,
+    /// InfiniStore's: no token, no namespaces and no checksums but those that values carry.
+    Infinistore,
+}
+
+/// Settings of a Remote tier.
+#[derive(Clone, Debug)]
+pub struct RemoteConfig {
+    /// `host:port` of every server. A block lives at one of them, found by its key and these spellings, so all nodes
+    /// that share servers must spell them alike; their order does not matter.
+    pub servers: Vec<String>,
+    /// What client and server share; none for servers without a token.
+    pub token: Option<Token>,
+    /// Longest silence of a server that owes an answer, and longest time to connect.
+    pub timeout: Duration,
+    /// Connections to each server.
+    pub connections: usize,
+    /// What the servers speak.
+    pub protocol: RemoteProtocol,
+    /// How long a block is believed to be there without asking; a server may evict it at any time.
+    pub present_ttl: Duration,
+    /// How long a block is believed to be absent: for so long another node's new block may stay unseen.
+    pub absent_ttl: Duration,
+}
+
+impl Default for RemoteConfig {
+    fn default() -> Self {
+        Self {
+            servers: Vec::new(),
+            token: None,
+            timeout: Duration::from_secs(2),
+            connections: 4,
+            protocol: RemoteProtocol::Auto,
+            present_ttl: Duration::from_secs(60),
+            absent_ttl: Duration::from_millis(100),
+        }
+    }
+}
+
+impl RemoteConfig {
+    /// The defaults on these servers.
+    pub fn new(servers: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        Self { servers: servers.into_iter().map(Into::into).collect(), ..Self::default() }
+    }
+
+    /// Reads an object with the keys `servers`, `token_file`, `timeout_ms`, `connections`, `protocol`.
+    pub fn from_json(value: &Value) -> Result<Self> {
+        const KNOWN: [&str; 5] = ["servers", "token_file", "timeout_ms", "connections", "protocol"];
+        let fields = Fields::new("Remote", value, &KNOWN)?;
+        let mut config = Self::new(fields.texts("servers")?);
+        let mut timeout_ms = u64::try_from(config.timeout.as_millis()).unwrap_or(TIMEOUT_MS_MAX);
+        fields.u64("timeout_ms", &mut timeout_ms)?;
+        if !(1..=TIMEOUT_MS_MAX).contains(&timeout_ms) {
+            return Err(bad("timeout_ms lies between 1 and 3600000").with("timeout_ms", timeout_ms));
+        }
+        config.timeout = Duration::from_millis(timeout_ms);
+        fields.usize("connections", &mut config.connections)?;
+        config.protocol = match fields.text("protocol")?.as_deref() {
+            None | Some("auto") => RemoteProtocol::Auto,
+            Some("kvdepot") => RemoteProtocol::Kvdepot,
+            Some("infinistore") => RemoteProtocol::Infinistore,
+            Some(other) => {
+                return Err(bad("protocol is auto, kvdepot or infinistore").with("protocol", other));
+            }
+        };
+        config.token = fields.text("token_file")?.map(|path| read_token(&path)).transpose()?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Refuses values that cannot work (P10).
+    pub fn check(&self) -> Result<()> {
+        if self.servers.is_empty() || self.servers.len() > REMOTE_SERVERS_MAX {
+            return Err(bad("a Remote tier needs 1 to 64 servers, each host:port")
+                .with("servers", self.servers.len()));
+        }
+        for (index, server) in self.servers.iter().enumerate() {
+            let port = server.rsplit_once(':').filter(|(host, _)| !host.is_empty());
+            if port.is_none_or(|(_, port)| !port.parse::<u16>().is_ok_and(|port| port > 0)) {
+                return Err(bad("a server is written host:port").with("server", server));
+            }
+            if self.servers[..index].contains(server) {
+                return Err(bad("a server stands in the list twice").with("server", server));
+            }
+        }
+        if !(1..=REMOTE_CONNECTIONS_MAX).contains(&self.connections) {
+            return Err(bad("connections lies between 1 and 64").with("connections", self.connections));
+        }
+        if self.token.is_some() && self.protocol == RemoteProtocol::Infinistore {
+            return Err(bad("InfiniStore's protocol knows no token: remove one of the two settings"));
+        }
+        Ok(())
+    }
+}
+
+fn bad(what: &str) -> Error {
+    Error::new(ErrorKind::Config, what.to_owned()).with("tier", "Remote")
+}
+
+fn read_token(path: &str) -> Result<Token> {
+    let read = || -> std::io::Result<Vec<u8>> {
+        if fs::metadata(path)?.len() > TOKEN_FILE_BYTES_MAX {
+            return Err(std::io::Error::other("it is too long for a token"));
+        }
+        fs::read(path)
+    };
+    let bytes =
+        read().map_err(|e| bad("the token's file cannot be read").with("path", path).with_source(e))?;
+    Token::new(&bytes).map_err(|e| e.with("path", path))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn wrong_settings_say_what_is_right() {
+        for (value, wants) in [
+            (json!({}), "servers"),
+            (json!({"servers": []}), "1 to 64"),
+            (json!({"servers": ["host"]}), "host:port"),
+            (json!({"servers": ["host:0"]}), "host:port"),
+            (json!({"servers": [":1"]}), "host:port"),
+            (json!({"servers": ["h:1", "h:1"]}), "twice"),
+            (json!({"servers": ["h:1"], "connections": 0}), "between 1 and 64"),
+            (json!({"servers": ["h:1"], "timeout_ms": 0}), "between 1 and"),
+            (json!({"servers": ["h:1"], "protocol": "rdma"}), "auto, kvdepot or infinistore"),
+            (json!({"servers": ["h:1"], "token_file": "/nowhere/token"}), "/nowhere/token"),
+            (json!({"servers": ["h:1"], "tokenfile": "x"}), "nearest=token_file"),
+        ] {
+            let error = RemoteConfig::from_json(&value).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config, "{value}");
+            assert!(error.to_string().contains(wants), "{value}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_token_comes_from_its_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        let config = |protocol: &str| {
+            RemoteConfig::from_json(
+                &json!({"servers": ["[::1]:7", "b:8"], "token_file": path, "protocol": protocol}),
+            )
+        };
+        fs::write(&path, "0123456789abcdef0123456789abcdef\n").unwrap();
+        let read = config("auto").unwrap();
+        assert!(read.token.unwrap().is(b"0123456789abcdef0123456789abcdef"));
+        assert!(config("infinistore").unwrap_err().to_string().contains("no token"));
+        fs::write(&path, "short").unwrap();
+        assert!(config("kvdepot").unwrap_err().to_string().contains("16 to 4096"));
+    }
+}

@@ -1,0 +1,218 @@
+//! Reaching a server: connect, find out what it speaks, prove the token, bring namespaces into step.
+
+use std::io::{Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::time::Instant;
+
+use kvdepot_core::{Error, ErrorKind, Result};
+use kvdepot_wire::FrameBuffer;
+use kvdepot_wire::header::MAGIC;
+use kvdepot_wire::own::{ClientHandshake, NONCE_BYTES, Request, Response, Welcomed};
+
+use super::job::Opened;
+use super::server::Server;
+use super::{RemoteProtocol, again};
+
+/// What a server speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Dialect {
+    /// Ours.
+    Own,
+    /// InfiniStore's.
+    Infini,
+}
+
+/// A connection on which requests may be sent.
+pub(super) struct Link {
+    pub(super) stream: TcpStream,
+    pub(super) buffer: FrameBuffer,
+    pub(super) dialect: Dialect,
+    pub(super) depot: Option<u64>,
+    pub(super) requests_in_flight_max: u32,
+}
+
+/// Why a hello came to nothing.
+enum Refused {
+    /// What answered is no server of ours, or nothing did.
+    Foreign(Error),
+    /// It is one, and will not have us.
+    Ours(Error),
+}
+
+/// Connects and speaks the server's protocol as far as requests may follow.
+pub(super) fn connect(server: &Server) -> Result<Link> {
+    let config = &server.shared.config;
+    if config.protocol == RemoteProtocol::Infinistore {
+        return infinistore(server);
+    }
+    match own(server) {
+        Ok(link) => Ok(link),
+        Err(Refused::Ours(error)) => Err(error),
+        // Without the proof of a token anybody could stand there and take our blocks.
+        Err(Refused::Foreign(error)) if config.protocol == RemoteProtocol::Auto && config.token.is_none() => {
+            infinistore(server).map_err(|_| error)
+        }
+        Err(Refused::Foreign(error)) => Err(error),
+    }
+}
+
+fn own(server: &Server) -> Result<Link, Refused> {
+    let deadline = Instant::now() + server.shared.config.timeout;
+    let stream = dial(server, deadline).map_err(Refused::Ours)?;
+    let mut talk = Talk { stream, buffer: FrameBuffer::responses(), deadline, server };
+    let welcomed = talk.hello()?;
+    talk.align().map_err(Refused::Ours)?;
+    let Talk { stream, buffer, .. } = talk;
+    stream.set_read_timeout(None).and_then(|()| stream.set_write_timeout(None)).map_err(|e| {
+        Refused::Ours(Error::io("cannot prepare a connection", e).with("server", &server.address))
+    })?;
+    let Welcomed { requests_in_flight_max, depot, .. } = welcomed;
+    Ok(Link { stream, buffer, dialect: Dialect::Own, depot: Some(depot), requests_in_flight_max })
+}
+
+/// Asks what any InfiniStore server can answer.
+fn infinistore(server: &Server) -> Result<Link> {
+    let deadline = Instant::now() + server.shared.config.timeout;
+    let stream = dial(server, deadline)?;
+    let mut talk = super::infini::Talk::new(server, &stream);
+    talk.exists(b"kvdepot")?;
+    talk.align()?;
+    Ok(Link {
+        stream,
+        buffer: FrameBuffer::responses(),
+        dialect: Dialect::Infini,
+        depot: None,
+        requests_in_flight_max: 1,
+    })
+}
+
+fn dial(server: &Server, deadline: Instant) -> Result<TcpStream> {
+    let failed =
+        |e: std::io::Error| Error::io("cannot connect to a remote server", e).with("server", &server.address);
+    let mut last = std::io::Error::other("its name has no address");
+    for address in server.address.to_socket_addrs().map_err(failed)? {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            last = std::io::ErrorKind::TimedOut.into();
+            break;
+        }
+        match TcpStream::connect_timeout(&address, left) {
+            Ok(stream) => {
+                stream.set_nodelay(true).map_err(failed)?;
+                // A peer that vanished without a word is found out even when nobody asks it anything.
+                rustix::net::sockopt::set_socket_keepalive(&stream, true).map_err(|e| failed(e.into()))?;
+                let timeout = Some(server.shared.config.timeout);
+                stream.set_read_timeout(timeout).map_err(failed)?;
+                stream.set_write_timeout(timeout).map_err(failed)?;
+                return Ok(stream);
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(failed(last))
+}
+
+/// A conversation of one question and one answer at a time, before requests may overtake each other.
+struct Talk<'a> {
+    stream: TcpStream,
+    buffer: FrameBuffer,
+    deadline: Instant,
+    server: &'a Server,
+}
+
+impl Talk<'_> {
+    fn lost(&self, e: std::io::Error) -> Error {
+        Error::io("a remote server went while greeting", e).with("server", &self.server.address)
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> Result<()> {
+        self.stream.write_all(bytes).map_err(|e| self.lost(e))
+    }
+
+    fn hello(&mut self) -> Result<Welcomed, Refused> {
+        let mut nonce = [0; NONCE_BYTES];
+        random(&mut nonce).map_err(Refused::Ours)?;
+        let mut out = Vec::new();
+        let token = self.server.shared.config.token.clone();
+        let mut handshake = ClientHandshake::begin(token, 0, nonce, &mut out).map_err(Refused::Ours)?;
+        self.send(&out).map_err(Refused::Foreign)?;
+        let mut magic = [0; 4];
+        let came = self.stream.read_exact(&mut magic);
+        // A server of ours that is only slow must not be taken for another.
+        let known = self.server.dialect() == Some(Dialect::Own);
+        match came {
+            Err(e) if known => return Err(Refused::Ours(self.lost(e))),
+            Err(e) => return Err(Refused::Foreign(self.lost(e))),
+            Ok(()) if magic != MAGIC.to_le_bytes() => {
+                let error =
+                    Error::new(ErrorKind::Protocol, "a remote server does not speak kvdepot's protocol");
+                return Err(Refused::Foreign(error.with("server", &self.server.address)));
+            }
+            Ok(()) => self.buffer.extend(&magic),
+        }
+        loop {
+            out.clear();
+            let welcomed =
+                self.answer(|response| handshake.step(&response, &mut out)).map_err(Refused::Ours)?;
+            if let Some(welcomed) = welcomed {
+                return Ok(welcomed);
+            }
+            self.send(&out).map_err(Refused::Ours)?;
+        }
+    }
+
+    /// Brings the server's namespaces into step with ours: it may have been away while an epoch passed.
+    fn align(&mut self) -> Result<()> {
+        for space in self.server.shared.spaces() {
+            let opened = self.ask(&Request::Open { canonical: space.spec.canonical() })?;
+            if opened.epoch < space.epoch {
+                self.ask(&Request::SetEpoch { namespace: opened.namespace, epoch: space.epoch })?;
+            } else if opened.epoch > space.epoch {
+                tracing::warn!(
+                    server = %self.server.address, namespace = %space.spec.root(), epoch = space.epoch,
+                    epoch_there = opened.epoch,
+                    "a remote server's namespace was reset by somebody else: its blocks are misses until it is opened again"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn ask(&mut self, request: &Request<'_>) -> Result<Opened> {
+        let mut out = Vec::new();
+        request.encode(0, &mut out)?;
+        self.send(&out)?;
+        self.answer(|response| match response.into_result()? {
+            Response::Namespace { namespace, epoch, .. } => Ok(Opened { namespace, epoch }),
+            _ => {
+                Err(Error::new(ErrorKind::Protocol, "a remote server answered something else than was asked"))
+            }
+        })
+    }
+
+    fn answer<T>(&mut self, take: impl FnOnce(Response<'_>) -> Result<T>) -> Result<T> {
+        let address = &self.server.address;
+        loop {
+            if let Some(frame) = self.buffer.next_frame()? {
+                return take(Response::decode(frame)?.1).map_err(|e| e.with("server", address));
+            }
+            if Instant::now() > self.deadline {
+                return Err(self.server.too_late());
+            }
+            let stream = &mut self.stream;
+            let count =
+                self.buffer.read_with(|room| again(|| stream.read(room))).map_err(|e| self.lost(e))?;
+            if count == 0 {
+                return Err(Error::new(ErrorKind::Closed, "a remote server closed while greeting")
+                    .with("server", address));
+            }
+        }
+    }
+}
+
+fn random(out: &mut [u8]) -> Result<()> {
+    let count = rustix::rand::getrandom(out, rustix::rand::GetRandomFlags::empty())
+        .map_err(|e| Error::io("the system gives no random bytes", e.into()))?;
+    assert_eq!(count, NONCE_BYTES, "up to 256 bytes come at once");
+    Ok(())
+}

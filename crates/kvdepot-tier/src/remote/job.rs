@@ -1,0 +1,75 @@
+//! What a server is asked for, until a connection takes it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use kvdepot_core::{BlockKey, Error, NamespaceId, NamespaceSpec};
+use kvdepot_io::IoBuf;
+
+use crate::{Done, Written};
+
+/// One request of the tier to one server.
+pub(super) struct Job {
+    pub(super) deadline: Instant,
+    pub(super) what: What,
+}
+
+pub(super) enum What {
+    /// Which of these blocks of one namespace are there; no more than a frame holds.
+    Exists { keys: Vec<BlockKey>, done: Done<Vec<bool>> },
+    /// One block into `into`, which is as long as the block. `sure`: its place was not only guessed.
+    Get { key: BlockKey, into: IoBuf, sure: bool, done: Done<()> },
+    /// One block.
+    Put { key: BlockKey, from: IoBuf, done: Done<Written> },
+    /// Forget a block.
+    Remove { key: BlockKey, done: Done<()> },
+    /// Make a namespace known: what its keys carry at the server.
+    Open { spec: Arc<NamespaceSpec>, done: Done<Opened> },
+    /// Move a namespace to an epoch; `now` is what its keys carry there.
+    SetEpoch { spec: Arc<NamespaceSpec>, now: NamespaceId, epoch: u32, done: Done<()> },
+}
+
+/// What a server says of a namespace.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Opened {
+    pub(super) namespace: NamespaceId,
+    pub(super) epoch: u32,
+}
+
+impl Job {
+    /// Ends it without an answer.
+    pub(super) fn fail(self, error: Error) {
+        match self.what {
+            What::Exists { done, .. } => done(Err(error)),
+            What::Get { key, into, done, .. } => {
+                drop(into);
+                done(Err(error.with("key", key)));
+            }
+            What::Put { key, from, done } => {
+                drop(from);
+                done(Err(error.with("key", key)));
+            }
+            What::Remove { done, .. } | What::SetEpoch { done, .. } => done(Err(error)),
+            What::Open { done, .. } => done(Err(error)),
+        }
+    }
+
+    /// Whether it moves a block to the server; all else goes before it.
+    pub(super) const fn is_write(&self) -> bool {
+        matches!(self.what, What::Put { .. })
+    }
+}
+
+impl std::fmt::Debug for Job {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let what = match &self.what {
+            What::Exists { keys, .. } => return write!(f, "Exists({} keys)", keys.len()),
+            What::Get { key, .. } => ("Get", key),
+            What::Put { key, .. } => ("Put", key),
+            What::Remove { key, .. } => ("Remove", key),
+            What::Open { .. } => return f.write_str("Open"),
+            What::SetEpoch { epoch, .. } => return write!(f, "SetEpoch({epoch})"),
+        };
+        write!(f, "{}({})", what.0, what.1)
+    }
+}

@@ -1,0 +1,242 @@
+//! One connection of our own protocol: a thread that sends, one that receives, and what is under way between them.
+
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use kvdepot_core::{Error, ErrorKind, Result};
+use kvdepot_io::IoBuf;
+use kvdepot_io::checksum::crc64_slot;
+use kvdepot_wire::FrameBuffer;
+use kvdepot_wire::own::{Hashes, PutBlocks, Request};
+use parking_lot::{Condvar, Mutex};
+
+use super::job::{Job, What};
+use super::pending::{Asked, GetItem, Pending, PutItem};
+use super::receive;
+use super::sending::send_all;
+use super::server::Server;
+
+/// A connection.
+pub(super) struct Conn {
+    pub(super) stream: TcpStream,
+    pub(super) pending: Mutex<Pending>,
+    /// Signalled when a request has been answered.
+    room: Condvar,
+    in_flight_max: usize,
+    born: Instant,
+    /// When bytes moved last, in milliseconds since `born`.
+    progress_ms: AtomicU64,
+}
+
+impl std::fmt::Debug for Conn {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Conn").field("stream", &self.stream).finish_non_exhaustive()
+    }
+}
+
+/// Serves until the connection is over: why, and whether it answered anything before.
+pub(super) fn run(server: &Arc<Server>, conn: &Arc<Conn>, buffer: FrameBuffer) -> (Error, bool) {
+    std::thread::scope(|scope| {
+        let sender = std::thread::Builder::new().name("kvdepot-remote-send".to_owned());
+        let sender = sender.spawn_scoped(scope, || send_jobs(server, conn));
+        let error = match sender {
+            Ok(_) => receive::until_over(server, conn, buffer),
+            Err(e) => Error::io("cannot start a thread", e),
+        };
+        conn.close(server, &error);
+        (error, conn.pending.lock().answered)
+    })
+}
+
+fn send_jobs(server: &Server, conn: &Conn) {
+    loop {
+        conn.wait_for_room();
+        let jobs = server.take(|| conn.pending.lock().closed.is_some());
+        if jobs.is_empty() {
+            return;
+        }
+        let is_write = jobs.iter().any(Job::is_write);
+        let sent = conn.send_jobs(server, jobs);
+        if is_write {
+            server.write_ended();
+        }
+        if let Err(error) = sent {
+            conn.close(server, &error);
+        }
+    }
+}
+
+impl Conn {
+    pub(super) fn new(stream: TcpStream, in_flight_max: u32) -> Self {
+        Self {
+            stream,
+            pending: Mutex::new(Pending::default()),
+            room: Condvar::new(),
+            in_flight_max: usize::try_from(in_flight_max).unwrap_or(usize::MAX).max(1),
+            born: Instant::now(),
+            progress_ms: AtomicU64::new(0),
+        }
+    }
+
+    /// Bytes moved.
+    pub(super) fn progressed(&self) {
+        let ms = u64::try_from(self.born.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.progress_ms.store(ms, Ordering::Relaxed);
+    }
+
+    /// A request has been answered in full.
+    pub(super) fn answered(&self) {
+        self.room.notify_all();
+    }
+
+    fn wait_for_room(&self) {
+        let mut pending = self.pending.lock();
+        while pending.len() >= self.in_flight_max && pending.closed.is_none() {
+            self.room.wait(&mut pending);
+        }
+    }
+
+    /// Ends the connection; whatever it owes is failed now.
+    pub(super) fn close(&self, server: &Server, error: &Error) {
+        // A connection that is gone already cannot be shut down.
+        let _ = self.stream.shutdown(Shutdown::Both);
+        let lost = self.pending.lock().close(error);
+        self.room.notify_all();
+        server.wake();
+        lost.into_iter().for_each(|end| end());
+    }
+
+    /// Fails what is late, and ends the connection when it is silent for too long.
+    pub(super) fn expire(&self, server: &Server, now: Instant) {
+        let mut pending = self.pending.lock();
+        let quiet_since = self.born + Duration::from_millis(self.progress_ms.load(Ordering::Relaxed));
+        let silent = now.saturating_duration_since(quiet_since) > server.shared.config.timeout;
+        if silent && pending.owes() && pending.closed.is_none() {
+            drop(pending);
+            return self.close(server, &server.too_late());
+        }
+        let late = pending.expire(now, &server.too_late());
+        drop(pending);
+        late.into_iter().for_each(|end| end());
+    }
+
+    fn send_jobs(&self, server: &Server, jobs: Vec<Job>) -> Result<()> {
+        let mut frame = Vec::new();
+        let id = {
+            let mut pending = self.pending.lock();
+            if !pending.owes() {
+                self.progressed();
+            }
+            pending.next_id()
+        };
+        let (asked, bodies) = match prepare(server, id, jobs, &mut frame) {
+            Ok(prepared) => prepared,
+            // Nothing was sent: the connection is as good as before.
+            Err((jobs, error)) => {
+                jobs.into_iter().for_each(|job| job.fail(error.clone()));
+                return Ok(());
+            }
+        };
+        let entered = self.pending.lock().enter(id, asked);
+        if let Some((asked, error)) = entered {
+            asked.fail(&error).into_iter().for_each(|end| end());
+            return Err(error);
+        }
+        let sent = send_all(&self.stream, &frame, &bodies, || self.progressed()).map_err(|e| {
+            Error::io("a connection to a remote server broke", e).with("server", &server.address)
+        });
+        // From here on nobody reads the blocks' memory any more, so their ends may be told (P1).
+        drop(bodies);
+        let ends = self.pending.lock().sent(id, sent.as_ref().err());
+        ends.into_iter().for_each(|end| end());
+        sent
+    }
+}
+
+type Prepared = (Asked, Vec<IoBuf>);
+
+/// Writes the frame of a batch; on failure the jobs come back.
+fn prepare(
+    server: &Server,
+    id: u64,
+    jobs: Vec<Job>,
+    frame: &mut Vec<u8>,
+) -> Result<Prepared, (Vec<Job>, Error)> {
+    if let Err(error) = encode(server, id, &jobs, frame) {
+        return Err((jobs, error));
+    }
+    let mut bodies = Vec::new();
+    let (mut gets, mut puts) = (Vec::new(), Vec::new());
+    for Job { deadline, what } in jobs {
+        match what {
+            What::Get { into, done, .. } => gets.push(Some(GetItem { into, deadline, done })),
+            What::Put { from, done, .. } => {
+                bodies.push(from);
+                puts.push(Some(PutItem { deadline, done }));
+            }
+            What::Exists { keys, done } => {
+                return Ok((Asked::Exists { count: keys.len(), deadline, done: Some(done) }, bodies));
+            }
+            What::Remove { done, .. } => return Ok((Asked::Remove { deadline, done: Some(done) }, bodies)),
+            What::Open { done, .. } => return Ok((Asked::Open { deadline, done: Some(done) }, bodies)),
+            What::SetEpoch { done, .. } => {
+                return Ok((Asked::SetEpoch { deadline, done: Some(done) }, bodies));
+            }
+        }
+    }
+    if puts.is_empty() {
+        let left = gets.len();
+        Ok((Asked::Get { items: gets, left }, bodies))
+    } else {
+        Ok((Asked::Put { items: puts, sending: true, early: None }, bodies))
+    }
+}
+
+fn encode(server: &Server, id: u64, jobs: &[Job], frame: &mut Vec<u8>) -> Result<()> {
+    let Some(first) = jobs.first() else {
+        return Err(Error::new(ErrorKind::Protocol, "nothing is asked"));
+    };
+    let mut bytes = Vec::new();
+    match &first.what {
+        What::Exists { keys, .. } => {
+            keys.iter().for_each(|key| bytes.extend_from_slice(&key.hash.0));
+            let namespace = keys.first().map_or(kvdepot_core::NamespaceId([0; 16]), |key| key.namespace);
+            Request::Exists { namespace, hashes: Hashes::new(&bytes)? }.encode(id, frame)
+        }
+        What::Get { key: first_key, .. } => {
+            // Half of the silence that ends a connection: the server must be able to say in time that it has not got it.
+            let mut wait = server.shared.config.timeout / 2;
+            for job in jobs {
+                wait = wait.min(job.deadline.saturating_duration_since(Instant::now()));
+                if let What::Get { key, .. } = &job.what {
+                    bytes.extend_from_slice(&key.hash.0);
+                }
+            }
+            let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
+            Request::Get { namespace: first_key.namespace, wait_ms, hashes: Hashes::new(&bytes)? }
+                .encode(id, frame)
+        }
+        What::Put { key: first_key, from: first_from, .. } => {
+            for job in jobs {
+                if let What::Put { key, from, .. } = &job.what {
+                    let crc64 = crc64_slot(from.body(), 0, from.len())
+                        .ok_or_else(|| Error::new(ErrorKind::Config, "a slot is smaller than its block"))?;
+                    PutBlocks::push(&mut bytes, key.hash, crc64);
+                }
+            }
+            let block_bytes = u32::try_from(first_from.len())
+                .map_err(|_| Error::new(ErrorKind::Unsupported, "a block is too large for the wire"))?;
+            Request::Put { namespace: first_key.namespace, block_bytes, blocks: PutBlocks::new(&bytes)? }
+                .encode(id, frame)
+        }
+        What::Remove { key, .. } => {
+            Request::Remove { namespace: key.namespace, hashes: Hashes::new(&key.hash.0)? }.encode(id, frame)
+        }
+        What::Open { spec, .. } => Request::Open { canonical: spec.canonical() }.encode(id, frame),
+        What::SetEpoch { now, epoch, .. } => {
+            Request::SetEpoch { namespace: *now, epoch: *epoch }.encode(id, frame)
+        }
+    }
+}

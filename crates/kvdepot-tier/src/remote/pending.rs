@@ -1,0 +1,280 @@
+//! Requests that were sent and are not answered. Whatever ends them, each `done` is called once, outside of the lock.
+
+use std::time::Instant;
+
+use hashbrown::HashMap;
+use kvdepot_core::{Error, ErrorKind, Result};
+use kvdepot_io::IoBuf;
+use kvdepot_wire::own::Status;
+
+use super::job::Opened;
+use crate::{Done, Written};
+
+/// The end of a request, to be called without any lock held.
+pub(super) type End = Box<dyn FnOnce() + Send>;
+
+/// A block to be received.
+pub(super) struct GetItem {
+    pub(super) into: IoBuf,
+    pub(super) deadline: Instant,
+    pub(super) done: Done<()>,
+}
+
+/// A block that was sent.
+pub(super) struct PutItem {
+    pub(super) deadline: Instant,
+    pub(super) done: Done<Written>,
+}
+
+/// What was asked. What expired is `None`, and stays until its answer has come, so that the answer is known.
+pub(super) enum Asked {
+    Exists {
+        count: usize,
+        deadline: Instant,
+        done: Option<Done<Vec<bool>>>,
+    },
+    Get {
+        items: Vec<Option<GetItem>>,
+        left: usize,
+    },
+    /// While `sending`, a thread reads the blocks' memory: their ends wait for it (P1). An answer may come before.
+    Put {
+        items: Vec<Option<PutItem>>,
+        sending: bool,
+        early: Option<Result<Vec<Status>>>,
+    },
+    Remove {
+        deadline: Instant,
+        done: Option<Done<()>>,
+    },
+    Open {
+        deadline: Instant,
+        done: Option<Done<Opened>>,
+    },
+    SetEpoch {
+        deadline: Instant,
+        done: Option<Done<()>>,
+    },
+}
+
+#[derive(Default)]
+pub(super) struct Pending {
+    requests: HashMap<u64, Asked>,
+    last_id: u64,
+    /// Why the connection is over.
+    pub(super) closed: Option<Error>,
+    /// Whether a block's bytes are on their way into a slot, or being dropped.
+    pub(super) receiving: bool,
+    /// Whether the server has answered anything.
+    pub(super) answered: bool,
+}
+
+fn end<T: Send + 'static>(done: Option<Done<T>>, outcome: Result<T>) -> Option<End> {
+    done.map(|done| Box::new(move || done(outcome)) as End)
+}
+
+impl Asked {
+    /// Ends of all of it.
+    pub(super) fn fail(self, error: &Error) -> Vec<End> {
+        let one = |end: Option<End>| end.into_iter().collect();
+        match self {
+            Self::Exists { done, .. } => one(end(done, Err(error.clone()))),
+            Self::Get { items, .. } => items
+                .into_iter()
+                .flatten()
+                .filter_map(|item| {
+                    drop(item.into);
+                    end(Some(item.done), Err(error.clone()))
+                })
+                .collect(),
+            Self::Put { items, .. } => items
+                .into_iter()
+                .flatten()
+                .filter_map(|item| end(Some(item.done), Err(error.clone())))
+                .collect(),
+            Self::Remove { done, .. } | Self::SetEpoch { done, .. } => one(end(done, Err(error.clone()))),
+            Self::Open { done, .. } => one(end(done, Err(error.clone()))),
+        }
+    }
+
+    fn expire(&mut self, now: Instant, error: &Error, out: &mut Vec<End>) {
+        fn late<T: Send + 'static>(
+            deadline: Instant,
+            done: &mut Option<Done<T>>,
+            now: Instant,
+            error: &Error,
+        ) -> Option<End> {
+            if deadline > now { None } else { end(done.take(), Err(error.clone())) }
+        }
+        match self {
+            Self::Exists { deadline, done, .. } => out.extend(late(*deadline, done, now, error)),
+            Self::Remove { deadline, done } | Self::SetEpoch { deadline, done } => {
+                out.extend(late(*deadline, done, now, error));
+            }
+            Self::Open { deadline, done } => out.extend(late(*deadline, done, now, error)),
+            Self::Get { items, .. } => {
+                for item in items {
+                    if item.as_ref().is_some_and(|item| item.deadline <= now)
+                        && let Some(GetItem { into, done, .. }) = item.take()
+                    {
+                        drop(into);
+                        out.extend(end(Some(done), Err(error.clone())));
+                    }
+                }
+            }
+            Self::Put { sending: true, .. } => {}
+            Self::Put { items, .. } => {
+                for item in items {
+                    if item.as_ref().is_some_and(|item| item.deadline <= now)
+                        && let Some(item) = item.take()
+                    {
+                        out.extend(end(Some(item.done), Err(error.clone())));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Ends of a put by how its blocks fared.
+fn stored(items: Vec<Option<PutItem>>, outcome: Result<Vec<Status>>) -> Vec<End> {
+    let statuses = match outcome {
+        Ok(statuses) => statuses.into_iter().map(written).collect(),
+        Err(error) => vec![Err(error); items.len()],
+    };
+    items
+        .into_iter()
+        .zip(statuses)
+        .filter_map(|(item, status)| end(item.map(|item| item.done), status))
+        .collect()
+}
+
+fn written(status: Status) -> Result<Written> {
+    match status {
+        Status::Ok => Ok(Written::New),
+        Status::Had => Ok(Written::AlreadyThere),
+        Status::Failed(kind) => Err(Error::new(kind, "a remote server did not take a block")),
+    }
+}
+
+impl Pending {
+    pub(super) fn len(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Whether the server owes an answer.
+    pub(super) fn owes(&self) -> bool {
+        self.receiving || !self.requests.is_empty()
+    }
+
+    pub(super) const fn next_id(&mut self) -> u64 {
+        self.last_id += 1;
+        self.last_id
+    }
+
+    /// A request is about to be sent; it comes back when the connection is over.
+    pub(super) fn enter(&mut self, id: u64, asked: Asked) -> Option<(Asked, Error)> {
+        if let Some(error) = &self.closed {
+            return Some((asked, error.clone()));
+        }
+        self.requests.insert(id, asked);
+        None
+    }
+
+    /// A request has left, or could not.
+    pub(super) fn sent(&mut self, id: u64, error: Option<&Error>) -> Vec<End> {
+        let Some(Asked::Put { sending, early, .. }) = self.requests.get_mut(&id) else { return Vec::new() };
+        *sending = false;
+        let answer = early.take();
+        let lost = error.cloned().or_else(|| self.closed.clone());
+        let outcome = match (answer, lost) {
+            (Some(answer), _) => answer,
+            (None, Some(error)) => Err(error),
+            (None, None) => return Vec::new(),
+        };
+        match self.requests.remove(&id) {
+            Some(Asked::Put { items, .. }) => stored(items, outcome),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Ends everything but what is being sent, whose sender ends it.
+    pub(super) fn close(&mut self, error: &Error) -> Vec<End> {
+        self.closed.get_or_insert_with(|| error.clone());
+        let over = self.requests.extract_if(|_, asked| !matches!(asked, Asked::Put { sending: true, .. }));
+        over.flat_map(|(_, asked)| asked.fail(error)).collect()
+    }
+
+    pub(super) fn expire(&mut self, now: Instant, error: &Error) -> Vec<End> {
+        let mut out = Vec::new();
+        self.requests.values_mut().for_each(|asked| asked.expire(now, error, &mut out));
+        out
+    }
+
+    /// The place of one block of a get, which is the receiver's from now on; `None` inside if it expired. The receiver
+    /// clears `receiving` when the block's bytes have come.
+    pub(super) fn block(&mut self, id: u64, index: u32) -> Result<Option<GetItem>> {
+        self.answered = true;
+        let Some(Asked::Get { items, left }) = self.requests.get_mut(&id) else {
+            return Err(out_of_turn().with("request", id));
+        };
+        let count = items.len();
+        let item = items
+            .get_mut(index as usize)
+            .ok_or_else(|| out_of_turn().with("request", id).with("index", index).with("blocks", count))?;
+        let item = item.take();
+        *left -= 1;
+        if *left == 0 {
+            self.requests.remove(&id);
+        }
+        self.receiving = true;
+        Ok(item)
+    }
+
+    /// An answer other than a block.
+    pub(super) fn answer(&mut self, id: u64, answer: Answer) -> Result<Vec<End>> {
+        self.answered = true;
+        if let (Answer::Stored(_) | Answer::Failed(_), Some(Asked::Put { items, sending: true, early })) =
+            (&answer, self.requests.get_mut(&id))
+        {
+            *early = Some(match answer {
+                Answer::Stored(statuses) if statuses.len() == items.len() => Ok(statuses),
+                Answer::Failed(error) => Err(error),
+                _ => return Err(out_of_turn()),
+            });
+            return Ok(Vec::new());
+        }
+        let asked = self.requests.remove(&id).ok_or_else(|| out_of_turn().with("request", id))?;
+        let one = |end: Option<End>| Ok(end.into_iter().collect());
+        match (asked, answer) {
+            (asked, Answer::Failed(error)) => Ok(asked.fail(&error)),
+            (Asked::Exists { count, done, .. }, Answer::Present(there)) if there.len() == count => {
+                one(end(done, Ok(there)))
+            }
+            (Asked::Put { items, .. }, Answer::Stored(statuses)) if statuses.len() == items.len() => {
+                Ok(stored(items, Ok(statuses)))
+            }
+            (Asked::Remove { done, .. }, Answer::Done) => one(end(done, Ok(()))),
+            (Asked::Open { done, .. }, Answer::Namespace(opened)) => one(end(done, Ok(opened))),
+            (Asked::SetEpoch { done, .. }, Answer::Namespace(_)) => one(end(done, Ok(()))),
+            (asked, _) => {
+                // Told with the connection's end.
+                self.requests.insert(id, asked);
+                Err(out_of_turn().with("request", id))
+            }
+        }
+    }
+}
+
+/// An answer as it is kept beyond its frame.
+pub(super) enum Answer {
+    Present(Vec<bool>),
+    Stored(Vec<Status>),
+    Done,
+    Namespace(Opened),
+    Failed(Error),
+}
+
+fn out_of_turn() -> Error {
+    Error::new(ErrorKind::Protocol, "a remote server answered what nobody asked")
+}

@@ -1,0 +1,312 @@
+//! One server: the requests that wait for it, its connections, and whether it is there at all.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use kvdepot_core::limits::{
+    REMOTE_BATCH_BLOCKS_MAX, REMOTE_BATCH_BYTES_MAX, REMOTE_PAUSE_MS, REMOTE_QUEUE_MAX,
+    REMOTE_READS_IN_A_ROW_MAX,
+};
+use kvdepot_core::{Error, ErrorKind, Result};
+use parking_lot::{Condvar, Mutex};
+
+use super::connect::{self, Dialect};
+use super::job::{Job, What};
+use super::own::Conn;
+use super::{Shared, infini, own};
+
+/// Whether a server is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Health {
+    /// Nobody knows yet: requests wait.
+    New,
+    /// At least one connection.
+    Up,
+    /// None: requests fail at once, so that nobody waits for it (P2).
+    Down,
+}
+
+/// One server.
+#[derive(Debug)]
+pub(super) struct Server {
+    pub(super) address: String,
+    pub(super) shared: Arc<Shared>,
+    state: Mutex<State>,
+    /// Signalled when jobs come, and when connections come or go.
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    health: Health,
+    up: usize,
+    /// Connections of our own protocol, for the timer.
+    conns: Vec<Arc<Conn>>,
+    first: VecDeque<Job>,
+    writes: VecDeque<Job>,
+    /// Connections that send a block now.
+    writing: usize,
+    reads_in_a_row: u32,
+    /// What it spoke last.
+    dialect: Option<Dialect>,
+    /// The depot behind it, as it said last.
+    depot: Option<u64>,
+}
+
+impl Server {
+    pub(super) fn new(address: String, shared: Arc<Shared>) -> Self {
+        let state = State {
+            health: Health::New,
+            up: 0,
+            conns: Vec::new(),
+            first: VecDeque::new(),
+            writes: VecDeque::new(),
+            writing: 0,
+            reads_in_a_row: 0,
+            dialect: None,
+            depot: None,
+        };
+        Self { address, shared, state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    pub(super) fn health(&self) -> Health {
+        self.state.lock().health
+    }
+
+    /// Waits until it is known whether the server is there.
+    pub(super) fn settle(&self, deadline: Instant) -> Health {
+        let mut state = self.state.lock();
+        while state.health == Health::New && !self.changed.wait_until(&mut state, deadline).timed_out() {}
+        state.health
+    }
+
+    fn is_down(&self) -> Error {
+        Error::new(ErrorKind::Unavailable, "a remote server is not there").with("server", &self.address)
+    }
+
+    /// Queues a request; its `done` is called in any case, possibly at once.
+    pub(super) fn submit(&self, job: Job) {
+        let mut state = self.state.lock();
+        let error = if state.health == Health::Down || self.shared.is_stopping() {
+            self.is_down()
+        } else if state.first.len() + state.writes.len() >= REMOTE_QUEUE_MAX {
+            Error::new(ErrorKind::Busy, "too many requests wait for a remote server")
+                .with("server", &self.address)
+        } else {
+            if job.is_write() {
+                state.writes.push_back(job)
+            } else {
+                state.first.push_back(job)
+            }
+            drop(state);
+            self.changed.notify_all();
+            return;
+        };
+        drop(state);
+        job.fail(error);
+    }
+
+    /// The next requests for a connection, alike enough to travel as one. Empty: the connection is over.
+    pub(super) fn take(&self, is_over: impl Fn() -> bool) -> Vec<Job> {
+        let mut state = self.state.lock();
+        loop {
+            if is_over() || self.shared.is_stopping() {
+                return Vec::new();
+            }
+            // One connection is left to those who wait for answers.
+            let may_write =
+                state.writing < (self.shared.config.connections - 1).max(1) && !state.writes.is_empty();
+            let turn =
+                may_write && (state.first.is_empty() || state.reads_in_a_row >= REMOTE_READS_IN_A_ROW_MAX);
+            if turn {
+                state.reads_in_a_row = 0;
+                state.writing += 1;
+                return batch(&mut state.writes);
+            }
+            if !state.first.is_empty() {
+                state.reads_in_a_row = state.reads_in_a_row.saturating_add(1);
+                return batch(&mut state.first);
+            }
+            self.changed.wait(&mut state);
+        }
+    }
+
+    /// A batch of writes has left.
+    pub(super) fn write_ended(&self) {
+        self.state.lock().writing -= 1;
+        self.changed.notify_all();
+    }
+
+    /// Wakes whoever waits in `take`, so that it looks whether its connection is over.
+    pub(super) fn wake(&self) {
+        drop(self.state.lock());
+        self.changed.notify_all();
+    }
+
+    /// Fails what has waited past its deadline, here and on connections.
+    pub(super) fn expire(&self, now: Instant) {
+        let mut late = Vec::new();
+        let mut state = self.state.lock();
+        let State { first, writes, .. } = &mut *state;
+        for queue in [first, writes] {
+            if queue.iter().any(|job| job.deadline <= now) {
+                let (over, rest) = std::mem::take(queue).into_iter().partition(|job| job.deadline <= now);
+                *queue = rest;
+                late.push(over);
+            }
+        }
+        let conns = state.conns.clone();
+        drop(state);
+        late.into_iter().flat_map(VecDeque::into_iter).for_each(|job| job.fail(self.too_late()));
+        for conn in conns {
+            conn.expire(self, now);
+        }
+    }
+
+    pub(super) fn too_late(&self) -> Error {
+        Error::new(ErrorKind::Timeout, "a remote server did not answer in time").with("server", &self.address)
+    }
+
+    fn came(&self, dialect: Dialect, depot: Option<u64>) {
+        let mut state = self.state.lock();
+        // Another depot, or one that cannot tell: what it was believed to hold is not certain any more.
+        let other = state.health != Health::Up && (depot.is_none() || state.depot != depot);
+        let first = state.health != Health::Up;
+        (state.health, state.dialect, state.depot) = (Health::Up, Some(dialect), depot);
+        state.up += 1;
+        drop(state);
+        self.changed.notify_all();
+        if first {
+            tracing::info!(server = %self.address, ?dialect, "a remote server is there");
+        }
+        if other {
+            self.shared.forget_server(&self.address);
+        }
+    }
+
+    fn went(&self, error: &Error, was_up: bool) {
+        let mut state = self.state.lock();
+        state.up -= usize::from(was_up);
+        if state.up > 0 {
+            return;
+        }
+        let before = std::mem::replace(&mut state.health, Health::Down);
+        let mut waiting: Vec<Job> = state.first.drain(..).collect();
+        waiting.extend(state.writes.drain(..));
+        drop(state);
+        self.changed.notify_all();
+        if before != Health::Down && !self.shared.is_stopping() {
+            tracing::warn!(server = %self.address, %error, "a remote server is gone: its blocks are misses");
+        }
+        waiting.into_iter().for_each(|job| job.fail(self.is_down()));
+    }
+
+    pub(super) fn dialect(&self) -> Option<Dialect> {
+        self.state.lock().dialect
+    }
+
+    /// The first connection looks for the server; the others come when it is there.
+    fn wait_for_turn(&self, index: usize) {
+        let mut state = self.state.lock();
+        while index > 0 && state.up == 0 && !self.shared.is_stopping() {
+            self.changed.wait(&mut state);
+        }
+    }
+
+    fn pause(&self, pause: Duration) {
+        let until = Instant::now() + pause;
+        let mut state = self.state.lock();
+        while !self.shared.is_stopping() && !self.changed.wait_until(&mut state, until).timed_out() {}
+    }
+
+    /// The tier ends: connections close and threads leave.
+    pub(super) fn stop(&self) {
+        let conns = self.state.lock().conns.clone();
+        let error = Error::new(ErrorKind::Closed, "the tier is closing");
+        conns.iter().for_each(|conn| conn.close(self, &error));
+        self.wake();
+    }
+
+    fn forget_conn(&self, conn: &Arc<Conn>) {
+        self.state.lock().conns.retain(|other| !Arc::ptr_eq(other, conn));
+    }
+}
+
+/// Takes what stands in front, and what is alike and stands right behind it.
+fn batch(queue: &mut VecDeque<Job>) -> Vec<Job> {
+    let mut jobs: Vec<Job> = queue.pop_front().into_iter().collect();
+    let mut bytes = 0;
+    while jobs.len() < REMOTE_BATCH_BLOCKS_MAX
+        && let (Some(last), Some(next)) = (jobs.last(), queue.front())
+    {
+        let together = match (&last.what, &next.what) {
+            (What::Get { key: a, .. }, What::Get { key: b, .. }) => a.namespace == b.namespace,
+            (What::Put { key: a, from: x, .. }, What::Put { key: b, from: y, .. }) => {
+                bytes += x.len() as u64;
+                a.namespace == b.namespace
+                    && x.len() == y.len()
+                    && bytes + y.len() as u64 <= REMOTE_BATCH_BYTES_MAX
+            }
+            _ => false,
+        };
+        if !together {
+            break;
+        }
+        jobs.extend(queue.pop_front());
+    }
+    jobs
+}
+
+/// Starts the threads of a server's connections.
+pub(super) fn spawn(server: &Arc<Server>) -> Result<Vec<JoinHandle<()>>> {
+    (0..server.shared.config.connections)
+        .map(|index| {
+            let server = Arc::clone(server);
+            std::thread::Builder::new()
+                .name(format!("kvdepot-remote{index}"))
+                .spawn(move || keep_connected(&server, index))
+                .map_err(|e| Error::io("cannot start a thread", e))
+        })
+        .collect()
+}
+
+/// Connects, serves until the connection is over, and again, with pauses that double while nothing comes of it.
+fn keep_connected(server: &Arc<Server>, index: usize) {
+    let (pause_min, pause_max) =
+        (Duration::from_millis(REMOTE_PAUSE_MS.0), Duration::from_millis(REMOTE_PAUSE_MS.1));
+    let mut pause = pause_min;
+    loop {
+        server.wait_for_turn(index);
+        if server.shared.is_stopping() {
+            return;
+        }
+        match connect::connect(server) {
+            Ok(link) => {
+                server.came(link.dialect, link.depot);
+                let (error, answered) = match link.dialect {
+                    Dialect::Own => {
+                        let conn = Arc::new(Conn::new(link.stream, link.requests_in_flight_max));
+                        server.state.lock().conns.push(Arc::clone(&conn));
+                        if server.shared.is_stopping() {
+                            // `stop` may have looked before it was there.
+                            conn.close(server, &Error::new(ErrorKind::Closed, "the tier is closing"));
+                        }
+                        let end = own::run(server, &conn, link.buffer);
+                        server.forget_conn(&conn);
+                        end
+                    }
+                    Dialect::Infini => infini::run(server, link.stream),
+                };
+                server.went(&error, true);
+                if answered {
+                    pause = pause_min;
+                }
+            }
+            Err(error) => server.went(&error, false),
+        }
+        server.pause(pause);
+        pause = (pause * 2).min(pause_max);
+    }
+}

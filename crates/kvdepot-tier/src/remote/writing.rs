@@ -1,0 +1,72 @@
+//! Blocks on their way to a server or out of it: one writer a key, and nobody reads meanwhile.
+
+use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
+use kvdepot_core::limits::WRITERS_WAITING_MAX;
+use kvdepot_core::{BlockKey, Error, ErrorKind};
+
+use crate::{Done, Written};
+
+#[derive(Default)]
+pub(super) struct Writing {
+    writers: HashMap<BlockKey, Vec<Done<Written>>>,
+    leaving: HashMap<BlockKey, usize>,
+}
+
+impl std::fmt::Debug for Writing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Writing({}, leaving {})", self.writers.len(), self.leaving.len())
+    }
+}
+
+impl Writing {
+    /// `Some(Ok)`: the caller writes. `None`: another one does, and will tell. `Some(Err)`: not now.
+    #[expect(clippy::type_complexity, reason = "three ways out, each with what it needs")]
+    pub(super) fn enter(
+        &mut self,
+        key: BlockKey,
+        done: Done<Written>,
+    ) -> Option<Result<Done<Written>, (Done<Written>, Error)>> {
+        let busy = |what: &str| Error::new(ErrorKind::Busy, what.to_owned()).with("key", key);
+        if self.leaving.contains_key(&key) {
+            return Some(Err((done, busy("the block is being removed"))));
+        }
+        match self.writers.entry(key) {
+            Entry::Vacant(vacant) => {
+                vacant.insert(Vec::new());
+                Some(Ok(done))
+            }
+            Entry::Occupied(mut waiting) if waiting.get().len() < WRITERS_WAITING_MAX => {
+                waiting.get_mut().push(done);
+                None
+            }
+            Entry::Occupied(_) => Some(Err((done, busy("too many writers of one block")))),
+        }
+    }
+
+    /// The write is over: those who waited for it.
+    pub(super) fn written(&mut self, key: &BlockKey) -> Vec<Done<Written>> {
+        self.writers.remove(key).unwrap_or_default()
+    }
+
+    pub(super) fn leave(&mut self, key: BlockKey) {
+        *self.leaving.entry(key).or_default() += 1;
+    }
+
+    pub(super) fn left(&mut self, key: &BlockKey) {
+        if let Entry::Occupied(mut count) = self.leaving.entry(*key) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+    }
+
+    pub(super) fn is_leaving(&self, key: &BlockKey) -> bool {
+        self.leaving.contains_key(key)
+    }
+
+    pub(super) fn holds(&self, key: &BlockKey) -> bool {
+        self.writers.contains_key(key) || self.is_leaving(key)
+    }
+}
