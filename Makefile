@@ -76,12 +76,17 @@ test-engine: vllm-env ## Test with a real vLLM on CPU (ARGS: for pytest)
 lint: setup $(CARGO_DENY) ## Check format, lints, types, stubs, spelling and licences
 	@$(STEP) "cargo fmt" cargo fmt --all --check
 	@$(STEP) "cargo clippy" cargo clippy --workspace --all-targets --quiet -- -D warnings
+	@$(STEP) "PTX belongs to its source" $(MAKE) ptx-check
 	@$(STEP) "cargo deny" $(CARGO_DENY) --all-features check licenses bans sources
 	@$(STEP) "ruff check" $(BIN)/ruff check
 	@$(STEP) "ruff format" $(BIN)/ruff format --check
 	@$(STEP) "mypy" $(BIN)/mypy
 	@$(STEP) "stubs match the module" $(BIN)/python -m mypy.stubtest kvdepot._native --mypy-config-file pyproject.toml
 	@$(STEP) "typos" $(BIN)/typos
+
+.PHONY: ptx-check
+ptx-check: ## Check that the kernel's PTX belongs to its source
+	@$(PYTHON) crates/kvdepot-copy/kernels/make_ptx.py --check
 
 .PHONY: fix
 fix: setup ## Format, apply safe fixes, rewrite generated pages

@@ -2,7 +2,9 @@
 
 use std::fmt::Debug;
 
-use kvdepot_core::Result;
+use kvdepot_core::{Error, ErrorKind, Result};
+
+use crate::event::DeviceEvent;
 
 /// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,14 +40,17 @@ pub struct CopyBatch {
     pub ops: Vec<CopyOp>,
     /// Where each group ends, ascending; the last is `ops.len()`. A group may be empty.
     pub ends: Vec<usize>,
-    /// Device event to wait for before the first byte (P3); 0 = none. The host engine knows no events.
+    /// Device event to wait for before the first byte (P3), a `CUevent` that was recorded before `run`; 0 = none. The
+    /// host engine knows no events.
     pub wait_event: u64,
+    /// Whether the engine is decoding: then copies should leave its multiprocessors alone, even if that is slower.
+    pub decoding: bool,
 }
 
 impl CopyBatch {
     /// An empty batch.
     pub const fn new(direction: Direction) -> Self {
-        Self { direction, ops: Vec::new(), ends: Vec::new(), wait_event: 0 }
+        Self { direction, ops: Vec::new(), ends: Vec::new(), wait_event: 0, decoding: false }
     }
 
     /// Ends the current group.
@@ -59,6 +64,17 @@ impl CopyBatch {
         &self.ops[start..self.ends[index]]
     }
 
+    /// Refuses ends that do not cut the ops into groups.
+    pub(crate) fn check(&self) -> Result<()> {
+        let ascending = self.ends.windows(2).all(|pair| pair[0] <= pair[1]);
+        if ascending && self.ends.last().copied().unwrap_or(0) == self.ops.len() {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Config, "the ends of a batch's groups do not ascend to its last op")
+            .with("ops", self.ops.len())
+            .with("groups", self.ends.len()))
+    }
+
     /// Bytes of all ops.
     pub fn bytes(&self) -> u64 {
         self.ops.iter().map(|op| op.len as u64).sum()
@@ -67,6 +83,11 @@ impl CopyBatch {
 
 /// Who hears that a group has ended. Called from the engine's threads; must not block.
 pub trait GroupSink: Send + Sync + Debug {
+    /// Group `group` of a load was handed to the device, and `event` comes after its last byte: the engine's compute
+    /// stream can wait for it on the device, layer by layer. Called before `group_ended` of the same group, which may
+    /// still report a failure. Engines without streams do not call it, nor is it called for a group that failed earlier.
+    fn group_submitted(&self, _group: usize, _event: DeviceEvent) {}
+
     /// Group `group` has ended.
     fn group_ended(&self, group: usize, outcome: Result<()>);
 }

@@ -156,6 +156,7 @@ impl CopyEngine for HostEngine {
         if batch.wait_event != 0 {
             return Err(Error::new(ErrorKind::Unsupported, "the host engine knows no device events"));
         }
+        batch.check()?;
         let large = batch.bytes() >= HELP_BYTES_MIN;
         let work = Arc::new(Work::new(batch, sink));
         if work.pieces.is_empty() {

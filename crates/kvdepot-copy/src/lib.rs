@@ -5,26 +5,43 @@
 
 pub mod batch;
 pub mod conformance;
+pub mod cuda;
+pub mod event;
 pub mod host;
+pub mod pool;
 mod stream;
 
 pub use batch::{CopyBatch, CopyOp, Direction, GroupSink};
+pub use event::DeviceEvent;
 pub use host::HostEngine;
+pub use pool::PoolRegistration;
 
 use std::fmt::Debug;
+use std::sync::Arc;
 
 use kvdepot_core::Result;
 
 /// Moves batches of bytes between device memory and pool memory.
 pub trait CopyEngine: Send + Sync + Debug {
-    /// Short name: `host`, `memcpy`, `batch`, `kernel`, `gdr`.
+    /// Short name: `host`, `memcpy`, `batch`, `kernel`, `auto`, `gdr`.
     fn name(&self) -> &'static str;
 
     /// Runs a batch: after its event, every op; each group is reported to `sink` exactly once, as soon as all of its
-    /// ops have ended, in the batch's order where the device allows. May return before that, or only after it.
+    /// ops have ended, in the batch's order where the device allows. May return before that, or only after it; dumps may
+    /// wait here for their turn. An error means that nothing was begun and that no group will be reported; once something
+    /// was begun, a failure is told to the group that it hit and to all that follow.
     ///
     /// # Safety
     /// Until the last group was reported, every op's device and host range must stay valid, and nobody else may write
     /// a range that is read, nor touch a range that is written.
-    unsafe fn run(&self, batch: CopyBatch, sink: std::sync::Arc<dyn GroupSink>) -> Result<()>;
+    unsafe fn run(&self, batch: CopyBatch, sink: Arc<dyn GroupSink>) -> Result<()>;
+
+    /// Makes host memory quick to reach, in the background, as long as what it returns is kept. Batches may name that
+    /// memory, or any other, before, meanwhile and after. For engines to which all memory is alike it does nothing.
+    ///
+    /// # Safety
+    /// The memory must stay mapped until the registration is dropped, and no batch that names it may be under way then.
+    unsafe fn register_pool(&self, _base: *mut u8, _len: usize) -> Result<PoolRegistration> {
+        Ok(PoolRegistration::none())
+    }
 }

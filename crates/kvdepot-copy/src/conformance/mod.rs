@@ -5,7 +5,14 @@ use std::sync::Arc;
 use kvdepot_core::Result;
 use parking_lot::{Condvar, Mutex};
 
+use crate::conformance::draw::pattern;
 use crate::{CopyBatch, CopyEngine, CopyOp, Direction, GroupSink};
+
+pub(crate) mod draw;
+pub mod streams;
+pub(crate) mod work;
+
+pub use streams::{StreamDevice, check_streams};
 
 /// Memory that an engine calls device memory.
 pub trait DeviceMemory {
@@ -58,18 +65,7 @@ pub fn check<D: DeviceMemory>(engine: &dyn CopyEngine, device: impl Fn(usize) ->
         round_trip(engine, &device, seed);
     }
     empty_batches_end(engine);
-}
-
-fn pattern(len: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    (0..len)
-        .map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 24) as u8
-        })
-        .collect()
+    bad_groups_are_refused(engine);
 }
 
 /// Odd sizes, permuted order, several groups: what was dumped comes back, and nothing beside it changes.
@@ -114,4 +110,17 @@ fn empty_batches_end(engine: &dyn CopyEngine) {
     // SAFETY: no memory is named.
     unsafe { engine.run(batch, Arc::clone(&collect) as Arc<dyn GroupSink>) }.expect("an empty batch runs");
     assert_eq!(collect.wait().len(), 1);
+}
+
+/// A batch whose groups do not cut its ops is refused as a whole: no group of it is reported.
+fn bad_groups_are_refused(engine: &dyn CopyEngine) {
+    let mut bytes = [0u8; 4];
+    for ends in [vec![0], vec![1, 0], vec![2], vec![]] {
+        let mut batch = CopyBatch::new(Direction::ToHost);
+        batch.ops.push(CopyOp { device: bytes.as_ptr() as u64, host: bytes.as_mut_ptr(), len: 0 });
+        batch.ends = ends.clone();
+        // SAFETY: the op names no byte.
+        let refused = unsafe { engine.run(batch, Collect::new(2) as Arc<dyn GroupSink>) };
+        assert!(refused.is_err(), "groups that end at {ends:?}");
+    }
 }

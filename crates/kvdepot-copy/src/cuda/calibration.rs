@@ -1,0 +1,283 @@
+//! Which way of copying is quickest on this machine: measured once, kept, looked up for every group.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, LazyLock};
+
+use kvdepot_core::{Error, ErrorKind, Result};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use crate::Direction;
+use crate::cuda::measure;
+use crate::cuda::plan::Range;
+use crate::cuda::submit::{Method, Submitter};
+
+/// Version of the file; another one is measured again.
+const FORMAT: u32 = 1;
+/// Largest file that is read.
+const FILE_BYTES_MAX: u64 = 256 << 10;
+/// How much quicker the kernel must be than the device's copy engines to be chosen: it takes multiprocessors away from
+/// the engine's own work, copy engines do not.
+const KERNEL_ADVANTAGE_MIN: f64 = 1.25;
+/// Where nothing was measured: from this size on one call for each copy is as good as anything.
+const MEMCPY_BYTES_MIN: u64 = 128 << 10;
+
+/// One measurement.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Point {
+    /// Whether from host to device.
+    pub to_device: bool,
+    /// Bytes of one copy.
+    pub op_bytes: u64,
+    /// Copies at a time.
+    pub ops: u64,
+    /// How.
+    pub method: Method,
+    /// 10^9 bytes in a second, submission included.
+    pub gb_per_s: f64,
+}
+
+/// What was measured for a device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Calibration {
+    format: u32,
+    /// UUID of the device.
+    pub device: String,
+    /// The driver that it was measured with.
+    pub driver_version: i32,
+    /// Most blocks of threads of the kernel.
+    pub kernel_blocks_max: u32,
+    /// Ways that there are.
+    pub methods: Vec<Method>,
+    /// What it took.
+    pub elapsed_ms: f64,
+    /// Why there are no measurements, if there are none: then a rule of thumb chooses.
+    pub problem: Option<String>,
+    /// The measurements.
+    pub points: Vec<Point>,
+}
+
+static MEASURED: LazyLock<Mutex<HashMap<String, Arc<Calibration>>>> = LazyLock::new(Mutex::default);
+
+/// The calibration of the submitter's device: from this process, from the cache, or measured now. Never fails: without
+/// measurements a rule of thumb chooses.
+pub(crate) fn of(submitter: &Submitter, cache_dir: Option<&Path>) -> Arc<Calibration> {
+    let wanted = Calibration::empty(submitter);
+    let key = format!("{} {} {:?}", wanted.device, wanted.driver_version, wanted.methods);
+    // Held while measuring: two engines that measured at a time would measure each other.
+    let mut measured = MEASURED.lock();
+    if let Some(known) = measured.get(&key)
+        && known.fits(&wanted)
+    {
+        return Arc::clone(known);
+    }
+    let path = cache_dir.map(|dir| file(dir, &wanted.device));
+    let kept = path.as_deref().and_then(|path| read(path).ok()).filter(|kept| kept.fits(&wanted));
+    let calibration = kept.unwrap_or_else(|| {
+        let calibration = measure::all(submitter, wanted);
+        if let Some(path) = &path
+            && calibration.problem.is_none()
+            && let Err(error) = write(path, &calibration)
+        {
+            tracing::info!("the measurements of the copy engines were not kept: {error}");
+        }
+        calibration
+    });
+    let calibration = Arc::new(calibration);
+    measured.insert(key, Arc::clone(&calibration));
+    calibration
+}
+
+/// Where a device's measurements are kept.
+pub(crate) fn file(dir: &Path, device: &str) -> PathBuf {
+    dir.join(format!("copy-calibration-{device}.json"))
+}
+
+/// Reads what `write` wrote.
+pub(crate) fn read(path: &Path) -> Result<Calibration> {
+    let name = |e: Error| e.with("path", path.display());
+    let io = |e| name(Error::io("cannot read the measurements of the copy engines", e));
+    if std::fs::metadata(path).map_err(io)?.len() > FILE_BYTES_MAX {
+        return Err(name(Error::new(ErrorKind::Corrupt, "no file of ours: it is too large")));
+    }
+    let text = std::fs::read(path).map_err(io)?;
+    serde_json::from_slice(&text).map_err(|e| {
+        name(Error::new(ErrorKind::Corrupt, "not the measurements of copy engines").with_source(e))
+    })
+}
+
+/// Whole or not at all: another process may read at any time.
+pub(crate) fn write(path: &Path, calibration: &Calibration) -> Result<()> {
+    let io =
+        |e| Error::io("cannot write the measurements of the copy engines", e).with("path", path.display());
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir).map_err(io)?;
+    }
+    let text = serde_json::to_vec_pretty(calibration).map_err(|e| io(e.into()))?;
+    let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
+    let written = std::fs::write(&temporary, text).and_then(|()| std::fs::rename(&temporary, path));
+    written.map_err(|e| {
+        let _ = std::fs::remove_file(&temporary);
+        io(e)
+    })
+}
+
+impl Calibration {
+    /// For what a submitter has, without measurements.
+    pub(crate) fn empty(submitter: &Submitter) -> Self {
+        let driver = submitter.context.driver();
+        let mut methods = vec![Method::Memcpy];
+        methods.extend(driver.has_batch().then_some(Method::Batch));
+        methods.extend(submitter.kernel.is_some().then_some(Method::Kernel));
+        Self {
+            format: FORMAT,
+            device: submitter.context.device().uuid.clone(),
+            driver_version: driver.version(),
+            kernel_blocks_max: submitter.kernel.as_ref().map_or(0, |kernel| kernel.blocks_max()),
+            methods,
+            elapsed_ms: 0.0,
+            problem: None,
+            points: Vec::new(),
+        }
+    }
+
+    /// Whether it was measured for the same device, driver and ways.
+    fn fits(&self, wanted: &Self) -> bool {
+        self.format == FORMAT
+            && self.device == wanted.device
+            && self.driver_version == wanted.driver_version
+            && self.kernel_blocks_max == wanted.kernel_blocks_max
+            && self.methods == wanted.methods
+            && self.points.iter().all(|point| wanted.methods.contains(&point.method))
+    }
+
+    pub(crate) fn choose_for(&self, direction: Direction, ranges: &[Range], decoding: bool) -> Method {
+        let count = ranges.len().max(1) as u64;
+        let bytes: u64 = ranges.iter().map(|range| range.len as u64).sum();
+        self.choose(direction, bytes / count, count, decoding)
+    }
+
+    /// The way to take for `ops` copies of about `op_bytes` bytes: the quickest of the nearest measurement, and no
+    /// kernel while the engine is decoding.
+    pub fn choose(&self, direction: Direction, op_bytes: u64, ops: u64, decoding: bool) -> Method {
+        let to_device = direction == Direction::ToDevice;
+        let allowed = |method: Method| !(decoding && method == Method::Kernel);
+        let here = || self.points.iter().filter(|p| p.to_device == to_device && allowed(p.method));
+        let distance = |p: &Point| {
+            let apart = |a: u64, b: u64| (a.max(1) as f64 / b.max(1) as f64).log2().abs();
+            apart(p.op_bytes, op_bytes) + apart(p.ops, ops)
+        };
+        let Some(nearest) = here().min_by(|a, b| distance(a).total_cmp(&distance(b))) else {
+            return self.rule_of_thumb(op_bytes, decoding);
+        };
+        let rate = |p: &Point| {
+            if p.method == Method::Kernel { p.gb_per_s / KERNEL_ADVANTAGE_MIN } else { p.gb_per_s }
+        };
+        here()
+            .filter(|p| (p.op_bytes, p.ops) == (nearest.op_bytes, nearest.ops))
+            .max_by(|a, b| rate(a).total_cmp(&rate(b)))
+            .map_or(Method::Memcpy, |point| point.method)
+    }
+
+    fn rule_of_thumb(&self, op_bytes: u64, decoding: bool) -> Method {
+        if op_bytes >= MEMCPY_BYTES_MIN {
+            return Method::Memcpy;
+        }
+        if self.methods.contains(&Method::Batch) {
+            return Method::Batch;
+        }
+        if self.methods.contains(&Method::Kernel) && !decoding { Method::Kernel } else { Method::Memcpy }
+    }
+}
+
+/// A table: a line for each direction, size and count.
+impl fmt::Display for Calibration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{}, CUDA driver {}, measured in {:.1} ms",
+            self.device, self.driver_version, self.elapsed_ms
+        )?;
+        if let Some(problem) = &self.problem {
+            writeln!(f, "not measured: {problem}")?;
+        }
+        let mut cells: Vec<_> = self.points.iter().map(|p| (p.to_device, p.op_bytes, p.ops)).collect();
+        cells.sort_unstable();
+        cells.dedup();
+        for (to_device, op_bytes, ops) in cells {
+            let direction = if to_device { Direction::ToDevice } else { Direction::ToHost };
+            let name = if to_device { "load" } else { "dump" };
+            write!(f, "{name} {ops:>4} x {:>5} KiB:", op_bytes >> 10)?;
+            for point in &self.points {
+                if (point.to_device, point.op_bytes, point.ops) == (to_device, op_bytes, ops) {
+                    write!(f, " {} {:.2} GB/s", point.method.as_str(), point.gb_per_s)?;
+                }
+            }
+            writeln!(f, " -> {}", self.choose(direction, op_bytes, ops, false).as_str())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn calibration(points: &[(u64, u64, Method, f64)]) -> Calibration {
+        let point = |&(op_bytes, ops, method, gb_per_s): &(u64, u64, Method, f64)| Point {
+            to_device: true,
+            op_bytes,
+            ops,
+            method,
+            gb_per_s,
+        };
+        Calibration {
+            format: FORMAT,
+            device: "GPU-1".into(),
+            driver_version: 13_000,
+            kernel_blocks_max: 16,
+            methods: vec![Method::Memcpy, Method::Batch, Method::Kernel],
+            elapsed_ms: 1.0,
+            problem: None,
+            points: points.iter().map(point).collect(),
+        }
+    }
+
+    #[test]
+    fn the_quickest_of_the_nearest_measurement_is_chosen() {
+        let known = calibration(&[
+            (4096, 128, Method::Memcpy, 1.0),
+            (4096, 128, Method::Batch, 8.0),
+            (4096, 128, Method::Kernel, 30.0),
+            (1 << 20, 8, Method::Memcpy, 49.0),
+            (1 << 20, 8, Method::Batch, 48.0),
+            (1 << 20, 8, Method::Kernel, 50.0),
+        ]);
+        let choose = |bytes, ops, decoding| known.choose(Direction::ToDevice, bytes, ops, decoding);
+        assert_eq!(choose(4096, 128, false), Method::Kernel);
+        assert_eq!(choose(9000, 300, false), Method::Kernel);
+        assert_eq!(choose(4096, 128, true), Method::Batch, "no kernel beside decoding");
+        assert_eq!(choose(900_000, 3, false), Method::Memcpy, "a small advantage of the kernel is none");
+        assert_eq!(known.choose(Direction::ToHost, 4096, 1, false), Method::Batch, "rule of thumb");
+    }
+
+    #[test]
+    fn only_what_was_measured_for_the_same_is_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = file(dir.path(), "GPU-1");
+        assert!(read(&path).is_err());
+        let known = calibration(&[(4096, 8, Method::Batch, 2.0)]);
+        write(&path, &known).unwrap();
+        let kept = read(&path).unwrap();
+        assert_eq!(kept, known);
+        assert!(kept.fits(&known));
+        let updated = Calibration { driver_version: 13_010, ..known.clone() };
+        assert!(!kept.fits(&updated));
+        let older = Calibration { methods: vec![Method::Memcpy], ..known.clone() };
+        assert!(!kept.fits(&older));
+        std::fs::write(&path, b"{\"format\": ").unwrap();
+        assert_eq!(read(&path).unwrap_err().kind(), ErrorKind::Corrupt);
+    }
+}

@@ -1,0 +1,85 @@
+//! What there is, for people who ask.
+
+use std::fmt;
+use std::path::Path;
+
+use kvdepot_core::Result;
+use serde::Serialize;
+
+use crate::cuda::calibration::{self, Calibration};
+use crate::cuda::device::{self, DeviceInfo};
+use crate::cuda::driver::Driver;
+use crate::cuda::kernel::CAPABILITY_MIN;
+
+/// Driver, devices and engines of this machine, as far as this process sees them.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// Newest CUDA that the driver knows, `13.0`; none without a driver.
+    pub driver: Option<String>,
+    /// Why there is no driver or no device.
+    pub problem: Option<String>,
+    /// The devices.
+    pub devices: Vec<DeviceReport>,
+}
+
+/// A device and what it can.
+#[derive(Debug, Serialize)]
+pub struct DeviceReport {
+    /// The device.
+    pub device: DeviceInfo,
+    /// Copy engines that it can use.
+    pub engines: Vec<&'static str>,
+    /// What was measured on it, if that was kept in the cache.
+    pub calibration: Option<Calibration>,
+}
+
+/// Describes the machine. Makes no context and measures nothing: it may run beside an engine that needs all memory.
+pub fn describe(cache_dir: Option<&Path>) -> Report {
+    match Driver::load().and_then(|driver| describe_with(driver, cache_dir)) {
+        Ok(report) => report,
+        Err(error) => Report { driver: None, problem: Some(error.to_string()), devices: Vec::new() },
+    }
+}
+
+pub(crate) fn describe_with(driver: &Driver, cache_dir: Option<&Path>) -> Result<Report> {
+    let mut devices = Vec::new();
+    for ordinal in 0..device::device_count(driver)? {
+        let device = device::device(driver, ordinal)?;
+        let mut engines = vec!["memcpy"];
+        engines.extend(driver.has_batch().then_some("batch"));
+        engines.extend((device.capability >= CAPABILITY_MIN).then_some("kernel"));
+        engines.push("auto");
+        let kept = cache_dir.and_then(|dir| calibration::read(&calibration::file(dir, &device.uuid)).ok());
+        devices.push(DeviceReport { device, engines, calibration: kept });
+    }
+    let problem =
+        devices.is_empty().then(|| "the CUDA driver shows no device: see CUDA_VISIBLE_DEVICES".into());
+    Ok(Report { driver: Some(driver.version_text()), problem, devices })
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(driver) = &self.driver {
+            writeln!(f, "CUDA driver {driver}")?;
+        }
+        if let Some(problem) = &self.problem {
+            writeln!(f, "{problem}")?;
+        }
+        for DeviceReport { device, engines, calibration } in &self.devices {
+            let (major, minor) = device.capability;
+            writeln!(
+                f,
+                "device {}: {}, sm_{major}{minor}, {} multiprocessors, {}, {}",
+                device.ordinal, device.name, device.multiprocessors, device.uuid, device.pci_bus_id
+            )?;
+            writeln!(f, "  copy engines: {}", engines.join(", "))?;
+            match calibration {
+                Some(calibration) => {
+                    calibration.to_string().lines().try_for_each(|l| writeln!(f, "  {l}"))?
+                }
+                None => writeln!(f, "  not measured yet")?,
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,206 @@
+//! The engine: a device's primary context, a lane for each direction, and a way of copying.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use kvdepot_core::{Error, ErrorKind, Result};
+
+use crate::batch::{CopyBatch, Direction, GroupSink};
+use crate::cuda::context::{Context, Priority, Stream};
+use crate::cuda::device::{DeviceInfo, DeviceSelector};
+use crate::cuda::driver::Driver;
+use crate::cuda::events::EventPool;
+use crate::cuda::kernel::{CopyKernel, TILE_BYTES};
+use crate::cuda::lane::{Choose, Lane, LaneParts};
+use crate::cuda::mutation::Mutation;
+use crate::cuda::pools::{PIECE_BYTES, PoolThread, Pools};
+use crate::cuda::submit::{Method, Submitter};
+use crate::pool::PoolRegistration;
+use crate::{CopyEngine, cuda};
+
+/// Blocks of threads that the kernel takes from the device's multiprocessors at most.
+pub const KERNEL_BLOCKS_DEFAULT: u32 = 16;
+/// Dump bytes on the device at a time: what an engine's own small copies (sampled tokens) may have to wait behind, a
+/// millisecond or so.
+pub const DUMP_BYTES_IN_FLIGHT_DEFAULT: u64 = 32 << 20;
+/// Dumps go in pieces of a share of what may be in flight, so that one can follow while another is reported.
+const DUMP_PIECES_IN_FLIGHT: u64 = 4;
+
+/// How an engine copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Always in one way.
+    Fixed(Method),
+    /// In the way that was measured to be the quickest for a group's sizes and count.
+    Auto,
+}
+
+/// What an engine is made from.
+#[derive(Clone, Debug)]
+pub struct CudaConfig {
+    /// The device whose memory is copied.
+    pub device: DeviceSelector,
+    /// How.
+    pub mode: Mode,
+    /// Most blocks of threads that the kernel runs on.
+    pub kernel_blocks_max: u32,
+    /// Most dump bytes on the device at a time.
+    pub dump_bytes_in_flight_max: u64,
+    /// Where measurements are kept between processes; `None`: only in this process.
+    pub cache_dir: Option<PathBuf>,
+    /// What is registered as one; whole pages.
+    pub registration_piece_bytes: usize,
+}
+
+impl CudaConfig {
+    /// The defaults, for one device.
+    pub fn new(device: DeviceSelector, mode: Mode) -> Self {
+        Self {
+            device,
+            mode,
+            kernel_blocks_max: KERNEL_BLOCKS_DEFAULT,
+            dump_bytes_in_flight_max: DUMP_BYTES_IN_FLIGHT_DEFAULT,
+            cache_dir: None,
+            registration_piece_bytes: PIECE_BYTES,
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let too_small = |what: &'static str, least: u64| {
+            Err(Error::new(ErrorKind::Config, "a limit of the copy engine is too small").with(what, least))
+        };
+        if self.kernel_blocks_max == 0 {
+            return too_small("kernel_blocks_min", 1);
+        }
+        let least = DUMP_PIECES_IN_FLIGHT * TILE_BYTES as u64;
+        if self.dump_bytes_in_flight_max < least {
+            return too_small("dump_bytes_in_flight_min", least);
+        }
+        if self.registration_piece_bytes == 0 {
+            return too_small("registration_piece_bytes_min", 4096);
+        }
+        Ok(())
+    }
+}
+
+/// Copies between a device's memory and host memory.
+pub struct CudaEngine {
+    // In this order: lanes end before what they use.
+    load: Lane,
+    dump: Lane,
+    pools: Arc<Pools>,
+    context: Arc<Context>,
+    mode: Mode,
+    calibration: Option<Arc<cuda::calibration::Calibration>>,
+    registration_piece_bytes: usize,
+}
+
+impl CudaEngine {
+    /// Attaches to a device; its primary context is retained until the engine is dropped.
+    pub fn attach(driver: &'static Driver, config: &CudaConfig) -> Result<Self> {
+        Self::attach_with(driver, config, Mutation::default())
+    }
+
+    pub(crate) fn attach_with(
+        driver: &'static Driver,
+        config: &CudaConfig,
+        mutation: Mutation,
+    ) -> Result<Self> {
+        config.check()?;
+        let context = Context::retain(driver, config.device.find(driver)?)?;
+        let kernel = match config.mode {
+            Mode::Fixed(Method::Kernel) => Some(CopyKernel::load(&context, config.kernel_blocks_max)?),
+            Mode::Fixed(Method::Batch) if !driver.has_batch() => {
+                let text = "this CUDA driver copies no batches: update it to one for CUDA 12.8 or later";
+                return Err(Error::new(ErrorKind::Unsupported, text).with("version", driver.version_text()));
+            }
+            Mode::Fixed(_) => None,
+            // An old device has the other ways.
+            Mode::Auto => CopyKernel::load(&context, config.kernel_blocks_max)
+                .inspect_err(|error| tracing::info!("the copy kernel is off: {error}"))
+                .ok(),
+        };
+        let submitter = Arc::new(Submitter { context: Arc::clone(&context), kernel, mutation });
+        let (choose, calibration): (Choose, _) = match config.mode {
+            Mode::Fixed(method) => (Arc::new(move |_, _: &[_], _| method), None),
+            Mode::Auto => {
+                let calibration = cuda::calibration::of(&submitter, config.cache_dir.as_deref());
+                let chosen = Arc::clone(&calibration);
+                let choose: Choose = Arc::new(move |direction, ranges: &[_], decoding| {
+                    chosen.choose_for(direction, ranges, decoding)
+                });
+                (choose, Some(calibration))
+            }
+        };
+        let events = EventPool::new(&context);
+        let parts =
+            Arc::new(LaneParts { context: Arc::clone(&context), submitter, events, choose, mutation });
+        let copies_only = matches!(config.mode, Mode::Fixed(Method::Memcpy | Method::Batch));
+        // Kernels for loads must not push the engine's own aside; copies have nobody to push.
+        let load_priority = if copies_only { Priority::Greatest } else { Priority::Least };
+        let stream = Stream::new(&context, load_priority)?;
+        let load = Lane::start(Direction::ToDevice, Arc::clone(&parts), stream, u64::MAX, usize::MAX)?;
+        let stream = Stream::new(&context, Priority::Least)?;
+        let budget = config.dump_bytes_in_flight_max;
+        let piece = usize::try_from(budget / DUMP_PIECES_IN_FLIGHT).unwrap_or(usize::MAX);
+        let dump = Lane::start(Direction::ToHost, parts, stream, budget, piece)?;
+        Ok(Self {
+            load,
+            dump,
+            pools: Arc::default(),
+            context,
+            mode: config.mode,
+            calibration,
+            registration_piece_bytes: config.registration_piece_bytes,
+        })
+    }
+
+    /// The device.
+    pub fn device(&self) -> &DeviceInfo {
+        self.context.device()
+    }
+
+    /// What was measured, for engines that choose.
+    pub fn calibration(&self) -> Option<&cuda::calibration::Calibration> {
+        self.calibration.as_deref()
+    }
+
+    /// Most dump bytes that were on the device at a time so far.
+    pub fn dump_bytes_in_flight_most(&self) -> u64 {
+        self.dump.bytes_in_flight_most()
+    }
+}
+
+impl CopyEngine for CudaEngine {
+    fn name(&self) -> &'static str {
+        match self.mode {
+            Mode::Fixed(method) => method.as_str(),
+            Mode::Auto => "auto",
+        }
+    }
+
+    unsafe fn run(&self, batch: CopyBatch, sink: Arc<dyn GroupSink>) -> Result<()> {
+        batch.check()?;
+        let lane = match batch.direction {
+            Direction::ToHost => &self.dump,
+            Direction::ToDevice => &self.load,
+        };
+        // SAFETY: the caller's contract.
+        unsafe { lane.run(&batch, sink, &self.pools.snapshot()) }
+    }
+
+    unsafe fn register_pool(&self, base: *mut u8, len: usize) -> Result<PoolRegistration> {
+        // SAFETY: the caller's contract.
+        let thread = unsafe {
+            PoolThread::start(&self.context, &self.pools, base, len, self.registration_piece_bytes)
+        }?;
+        Ok(PoolRegistration::new(Box::new(thread)))
+    }
+}
+
+impl fmt::Debug for CudaEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CudaEngine({}, device {})", self.name(), self.context.device().ordinal)
+    }
+}

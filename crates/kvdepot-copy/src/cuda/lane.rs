@@ -1,0 +1,310 @@
+//! One direction of an engine: a stream, and a thread that reports what the stream has come past.
+//!
+//! Loads and dumps have a lane each, so that neither waits for the other, on the device or here.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use crossbeam_channel::{Receiver, Sender};
+use kvdepot_core::{Error, ErrorKind, Result};
+use parking_lot::Mutex;
+
+use crate::batch::{CopyBatch, CopyOp, Direction, GroupSink};
+use crate::cuda::context::{Context, Stream};
+use crate::cuda::events::{Event, EventPool};
+use crate::cuda::gate::Gate;
+use crate::cuda::kernel::{Buffer, Buffers, DESCRIPTORS_MAX, TILE_BYTES};
+use crate::cuda::mutation::{Mistake, Mutation};
+use crate::cuda::plan::{self, Range};
+use crate::cuda::pools::Piece;
+use crate::cuda::submit::{Method, Submitter};
+use crate::cuda::types::Handle;
+use crate::event::DeviceEvent;
+
+/// Chooses a way for a group's ranges: `(direction, ranges, decoding)`.
+pub(crate) type Choose = Arc<dyn Fn(Direction, &[Range], bool) -> Method + Send + Sync>;
+
+/// What both lanes of an engine share.
+pub(crate) struct LaneParts {
+    pub(crate) context: Arc<Context>,
+    pub(crate) submitter: Arc<Submitter>,
+    pub(crate) events: Arc<EventPool>,
+    pub(crate) choose: Choose,
+    pub(crate) mutation: Mutation,
+}
+
+/// See the module.
+pub(crate) struct Lane {
+    direction: Direction,
+    parts: Arc<LaneParts>,
+    shared: Arc<Shared>,
+    piece_bytes_max: usize,
+    /// Held for a whole batch: groups end in the order in which batches began.
+    queue: Mutex<Option<Sender<Pending>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the thread needs too.
+struct Shared {
+    parts: Arc<LaneParts>,
+    stream: Stream,
+    gate: Gate,
+    buffers: Buffers,
+}
+
+/// A batch on its way.
+struct Batch {
+    sink: Arc<dyn GroupSink>,
+    /// The first failure: groups from there on fail.
+    failed: Mutex<Option<Error>>,
+}
+
+/// What must come to pass before a piece's memory is free.
+enum After {
+    Event(Arc<Event>),
+    /// All that is queued: an event could not be had.
+    Stream,
+    /// Nothing was queued.
+    Nothing,
+}
+
+/// A piece on the device.
+struct Pending {
+    batch: Arc<Batch>,
+    after: After,
+    bytes: Option<u64>,
+    buffer: Option<Buffer>,
+    failed: Option<Error>,
+    /// The group that ends with this piece.
+    group: Option<usize>,
+}
+
+impl Lane {
+    pub(crate) fn start(
+        direction: Direction,
+        parts: Arc<LaneParts>,
+        stream: Stream,
+        bytes_in_flight_max: u64,
+        piece_bytes_max: usize,
+    ) -> Result<Self> {
+        let shared = Arc::new(Shared {
+            stream,
+            gate: Gate::new(bytes_in_flight_max),
+            buffers: Buffers::new(&parts.context),
+            parts: Arc::clone(&parts),
+        });
+        let (sender, receiver) = crossbeam_channel::unbounded();
+        let for_thread = Arc::clone(&shared);
+        let name = if direction == Direction::ToHost { "kvdepot-dumped" } else { "kvdepot-loaded" };
+        let thread = std::thread::Builder::new()
+            .name(name.into())
+            .spawn(move || for_thread.report_all(&receiver))
+            .map_err(|e| Error::io("cannot start a completion thread", e))?;
+        let queue = Mutex::new(Some(sender));
+        Ok(Self { direction, parts, shared, piece_bytes_max, queue, thread: Some(thread) })
+    }
+
+    /// # Safety
+    /// As for `CopyEngine::run`.
+    pub(crate) unsafe fn run(
+        &self,
+        batch: &CopyBatch,
+        sink: Arc<dyn GroupSink>,
+        pieces: &[Piece],
+    ) -> Result<()> {
+        let queue = self.queue.lock();
+        let closed = || Error::new(ErrorKind::Closed, "the copy engine is shutting down");
+        let queue = queue.as_ref().ok_or_else(closed)?;
+        let _entered = self.parts.context.enter()?;
+        if batch.wait_event != 0 && !self.parts.mutation.is(Mistake::SkipComputeWait) {
+            self.shared.stream.wait_event(batch.wait_event as Handle)?;
+        }
+        let under_way = Arc::new(Batch { sink, failed: Mutex::default() });
+        let mut failed: Option<Error> = None;
+        for group in 0..batch.ends.len() {
+            if let Some(error) = &failed {
+                let failed = Some(error.clone());
+                let batch = Arc::clone(&under_way);
+                let pending = Pending {
+                    batch,
+                    after: After::Nothing,
+                    bytes: None,
+                    buffer: None,
+                    failed,
+                    group: Some(group),
+                };
+                let _ = queue.send(pending);
+                continue;
+            }
+            // SAFETY: the caller's contract.
+            let submitted = unsafe { self.submit_group(batch, group, &under_way, pieces, queue) };
+            if !self.parts.mutation.is(Mistake::GoOnAfterFailure) {
+                failed = submitted.err();
+            }
+        }
+        Ok(())
+    }
+
+    /// Queues a group piece by piece; the piece that ends it, or that fails, carries its report.
+    ///
+    /// # Safety
+    /// As for `CopyEngine::run`.
+    unsafe fn submit_group(
+        &self,
+        batch: &CopyBatch,
+        group: usize,
+        under_way: &Arc<Batch>,
+        registered: &[Piece],
+        queue: &Sender<Pending>,
+    ) -> Result<()> {
+        let ranges = plan::split(&self.merge(batch.group(group)), registered);
+        let method = (self.parts.choose)(self.direction, &ranges, batch.decoding);
+        let mut pieces = plan::pieces(&ranges, self.piece_bytes_max, TILE_BYTES, DESCRIPTORS_MAX);
+        if pieces.is_empty() {
+            // An empty group has an event too: whoever waits for it waits for what came before.
+            pieces.push(Vec::new());
+        }
+        let last = pieces.len() - 1;
+        for (index, piece) in pieces.iter().enumerate() {
+            let bytes = piece.iter().map(|range| range.len as u64).sum();
+            self.shared.enter_gate(bytes);
+            // SAFETY: the caller's contract.
+            let (outcome, after, buffer) = unsafe { self.submit_piece(method, piece) };
+            let ends = index == last || outcome.is_err();
+            if let (Direction::ToDevice, true, Ok(()), After::Event(event)) =
+                (self.direction, ends, &outcome, &after)
+            {
+                under_way.sink.group_submitted(group, DeviceEvent::new(Arc::clone(event) as _));
+            }
+            let pending = Pending {
+                batch: Arc::clone(under_way),
+                after,
+                bytes: Some(bytes),
+                buffer,
+                failed: outcome.as_ref().err().cloned(),
+                group: ends.then_some(group),
+            };
+            // The thread ends only after the sender is gone.
+            let _ = queue.send(pending);
+            outcome?;
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As for `CopyEngine::run`.
+    unsafe fn submit_piece(&self, method: Method, piece: &[Range]) -> (Result<()>, After, Option<Buffer>) {
+        let mut buffer = None;
+        if method == Method::Kernel && !piece.is_empty() {
+            match self.shared.buffers.take() {
+                Ok(taken) => buffer = Some(taken),
+                Err(error) => return (Err(error), After::Nothing, None),
+            }
+        }
+        let (stream, direction) = (&self.shared.stream, self.direction);
+        // SAFETY: the caller's contract; the buffer is kept until the stream has come past this piece.
+        let submitted =
+            unsafe { self.parts.submitter.submit(method, direction, stream, piece, buffer.as_mut()) };
+        if self.parts.mutation.is(Mistake::ReuseDescriptors)
+            && let Some(buffer) = buffer.take()
+        {
+            self.shared.buffers.give_back(buffer);
+        }
+        let recorded = self.parts.events.take().and_then(|event| {
+            if !self.parts.mutation.is(Mistake::SkipGroupRecord) {
+                event.record(stream)?;
+            }
+            Ok(event)
+        });
+        match recorded {
+            Ok(event) => (submitted, After::Event(event), buffer),
+            Err(error) => (submitted.and(Err(error)), After::Stream, buffer),
+        }
+    }
+
+    fn merge(&self, ops: &[CopyOp]) -> Vec<Range> {
+        // The last allocation that was asked for; engines have few.
+        let mut known = (0, 0);
+        plan::merge(ops, |address, len| {
+            if !(known.0 <= address && address < known.1) {
+                known = self.allocation(address).unwrap_or((address, address));
+            }
+            address + len as u64 <= known.1
+        })
+    }
+
+    fn allocation(&self, address: u64) -> Option<(u64, u64)> {
+        let (mut base, mut len) = (0, 0);
+        let table = self.parts.context.table();
+        // SAFETY: the pointers live during the call.
+        let code = unsafe { (table.mem_get_address_range)(&raw mut base, &raw mut len, address) };
+        (code == 0).then_some((base, base + len as u64))
+    }
+
+    /// Most bytes that were handed to the device and not yet reported, at a time.
+    pub(crate) fn bytes_in_flight_most(&self) -> u64 {
+        self.shared.gate.bytes_most()
+    }
+}
+
+impl Shared {
+    fn enter_gate(&self, bytes: u64) {
+        if self.parts.mutation.is(Mistake::IgnoreBudget) {
+            self.gate.count(bytes)
+        } else {
+            self.gate.enter(bytes)
+        }
+    }
+
+    /// The thread: reports groups in order until the lane is dropped and all has ended.
+    fn report_all(&self, pendings: &Receiver<Pending>) {
+        let entered = self.parts.context.enter();
+        for pending in pendings {
+            let outcome = entered.as_ref().map_err(Clone::clone).and_then(|_| self.wait(&pending.after));
+            if let Some(buffer) = pending.buffer {
+                self.buffers.give_back(buffer);
+            }
+            if let Some(bytes) = pending.bytes {
+                self.gate.leave(bytes);
+            }
+            let mut failed = pending.batch.failed.lock();
+            if failed.is_none() {
+                *failed = pending.failed.or(outcome.err());
+            }
+            let outcome = failed.clone().map_or(Ok(()), Err);
+            if self.parts.mutation.is(Mistake::GoOnAfterFailure) {
+                *failed = None;
+            }
+            drop(failed);
+            if let Some(group) = pending.group {
+                pending.batch.sink.group_ended(group, outcome);
+            }
+        }
+    }
+
+    /// Waits until nothing touches a piece's memory any more. When even the stream cannot be waited for, the context is
+    /// lost, and with it all that was queued.
+    fn wait(&self, after: &After) -> Result<()> {
+        if self.parts.mutation.is(Mistake::ReportAtOnce) {
+            return Ok(());
+        }
+        match after {
+            After::Nothing => Ok(()),
+            After::Stream => self.stream.synchronize(),
+            After::Event(event) => event.synchronize().inspect_err(|_| {
+                let _ = self.stream.synchronize();
+            }),
+        }
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        *self.queue.get_mut() = None;
+        if let Some(thread) = self.thread.take()
+            && thread.thread().id() != std::thread::current().id()
+        {
+            let _ = thread.join();
+        }
+    }
+}

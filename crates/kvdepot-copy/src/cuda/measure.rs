@@ -1,0 +1,104 @@
+//! The short measurement at attach.
+
+use std::time::{Duration, Instant};
+
+use kvdepot_core::Result;
+
+use crate::Direction;
+use crate::cuda::calibration::{Calibration, Point};
+use crate::cuda::context::{DeviceBuffer, Pinned, Priority, Stream};
+use crate::cuda::kernel::Buffers;
+use crate::cuda::plan::Range;
+use crate::cuda::submit::{Method, Submitter};
+
+/// No measurement begins after this long; the last may end a little later.
+const TIME_MAX: Duration = Duration::from_millis(80);
+/// What is copied to and from, on either side.
+const SCRATCH_BYTES: usize = 8 << 20;
+/// `(bytes of a copy, copies)`; no product exceeds the scratch memory.
+const CELLS: [(usize, usize); 9] = [
+    (4 << 10, 128),
+    (16 << 10, 128),
+    (64 << 10, 64),
+    (256 << 10, 16),
+    (1 << 20, 8),
+    (4 << 10, 8),
+    (16 << 10, 8),
+    (64 << 10, 8),
+    (256 << 10, 2),
+];
+
+/// Measures each way in both directions. What cannot be measured is left out, with the reason.
+pub(crate) fn all(submitter: &Submitter, mut calibration: Calibration) -> Calibration {
+    let begun = Instant::now();
+    if let Err(error) = measure(submitter, &mut calibration, begun) {
+        tracing::info!("the copy engines were not measured to the end: {error}");
+        calibration.problem = Some(error.to_string());
+    }
+    calibration.elapsed_ms = begun.elapsed().as_secs_f64() * 1e3;
+    tracing::debug!("copy engines: {calibration}");
+    calibration
+}
+
+fn measure(submitter: &Submitter, calibration: &mut Calibration, begun: Instant) -> Result<()> {
+    let context = &submitter.context;
+    let _entered = context.enter()?;
+    let device = DeviceBuffer::new(context, SCRATCH_BYTES)?;
+    let host = Pinned::new(context, SCRATCH_BYTES)?;
+    // The last to be made, so that it is drained and gone before what its work uses.
+    let bench =
+        Bench { submitter, stream: Stream::new(context, Priority::Least)?, buffers: Buffers::new(context) };
+    for (op_bytes, ops) in CELLS {
+        // Neighbours on one side are not neighbours on the other, as with pages.
+        let ranges: Vec<Range> = (0..ops)
+            .map(|index| {
+                let (there, here) = (index * op_bytes, (ops - 1 - index) * op_bytes);
+                let mapped = Some(host.device() + here as u64);
+                let device = device.address() + there as u64;
+                Range { device, host: host.address() as usize + here, len: op_bytes, mapped }
+            })
+            .collect();
+        for direction in [Direction::ToDevice, Direction::ToHost] {
+            for method in calibration.methods.clone() {
+                if begun.elapsed() > TIME_MAX {
+                    return Ok(());
+                }
+                // The first run finds the driver's own preparations to do.
+                bench.run(method, direction, &ranges)?;
+                let took = bench.run(method, direction, &ranges)?;
+                let bytes = (op_bytes * ops) as f64;
+                calibration.points.push(Point {
+                    to_device: direction == Direction::ToDevice,
+                    op_bytes: op_bytes as u64,
+                    ops: ops as u64,
+                    method,
+                    gb_per_s: bytes / took.as_secs_f64().max(1e-9) / 1e9,
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+struct Bench<'a> {
+    submitter: &'a Submitter,
+    buffers: Buffers,
+    stream: Stream,
+}
+
+impl Bench<'_> {
+    /// How long some copies take, submission included.
+    fn run(&self, method: Method, direction: Direction, ranges: &[Range]) -> Result<Duration> {
+        let mut buffer = if method == Method::Kernel { Some(self.buffers.take()?) } else { None };
+        let begun = Instant::now();
+        // SAFETY: both sides live until the stream was waited for; nobody else knows them.
+        let submitted =
+            unsafe { self.submitter.submit(method, direction, &self.stream, ranges, buffer.as_mut()) };
+        let ended = self.stream.synchronize();
+        if let Some(buffer) = buffer {
+            self.buffers.give_back(buffer);
+        }
+        submitted.and(ended)?;
+        Ok(begun.elapsed())
+    }
+}

@@ -1,0 +1,35 @@
+//! Copies between HBM and the pool on CUDA devices, by the driver API, found at run time.
+//!
+//! `memcpy` makes one call of the driver for each range, `batch` one for many, `kernel` lets a few blocks of threads read
+//! and write host memory, and `auto` takes for each group what was measured to be quickest. All of them are one
+//! [`CudaEngine`]: the ways differ only in how a group's ranges are handed to the driver (`submit.rs`).
+//!
+//! P3 on a device: a batch's stream waits for the engine's compute event; every group has an event behind its last
+//! copy, for which a thread waits before it reports the group, and on which the engine's compute stream can wait too.
+
+pub mod calibration;
+mod context;
+mod describe;
+pub mod device;
+mod driver;
+mod engine;
+mod events;
+mod gate;
+mod kernel;
+mod lane;
+mod measure;
+mod mutation;
+mod plan;
+mod pools;
+mod submit;
+mod types;
+
+#[cfg(test)]
+mod tests;
+
+pub use calibration::Calibration;
+pub use describe::{DeviceReport, Report, describe};
+pub use device::{DeviceInfo, DeviceSelector};
+pub use driver::Driver;
+pub use engine::{CudaConfig, CudaEngine, DUMP_BYTES_IN_FLIGHT_DEFAULT, KERNEL_BLOCKS_DEFAULT, Mode};
+pub use submit::Method;

@@ -1,0 +1,172 @@
+//! From ops to ranges: neighbours merged, cut where memory that is or will be registered begins or ends.
+
+use crate::CopyOp;
+use crate::cuda::pools::Piece;
+
+/// A contiguous copy whose host side is registered as a whole, or not at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Range {
+    pub(crate) device: u64,
+    pub(crate) host: usize,
+    pub(crate) len: usize,
+    /// The host side's address on the device, if it is registered.
+    pub(crate) mapped: Option<u64>,
+}
+
+/// Merges ops that follow each other on both sides. `one_allocation(address, len)` says whether a range of device
+/// memory lies in one allocation: the driver refuses a copy that spans two, even where they touch.
+pub(crate) fn merge(ops: &[CopyOp], mut one_allocation: impl FnMut(u64, usize) -> bool) -> Vec<Range> {
+    let mut ranges: Vec<Range> = Vec::new();
+    for op in ops.iter().filter(|op| op.len > 0) {
+        let host = op.host as usize;
+        if let Some(last) = ranges.last_mut() {
+            let follows = last.device + last.len as u64 == op.device && last.host + last.len == host;
+            if follows && one_allocation(last.device, last.len + op.len) {
+                last.len += op.len;
+                continue;
+            }
+        }
+        ranges.push(Range { device: op.device, host, len: op.len, mapped: None });
+    }
+    ranges
+}
+
+/// Cuts ranges where pieces (ascending) begin or end, and says which parts are registered.
+pub(crate) fn split(ranges: &[Range], pieces: &[Piece]) -> Vec<Range> {
+    let mut parts = Vec::with_capacity(ranges.len());
+    for range in ranges {
+        let mut rest = *range;
+        while rest.len > 0 {
+            let next = pieces.partition_point(|piece| piece.base <= rest.host);
+            let covering = next.checked_sub(1).map(|at| pieces[at]);
+            let covering = covering.filter(|piece| rest.host < piece.base + piece.len);
+            let end = match covering {
+                Some(piece) => piece.base + piece.len,
+                None => pieces.get(next).map_or(usize::MAX, |piece| piece.base),
+            };
+            let mapped = covering.and_then(|piece| Some(piece.device? + (rest.host - piece.base) as u64));
+            let (part, left) = cut(rest, end - rest.host);
+            parts.push(Range { mapped, ..part });
+            rest = left;
+        }
+    }
+    parts
+}
+
+/// The first `len` bytes of a range, and the rest.
+fn cut(range: Range, len: usize) -> (Range, Range) {
+    let len = len.min(range.len);
+    let rest = Range {
+        device: range.device + len as u64,
+        host: range.host + len,
+        len: range.len - len,
+        mapped: range.mapped.map(|mapped| mapped + len as u64),
+    };
+    (Range { len, ..range }, rest)
+}
+
+/// Cuts ranges into pieces of at most `bytes_max` bytes and `tiles_max` tiles of `tile_bytes`, each of at least one range.
+pub(crate) fn pieces(
+    ranges: &[Range],
+    bytes_max: usize,
+    tile_bytes: usize,
+    tiles_max: usize,
+) -> Vec<Vec<Range>> {
+    let mut pieces = Vec::new();
+    let (mut piece, mut bytes, mut tiles) = (Vec::new(), 0, 0);
+    for range in ranges {
+        let mut rest = *range;
+        while rest.len > 0 {
+            let room = (bytes_max - bytes).min((tiles_max - tiles) * tile_bytes);
+            // A cut is made at a tile's end, or not at all: a bad alignment would cost more than a piece more.
+            let room = if rest.len <= room { rest.len } else { room - room % tile_bytes };
+            let (part, left) = cut(rest, room);
+            if part.len > 0 {
+                piece.push(part);
+                bytes += part.len;
+                tiles += part.len.div_ceil(tile_bytes);
+            }
+            if left.len > 0 {
+                pieces.push(std::mem::take(&mut piece));
+                (bytes, tiles) = (0, 0);
+            }
+            rest = left;
+        }
+    }
+    if !piece.is_empty() {
+        pieces.push(piece);
+    }
+    pieces.retain(|piece| !piece.is_empty());
+    pieces
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn bytes_of(ranges: &[Range]) -> Vec<(u64, usize)> {
+        let bytes = |r: &Range| (0..r.len).map(|i| (r.device + i as u64, r.host + i)).collect::<Vec<_>>();
+        ranges.iter().flat_map(bytes).collect()
+    }
+
+    fn op(device: u64, host: usize, len: usize) -> CopyOp {
+        CopyOp { device, host: host as *mut u8, len }
+    }
+
+    #[test]
+    fn neighbours_merge_inside_of_one_allocation_only() {
+        let ops = [op(100, 1000, 10), op(110, 1010, 10), op(120, 1020, 10), op(130, 1031, 10)];
+        let all = merge(&ops, |_, _| true);
+        assert_eq!(all.iter().map(|r| r.len).collect::<Vec<_>>(), [30, 10]);
+        let bound = merge(&ops, |address, len| address + len as u64 <= 120);
+        assert_eq!(bound.iter().map(|r| r.len).collect::<Vec<_>>(), [20, 10, 10]);
+    }
+
+    proptest! {
+        /// Whatever is merged, split and cut, each byte still goes where it went, once, in order.
+        #[test]
+        fn every_byte_is_kept(
+            ops in prop::collection::vec((0u64..4, 0usize..60, 0usize..50), 0..20),
+            gaps in prop::collection::vec((1usize..40, 1usize..60), 0..6),
+            bytes_max in 16usize..100,
+            tiles_max in 1usize..5,
+        ) {
+            let (mut device, mut host) = (1 << 20, 4096);
+            let ops: Vec<CopyOp> = ops.into_iter().map(|(skip, hole, len)| {
+                device += skip % 2;
+                host += if hole % 3 == 0 { 0 } else { hole };
+                let op = op(device, host, len);
+                device += len as u64;
+                host += len;
+                op
+            }).collect();
+            let mut at = 4000;
+            let registered: Vec<Piece> = gaps.into_iter().map(|(gap, len)| {
+                let device = (gap % 3 > 0).then_some(1 << 40 | (at + gap) as u64);
+                let piece = Piece { base: at + gap, len, device };
+                at += gap + len;
+                piece
+            }).collect();
+            let wanted = bytes_of(&merge(&ops, |_, _| false));
+            let split = split(&merge(&ops, |_, _| true), &registered);
+            prop_assert_eq!(&bytes_of(&split), &wanted);
+            let cut = pieces(&split, bytes_max, 16, tiles_max);
+            prop_assert_eq!(&bytes_of(&cut.concat()), &wanted);
+            for piece in &cut {
+                prop_assert!(piece.iter().map(|r| r.len).sum::<usize>() <= bytes_max);
+                prop_assert!(piece.iter().map(|r| r.len.div_ceil(16)).sum::<usize>() <= tiles_max);
+            }
+            for range in cut.iter().flatten() {
+                let covering = |at: usize| registered.iter().find(|p| p.base <= at && at < p.base + p.len);
+                for at in range.host..range.host + range.len {
+                    let here = covering(at);
+                    prop_assert_eq!(here.map(|p| p.base), covering(range.host).map(|p| p.base));
+                    let mapped = here.and_then(|piece| Some(piece.device? + (at - piece.base) as u64));
+                    prop_assert_eq!(mapped, range.mapped.map(|m| m + (at - range.host) as u64));
+                }
+            }
+        }
+    }
+}

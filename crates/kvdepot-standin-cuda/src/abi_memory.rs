@@ -1,0 +1,104 @@
+//! Entry points: memory of device and host.
+
+use std::ffi::{c_int, c_uint};
+
+use crate::abi::put;
+use crate::code;
+use crate::world::call;
+
+/// Flags of a registration that other contexts and kernels can use.
+const PORTABLE_DEVICEMAP: c_uint = 3;
+/// What a range must be a multiple of for registration.
+const PAGE_BYTES: u64 = 4096;
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemAlloc_v2(address: *mut u64, len: usize) -> c_int {
+    call("cuMemAlloc_v2", |_, state| {
+        if len == 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        let allocated = state.memory.allocate_device(len);
+        // SAFETY: the API's contract.
+        unsafe { put(address, allocated) }
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemFree_v2(address: u64) -> c_int {
+    call("cuMemFree_v2", |_, state| {
+        if state.memory.free_device(address) {
+            return Ok(());
+        }
+        state.violation(format!("device memory freed that is not there: {address:#x}"));
+        Err(code::INVALID_VALUE)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemGetAddressRange_v2(base: *mut u64, len: *mut usize, address: u64) -> c_int {
+    call("cuMemGetAddressRange_v2", |_, state| {
+        let (found, bytes) = state.memory.allocation(address).ok_or(code::NOT_FOUND)?;
+        // SAFETY: the API's contract.
+        unsafe { put(base, found).and_then(|()| put(len, bytes as usize)) }
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemHostAlloc(address: *mut u64, len: usize, _flags: c_uint) -> c_int {
+    call("cuMemHostAlloc", |_, state| {
+        if len == 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        let allocated = state.memory.allocate_pinned(len);
+        // SAFETY: the API's contract.
+        unsafe { put(address, allocated) }
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemFreeHost(address: u64) -> c_int {
+    call("cuMemFreeHost", |_, state| {
+        if state.memory.free_pinned(address) {
+            return Ok(());
+        }
+        state.violation(format!("host memory freed that is not there: {address:#x}"));
+        Err(code::INVALID_VALUE)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemHostRegister_v2(address: u64, len: usize, flags: c_uint) -> c_int {
+    call("cuMemHostRegister_v2", |_, state| {
+        let len = len as u64;
+        if flags != PORTABLE_DEVICEMAP || len == 0 || !(address | len).is_multiple_of(PAGE_BYTES) {
+            state.violation(format!(
+                "a registration with bad arguments: {address:#x}, {len} bytes, flags {flags}"
+            ));
+            return Err(code::INVALID_VALUE);
+        }
+        if state.memory.register(address, len) { Ok(()) } else { Err(code::ALREADY_REGISTERED) }
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemHostUnregister(address: u64) -> c_int {
+    call("cuMemHostUnregister", |_, state| {
+        if state.memory.unregister(address) {
+            return Ok(());
+        }
+        state.violation(format!("memory unregistered that is not: {address:#x}"));
+        Err(code::NOT_REGISTERED)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemHostGetDevicePointer_v2(mapped: *mut u64, address: u64, flags: c_uint) -> c_int {
+    call("cuMemHostGetDevicePointer_v2", |_, state| {
+        if flags != 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        let found = state.memory.mapped(address).ok_or(code::INVALID_VALUE)?;
+        // SAFETY: the API's contract.
+        unsafe { put(mapped, found) }
+    })
+}

@@ -1,0 +1,179 @@
+//! How a test rules the stand-in: through symbols of the loaded library, since the test's own copy of this crate has
+//! other worlds.
+
+use std::ffi::{CString, c_char, c_int};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+
+use crate::abi::DRIVER_VERSION;
+use crate::world::world;
+
+/// Devices that the stand-in has. Each is a world of its own: a test takes one.
+pub const DEVICE_COUNT: usize = 128;
+/// Longest log that a test reads.
+const LOG_BYTES_MAX: usize = 64 << 10;
+
+#[unsafe(no_mangle)]
+extern "C" fn standin_reset(device: u32, seed: u64) {
+    if let Some(world) = world(device as usize) {
+        world.state.lock().reset(seed);
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn standin_driver_version(version: c_int) {
+    DRIVER_VERSION.store(version, Ordering::Relaxed);
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn standin_fail(device: u32, name: *const c_char, after: u64, times: u64, code: c_int) {
+    if let Some(world) = world(device as usize) {
+        // SAFETY: a text that ends with a zero, from `Control`.
+        let name = unsafe { std::ffi::CStr::from_ptr(name) }.to_string_lossy();
+        world.state.lock().faults.plan(&name, after, times, code);
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn standin_calls(device: u32, name: *const c_char) -> u64 {
+    // SAFETY: a text that ends with a zero, from `Control`.
+    let name = unsafe { std::ffi::CStr::from_ptr(name) }.to_string_lossy();
+    world(device as usize).map_or(0, |world| world.state.lock().faults.calls(&name))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn standin_log(device: u32, to: *mut u8, len: usize) -> usize {
+    let Some(world) = world(device as usize) else { return 0 };
+    let text = world.state.lock().log.join("\n");
+    let len = text.len().min(len);
+    // SAFETY: `to` has room for `len` bytes, from `Control`.
+    unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), to, len) };
+    len
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn standin_left(device: u32, to: *mut [u64; 6]) {
+    let Some(world) = world(device as usize) else { return };
+    let state = world.state.lock();
+    let (memory, pinned, registered) = state.memory.counts();
+    let left = [
+        memory as u64,
+        pinned as u64,
+        registered as u64,
+        state.streams.len() as u64 - 1,
+        state.events.len() as u64,
+        u64::from(state.retained),
+    ];
+    // SAFETY: from `Control`.
+    unsafe { to.write(left) };
+}
+
+/// What a world still has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Left {
+    /// Allocations on the device.
+    pub device: u64,
+    /// Allocations of pinned memory.
+    pub pinned: u64,
+    /// Registered ranges.
+    pub registered: u64,
+    /// Streams beside the default one.
+    pub streams: u64,
+    /// Events.
+    pub events: u64,
+    /// How often the context is retained.
+    pub retained: u64,
+}
+
+type Reset = extern "C" fn(u32, u64);
+type Version = extern "C" fn(c_int);
+type Fail = unsafe extern "C" fn(u32, *const c_char, u64, u64, c_int);
+type Calls = unsafe extern "C" fn(u32, *const c_char) -> u64;
+type Log = unsafe extern "C" fn(u32, *mut u8, usize) -> usize;
+type LeftOver = unsafe extern "C" fn(u32, *mut [u64; 6]);
+
+/// The loaded library's control symbols.
+#[derive(Debug)]
+pub struct Control {
+    _library: libloading::Library,
+    reset: Reset,
+    version: Version,
+    fail: Fail,
+    calls: Calls,
+    log: Log,
+    left: LeftOver,
+}
+
+/// The stand-in that cargo built for the running test: beside it, or in `deps` beside it.
+pub fn library_path() -> PathBuf {
+    let name =
+        format!("{}kvdepot_standin_cuda{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
+    let exe = std::env::current_exe().unwrap_or_default();
+    let folder = exe.parent().unwrap_or(Path::new("."));
+    let beside = folder.join(&name);
+    if beside.exists() { beside } else { folder.join("deps").join(name) }
+}
+
+impl Control {
+    /// Loads the stand-in.
+    pub fn load(path: &Path) -> Result<Self, String> {
+        // SAFETY: our own library, whose initialisers do nothing, and whose symbols have the types named here.
+        unsafe {
+            let library =
+                libloading::Library::new(path).map_err(|e| format!("cannot load {}: {e}", path.display()))?;
+            let missing = |e: libloading::Error| e.to_string();
+            Ok(Self {
+                reset: *library.get::<Reset>(b"standin_reset\0").map_err(missing)?,
+                version: *library.get::<Version>(b"standin_driver_version\0").map_err(missing)?,
+                fail: *library.get::<Fail>(b"standin_fail\0").map_err(missing)?,
+                calls: *library.get::<Calls>(b"standin_calls\0").map_err(missing)?,
+                log: *library.get::<Log>(b"standin_log\0").map_err(missing)?,
+                left: *library.get::<LeftOver>(b"standin_left\0").map_err(missing)?,
+                _library: library,
+            })
+        }
+    }
+
+    /// Empties a world and gives it a seed.
+    pub fn reset(&self, device: u32, seed: u64) {
+        (self.reset)(device, seed);
+    }
+
+    /// What driver tables that are made from now on find: 12000 has no batch copies, 12080 the first ABI, 13000 both.
+    pub fn set_driver_version(&self, version: i32) {
+        (self.version)(version);
+    }
+
+    /// Lets `after` calls of that name pass and fails the next `times` with `code`. The name `execution` stands for
+    /// a copy's run, after which the context is lost.
+    pub fn fail(&self, device: u32, name: &str, after: u64, times: u64, code: i32) {
+        let name = CString::new(name).unwrap_or_default();
+        // SAFETY: the text lives during the call.
+        unsafe { (self.fail)(device, name.as_ptr(), after, times, code) };
+    }
+
+    /// How often a call of that name was made.
+    pub fn calls(&self, device: u32, name: &str) -> u64 {
+        let name = CString::new(name).unwrap_or_default();
+        // SAFETY: the text lives during the call.
+        unsafe { (self.calls)(device, name.as_ptr()) }
+    }
+
+    /// What callers did wrong, a line each.
+    pub fn violations(&self, device: u32) -> Vec<String> {
+        let mut bytes = vec![0; LOG_BYTES_MAX];
+        // SAFETY: the buffer has the room that is named.
+        let len = unsafe { (self.log)(device, bytes.as_mut_ptr(), bytes.len()) };
+        bytes.truncate(len);
+        String::from_utf8_lossy(&bytes).lines().map(str::to_owned).collect()
+    }
+
+    /// What is still allocated.
+    pub fn left(&self, device: u32) -> Left {
+        let mut left = [0; 6];
+        // SAFETY: an array of the length that the symbol writes.
+        unsafe { (self.left)(device, &mut left) };
+        let [device, pinned, registered, streams, events, retained] = left;
+        Left { device, pinned, registered, streams, events, retained }
+    }
+}

@@ -1,0 +1,193 @@
+//! What is queued, and in which order it runs.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use parking_lot::MutexGuard;
+
+use crate::code;
+use crate::kernels::{self, Kernel};
+use crate::memory::{Memory, Place};
+use crate::world::{State, World};
+
+/// How long a wait lasts in which nothing can run and nobody queues anything.
+const STUCK: Duration = Duration::from_secs(20);
+/// Pieces that one call runs early at most.
+const EARLY_MAX: u64 = 12;
+
+/// Where a copy's bytes come from.
+pub(crate) enum Source {
+    Address(u64),
+    /// Read while the call was under way.
+    Taken(Vec<u8>),
+}
+
+pub(crate) struct Part {
+    pub(crate) to: u64,
+    pub(crate) from: Source,
+    pub(crate) len: u64,
+}
+
+pub(crate) enum Op {
+    /// Copies in any order.
+    Copies(Vec<Part>),
+    /// A kernel that has not begun: its arguments are read, and what they point to is read when it runs.
+    Launch {
+        kernel: Kernel,
+        arguments: Vec<u64>,
+    },
+    Record {
+        event: u64,
+        number: u64,
+    },
+    Wait {
+        event: u64,
+        number: u64,
+    },
+}
+
+pub(crate) struct Stream {
+    /// How eagerly it is picked.
+    pub(crate) weight: u64,
+    pub(crate) queue: VecDeque<Op>,
+}
+
+impl State {
+    pub(crate) fn new_stream(&mut self) -> u64 {
+        let handle = self.handle();
+        let weight = [1, 4, 16, 256][self.rng.below(4) as usize];
+        self.streams.insert(handle, Stream { weight, queue: VecDeque::new() });
+        handle
+    }
+
+    /// Whether a record has been reached. What is gone counts as reached, as in the real driver.
+    pub(crate) fn reached(&self, event: u64, number: u64) -> bool {
+        self.events.get(&event).is_none_or(|event| event.completed >= number)
+    }
+
+    /// Runs some work before a call returns, as a seed likes it.
+    pub(crate) fn some_early(&mut self) {
+        if self.rng.percent(self.eagerness) {
+            for _ in 0..self.rng.below(EARLY_MAX) {
+                self.step();
+            }
+        }
+    }
+
+    /// Runs one piece of one stream; false if no stream may run.
+    pub(crate) fn step(&mut self) -> bool {
+        let mut ready: Vec<(u64, u64)> = self
+            .streams
+            .iter()
+            .filter(|(_, stream)| match stream.queue.front() {
+                None => false,
+                Some(Op::Wait { event, number }) => self.reached(*event, *number),
+                Some(_) => true,
+            })
+            .map(|(&handle, stream)| (handle, stream.weight))
+            .collect();
+        if ready.is_empty() {
+            return false;
+        }
+        ready.sort_unstable();
+        let mut ticket = self.rng.below(ready.iter().map(|&(_, weight)| weight).sum());
+        let mut picked = ready[0].0;
+        for &(handle, weight) in &ready {
+            picked = handle;
+            if ticket < weight {
+                break;
+            }
+            ticket -= weight;
+        }
+        let Some(op) = self.streams.get_mut(&picked).and_then(|stream| stream.queue.pop_front()) else {
+            return false;
+        };
+        if let Some(rest) = self.run_piece(op)
+            && let Some(stream) = self.streams.get_mut(&picked)
+        {
+            stream.queue.push_front(rest);
+        }
+        true
+    }
+
+    /// Runs a piece of an op and returns what is left of it.
+    fn run_piece(&mut self, op: Op) -> Option<Op> {
+        match op {
+            Op::Wait { .. } => None,
+            Op::Record { event, number } => {
+                if let Some(event) = self.events.get_mut(&event) {
+                    event.completed = event.completed.max(number);
+                }
+                None
+            }
+            Op::Launch { kernel, arguments } => kernels::begin(self, kernel, &arguments).map(Op::Copies),
+            Op::Copies(mut parts) => {
+                let index = self.rng.below(parts.len().max(1) as u64) as usize;
+                if index < parts.len() {
+                    let part = parts.swap_remove(index);
+                    self.copy(&part);
+                }
+                (!parts.is_empty()).then_some(Op::Copies(parts))
+            }
+        }
+    }
+
+    fn copy(&mut self, part: &Part) {
+        if let Some(code) = self.faults.called("execution") {
+            self.lost = code;
+            return;
+        }
+        if !self.check(part.to, part.len, "a copy's target") {
+            return;
+        }
+        let from = match &part.from {
+            Source::Taken(bytes) => bytes.as_ptr(),
+            Source::Address(from) => {
+                if !self.check(*from, part.len, "a copy's source") {
+                    return;
+                }
+                Memory::pointer(*from).cast_const()
+            }
+        };
+        // SAFETY: both ranges were found in memory that lives: what the world keeps, or what the caller answers for
+        // until it has seen the copy's end. `copy`, because a test may well name overlapping ranges by mistake.
+        unsafe { std::ptr::copy(from, Memory::pointer(part.to), part.len as usize) };
+    }
+
+    /// Whether a range may still be touched; if not, the context is lost as on a device.
+    pub(crate) fn check(&mut self, address: u64, len: u64, what: &str) -> bool {
+        if self.memory.place(address, len) != Place::Wrong {
+            return true;
+        }
+        self.violation(format!("{what} is not there when it runs: {address:#x}, {len} bytes"));
+        self.lost = code::ILLEGAL_ADDRESS;
+        false
+    }
+}
+
+impl World {
+    /// Runs work until `done`, giving way to other threads now and then.
+    pub(crate) fn run_until(
+        &self,
+        state: &mut MutexGuard<'_, State>,
+        done: impl Fn(&State) -> bool,
+    ) -> Result<(), i32> {
+        loop {
+            if state.lost != code::SUCCESS {
+                return Err(state.lost);
+            }
+            if done(state) {
+                return Ok(());
+            }
+            if state.step() {
+                self.progress.notify_all();
+                if state.rng.percent(20) {
+                    MutexGuard::bump(state);
+                }
+            } else if self.progress.wait_for(state, STUCK).timed_out() && !done(state) {
+                state.violation("a wait for work that cannot run".into());
+                return Err(code::LAUNCH_TIMEOUT);
+            }
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! What the stand-in pretends to be. The environment speaks when nobody takes control:
+//! `KVDEPOT_STANDIN_SEED` (number), `KVDEPOT_STANDIN_LINK` (`ib`, `ethernet`), `KVDEPOT_STANDIN_DEVICE` (name).
+
+use std::path::PathBuf;
+
+use kvdepot_verbs::sys::{IBV_LINK_LAYER_ETHERNET, IBV_LINK_LAYER_INFINIBAND, IBV_PORT_ACTIVE};
+
+#[derive(Debug)]
+pub(crate) struct Config {
+    pub(crate) seed: u64,
+    pub(crate) lazy: bool,
+    /// Name of the first device; others get their number instead of its last digit.
+    pub(crate) device: String,
+    pub(crate) devices: usize,
+    pub(crate) link: u8,
+    pub(crate) port_state: u32,
+    /// Most bytes that all regions together may cover; stands for RLIMIT_MEMLOCK.
+    pub(crate) region_bytes_max: u64,
+    /// Whether memory can be registered by dma-buf.
+    pub(crate) dmabuf: bool,
+    /// Directory whose entries are the devices' in sysfs.
+    pub(crate) sysfs: PathBuf,
+}
+
+impl Config {
+    pub(crate) fn from_environment() -> Self {
+        let text = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let ethernet = text("KVDEPOT_STANDIN_LINK").is_some_and(|link| link.eq_ignore_ascii_case("ethernet"));
+        Self {
+            seed: text("KVDEPOT_STANDIN_SEED").and_then(|seed| seed.parse().ok()).unwrap_or(1),
+            lazy: false,
+            device: text("KVDEPOT_STANDIN_DEVICE").unwrap_or_else(|| "standin0".to_owned()),
+            devices: 1,
+            link: if ethernet { IBV_LINK_LAYER_ETHERNET } else { IBV_LINK_LAYER_INFINIBAND },
+            port_state: IBV_PORT_ACTIVE,
+            region_bytes_max: u64::MAX,
+            dmabuf: true,
+            sysfs: PathBuf::from("/sys/class/infiniband"),
+        }
+    }
+
+    pub(crate) fn device_name(&self, index: usize) -> String {
+        if index == 0 {
+            return self.device.clone();
+        }
+        format!("{}{index}", self.device.trim_end_matches(|c: char| c.is_ascii_digit()))
+    }
+
+    pub(crate) fn ethernet(&self) -> bool {
+        self.link == IBV_LINK_LAYER_ETHERNET
+    }
+}

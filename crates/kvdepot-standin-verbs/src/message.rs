@@ -1,0 +1,127 @@
+//! What two processes tell each other about their queue pairs: one datagram a request, one an answer. The bytes
+//! themselves never travel: the answering side moves them between the two processes' memory.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, recv, sendto,
+    socket_with,
+};
+
+/// Pieces of local memory in a request, at most.
+pub(crate) const PIECES_MAX: usize = 16;
+const WORDS: usize = 12 + 2 * PIECES_MAX;
+
+/// Asks, answers, or only looks whether somebody is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Ask,
+    Answer,
+    Look,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Message {
+    pub(crate) kind: Kind,
+    pub(crate) from: u32,
+    pub(crate) to: u32,
+    pub(crate) pid: i32,
+    pub(crate) psn: u32,
+    pub(crate) opcode: u32,
+    /// Of an answer.
+    pub(crate) status: u32,
+    pub(crate) imm: u32,
+    pub(crate) solicited: bool,
+    pub(crate) remote_address: u64,
+    pub(crate) rkey: u32,
+    /// Asker's memory.
+    pub(crate) pieces: Vec<(u64, u64)>,
+}
+
+/// A request from another process that could not be carried out at once.
+#[derive(Debug)]
+pub(crate) struct Inbound {
+    pub(crate) message: Message,
+    /// Looks at the receive queue that are left.
+    pub(crate) attempts_left: u32,
+}
+
+impl Message {
+    fn encode(&self) -> Vec<u8> {
+        let kind = match self.kind {
+            Kind::Ask => 0,
+            Kind::Answer => 1,
+            Kind::Look => 2,
+        };
+        let mut words = vec![
+            kind,
+            self.from.into(),
+            self.to.into(),
+            u64::from(self.pid.cast_unsigned()),
+            self.psn.into(),
+            self.opcode.into(),
+            self.status.into(),
+            self.imm.into(),
+            self.solicited.into(),
+            self.remote_address,
+            self.rkey.into(),
+            self.pieces.len() as u64,
+        ];
+        words.extend(self.pieces.iter().flat_map(|&(address, len)| [address, len]));
+        words.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let words: Vec<u64> = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        let number = |index: usize| words.get(index).and_then(|&word| u32::try_from(word).ok());
+        let pieces =
+            words.get(12..)?.as_chunks::<2>().0.iter().map(|&[address, len]| (address, len)).collect();
+        Some(Self {
+            kind: match number(0)? {
+                0 => Kind::Ask,
+                1 => Kind::Answer,
+                _ => Kind::Look,
+            },
+            from: number(1)?,
+            to: number(2)?,
+            pid: number(3)?.cast_signed(),
+            psn: number(4)?,
+            opcode: number(5)?,
+            status: number(6)?,
+            imm: number(7)?,
+            solicited: number(8)? != 0,
+            remote_address: *words.get(9)?,
+            rkey: number(10)?,
+            pieces,
+        })
+    }
+
+    /// Sends from `socket` to the queue pair that it is for.
+    pub(crate) fn send(&self, socket: &OwnedFd) -> rustix::io::Result<()> {
+        sendto(
+            socket.as_fd(),
+            &self.encode(),
+            SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
+            &address(self.to)?,
+        )?;
+        Ok(())
+    }
+
+    pub(crate) fn receive(socket: &OwnedFd) -> Option<Self> {
+        let mut bytes = [0u8; WORDS * 8];
+        let (len, _) = recv(socket.as_fd(), &mut bytes[..], RecvFlags::DONTWAIT).ok()?;
+        Self::decode(&bytes[..len])
+    }
+}
+
+fn address(number: u32) -> rustix::io::Result<SocketAddrUnix> {
+    SocketAddrUnix::new_abstract_name(format!("kvdepot-standin-verbs/{number}").as_bytes())
+}
+
+/// The socket of queue pair `number`; none when another process has that number.
+pub(crate) fn socket_of(number: u32) -> Option<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None).ok()?;
+    bind(socket.as_fd(), &address(number).ok()?).ok()?;
+    Some(socket)
+}

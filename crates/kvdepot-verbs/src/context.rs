@@ -1,0 +1,165 @@
+//! An open device, and protection domains on it.
+
+use std::fmt;
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+
+use kvdepot_core::Result;
+
+use crate::device::Device;
+use crate::failure;
+use crate::sys::{ibv_context, ibv_device_attr, ibv_pd};
+use crate::table::Table;
+
+/// An open device. Everything made on it keeps it open. Cheap to clone.
+#[derive(Clone)]
+pub struct Context {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    device: Device,
+    name: String,
+    context: *mut ibv_context,
+}
+
+// SAFETY: the library's calls on a context are thread-safe by its own contract.
+unsafe impl Send for Inner {}
+// SAFETY: as for Send.
+unsafe impl Sync for Inner {}
+
+/// What a device can hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceLimits {
+    /// Firmware's version.
+    pub firmware: String,
+    /// Ports, numbered from 1.
+    pub ports: u8,
+    /// Largest memory region.
+    pub region_bytes_max: u64,
+    /// Most outstanding work requests of one queue.
+    pub queue_requests_max: u32,
+    /// Most entries of a completion queue.
+    pub completions_max: u32,
+    /// Most pieces of local memory in one work request.
+    pub sges_max: u32,
+    /// Most READs that one queue pair may have under way.
+    pub reads_max: u8,
+}
+
+impl Context {
+    /// Opens `device`.
+    pub fn open(device: &Device) -> Result<Self> {
+        // SAFETY: the device is valid while `device` is, which the context keeps.
+        let context = unsafe { (device.table().ibv_open_device)(device.raw()) };
+        let name = device.name();
+        if context.is_null() {
+            return Err(failure::last_os("ibv_open_device", &name));
+        }
+        Ok(Self { inner: Arc::new(Inner { device: device.clone(), name, context }) })
+    }
+
+    /// The device that was opened.
+    pub fn device(&self) -> &Device {
+        &self.inner.device
+    }
+
+    /// The device's name.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// What the device can hold.
+    pub fn limits(&self) -> Result<DeviceLimits> {
+        let mut attributes = MaybeUninit::<ibv_device_attr>::zeroed();
+        // SAFETY: the context is open, and the call fills the attributes.
+        let rc = unsafe { (self.table().ibv_query_device)(self.raw(), attributes.as_mut_ptr()) };
+        if rc != 0 {
+            return Err(failure::from_errno("ibv_query_device", self.name(), rc));
+        }
+        // SAFETY: all-zero bytes are a value of this type, and the call succeeded.
+        let attributes = unsafe { attributes.assume_init() };
+        let positive = |value: i32| u32::try_from(value).unwrap_or(0);
+        let firmware = attributes.fw_ver.iter().take_while(|&&c| c != 0);
+        Ok(DeviceLimits {
+            firmware: firmware.map(|&c| char::from(c.cast_unsigned())).collect(),
+            ports: attributes.phys_port_cnt,
+            region_bytes_max: attributes.max_mr_size,
+            queue_requests_max: positive(attributes.max_qp_wr),
+            completions_max: positive(attributes.max_cqe),
+            sges_max: positive(attributes.max_sge),
+            reads_max: u8::try_from(attributes.max_qp_rd_atom).unwrap_or(u8::MAX),
+        })
+    }
+
+    pub(crate) fn table(&self) -> &Table {
+        self.inner.device.table()
+    }
+
+    pub(crate) fn raw(&self) -> *mut ibv_context {
+        self.inner.context
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // SAFETY: open, and closed once; all objects on it hold it and so are gone.
+        unsafe { (self.device.table().ibv_close_device)(self.context) };
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Context({})", self.name())
+    }
+}
+
+/// A protection domain: queue pairs reach only regions of their own domain. Cheap to clone.
+#[derive(Clone)]
+pub struct Pd {
+    inner: Arc<PdInner>,
+}
+
+struct PdInner {
+    context: Context,
+    pd: *mut ibv_pd,
+}
+
+// SAFETY: as for the context.
+unsafe impl Send for PdInner {}
+// SAFETY: as for Send.
+unsafe impl Sync for PdInner {}
+
+impl Pd {
+    /// A new domain.
+    pub fn new(context: &Context) -> Result<Self> {
+        // SAFETY: the context is open.
+        let pd = unsafe { (context.table().ibv_alloc_pd)(context.raw()) };
+        if pd.is_null() {
+            return Err(failure::last_os("ibv_alloc_pd", context.name()));
+        }
+        Ok(Self { inner: Arc::new(PdInner { context: context.clone(), pd }) })
+    }
+
+    /// The device that the domain is on.
+    pub fn context(&self) -> &Context {
+        &self.inner.context
+    }
+
+    pub(crate) fn raw(&self) -> *mut ibv_pd {
+        self.inner.pd
+    }
+}
+
+impl Drop for PdInner {
+    fn drop(&mut self) {
+        // SAFETY: allocated, and freed once; regions and queue pairs hold it and so are gone.
+        unsafe { (self.context.table().ibv_dealloc_pd)(self.pd) };
+    }
+}
+
+impl fmt::Debug for Pd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pd({})", self.context().name())
+    }
+}

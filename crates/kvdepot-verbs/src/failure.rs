@@ -1,0 +1,104 @@
+//! Failed calls as errors: kind, call, device, errno, and what to do about it.
+
+use std::io;
+
+use kvdepot_core::{Error, ErrorKind};
+
+/// The error of a call on `device` that set `errno`.
+pub(crate) fn last_os(call: &'static str, device: &str) -> Error {
+    // Never -1, so this does not come back here.
+    let errno = io::Error::last_os_error().raw_os_error().filter(|&errno| errno > 0);
+    from_errno(call, device, errno.unwrap_or(libc::EIO))
+}
+
+/// The error of a call on `device` that returned `returned`: a number of an error, or -1 with the number in errno.
+pub(crate) fn from_errno(call: &'static str, device: &str, returned: i32) -> Error {
+    if returned == -1 {
+        return last_os(call, device);
+    }
+    let errno = returned.abs();
+    let (kind, sentence) = match errno {
+        libc::ENOSYS => (
+            ErrorKind::Unavailable,
+            "there is no RDMA device: the kernel has no RDMA support loaded (modprobe the adapter's driver, or \
+             rdma_rxe for a software device)",
+        ),
+        libc::EOPNOTSUPP => (ErrorKind::Unsupported, "the RDMA device or its driver cannot do this"),
+        libc::ENOMEM => (
+            ErrorKind::NoSpace,
+            "the RDMA device has no room for more (queues, regions or memory); use fewer or smaller ones, or raise \
+             the limit on locked memory (ulimit -l)",
+        ),
+        libc::EACCES | libc::EPERM => (
+            ErrorKind::Permission,
+            "not allowed to use the RDMA device; give this user /dev/infiniband/uverbs* (a container needs the \
+             devices and IPC_LOCK)",
+        ),
+        libc::ENODEV | libc::EIO => {
+            (ErrorKind::Unavailable, "the RDMA device is gone or broken; see the kernel's log")
+        }
+        libc::EINVAL => (ErrorKind::Config, "the RDMA device refused a value"),
+        _ => (ErrorKind::Io, "a call of the RDMA library failed"),
+    };
+    Error::new(kind, sentence)
+        .with("call", call)
+        .with("device", device)
+        .with("errno", errno)
+        .with_source(io::Error::from_raw_os_error(errno))
+}
+
+/// Whose memory was to be registered; decides what a refusal means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryOf {
+    /// This process's.
+    Host,
+    /// A GPU's, by its address: needs a peer memory module in the kernel.
+    Peer,
+    /// Another device's, by its dma-buf.
+    DmaBuf,
+}
+
+/// Why a registration was refused.
+pub(crate) fn registration(
+    call: &'static str,
+    device: &str,
+    errno: i32,
+    memory: MemoryOf,
+    bytes: usize,
+) -> Error {
+    let errno = errno.abs();
+    let error = match (memory, errno) {
+        (MemoryOf::Host, libc::ENOMEM | libc::EAGAIN | libc::EPERM) => Error::new(
+            ErrorKind::NoSpace,
+            "memory could not be registered with the RDMA device: the limit on locked memory is too low \
+             (RLIMIT_MEMLOCK; raise it with ulimit -l, LimitMEMLOCK= or --ulimit memlock=-1, or give IPC_LOCK)",
+        )
+        .with("locked_bytes_max", locked_limit()),
+        (MemoryOf::Host, libc::EFAULT) => Error::new(
+            ErrorKind::Config,
+            "memory could not be registered with the RDMA device: the range is not mapped, or not writable",
+        ),
+        (MemoryOf::Peer, libc::EFAULT | libc::EINVAL | libc::EOPNOTSUPP | libc::ENOMEM) => Error::new(
+            ErrorKind::Unsupported,
+            "the RDMA device cannot reach the GPU's memory: peer memory support is missing (modprobe \
+             nvidia-peermem, or a driver and kernel with dma-buf)",
+        ),
+        (MemoryOf::DmaBuf, libc::EOPNOTSUPP | libc::EINVAL | libc::ENOSYS) => Error::new(
+            ErrorKind::Unsupported,
+            "the RDMA device cannot register memory by dma-buf (needs a driver with dma-buf support; without it, \
+             modprobe nvidia-peermem)",
+        ),
+        _ => return from_errno(call, device, errno).with("len_bytes", bytes),
+    };
+    error
+        .with("call", call)
+        .with("device", device)
+        .with("errno", errno)
+        .with("len_bytes", bytes)
+        .with_source(io::Error::from_raw_os_error(errno))
+}
+
+fn locked_limit() -> String {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock);
+    limit.current.map_or_else(|| "unlimited".to_owned(), |bytes| bytes.to_string())
+}

@@ -1,0 +1,35 @@
+//! Safe RDMA verbs over a libibverbs that is found at run time, so that builds and machines without RDMA need nothing.
+//!
+//! [`Verbs`] is the library, a [`Device`] what it finds, a [`Context`] an open device; [`Pd`], [`Mr`], [`Cq`], [`Srq`]
+//! and [`Qp`] live on it and keep what they are made of, so they can be dropped in any order. Queue pairs are reliable
+//! connections; how two ends tell each other their [`Endpoint`] is the caller's affair. Requests are posted in lists
+//! ([`SendList`], [`RecvList`]) and end in a completion queue, to be polled or waited for.
+//!
+//! What a device may touch is decided by registration: [`Mr::register`] is the unsafe step and carries the contract.
+//! Posting is safe, because the device checks every address of a request against the regions.
+
+mod buffer;
+mod completion;
+mod connect;
+mod context;
+mod cq;
+mod device;
+mod failure;
+mod port;
+mod qp;
+mod region;
+pub mod sys;
+mod table;
+mod work;
+
+pub use buffer::Buffer;
+pub use completion::{Completion, Done, WcStatus};
+pub use connect::{Endpoint, RcAttributes};
+pub use context::{Context, DeviceLimits, Pd};
+pub use cq::{CompletionChannel, Cq};
+pub use device::{Device, Verbs};
+pub use failure::MemoryOf;
+pub use port::{Gid, GidType, LinkLayer, Port, PortChoice};
+pub use qp::{PostError, Qp, QpConfig, QpState, Srq};
+pub use region::{Access, Mr};
+pub use work::{Flags, Operation, Payload, RecvList, Remote, SendList, Sge};
