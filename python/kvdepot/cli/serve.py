@@ -26,7 +26,9 @@ from kvdepot.errors import config_error
     show_default=True,
     help="End when nobody was attached for so many seconds; 0 = never.",
 )
-@click.option("--log-level", type=click.Choice([*LOG_LEVELS, "warning"]), help="Goes before environment and configuration.")
+@click.option(
+    "--log-level", type=click.Choice([*LOG_LEVELS, "warning"]), help="Goes before environment and configuration."
+)
 @click.option("--log-file", type=click.Path(dir_okay=False), help="Write log lines there, not to standard error.")
 @wire.options
 def command(
@@ -37,13 +39,13 @@ def command(
     idle_exit_s: int,
     log_level: str | None,
     log_file: str | None,
-    **said: Any,  # noqa: ANN401 - the wire door's options, read in one place
+    **said: Any,
 ) -> None:
     """Runs a depot until SIGTERM or SIGINT.
 
     Engines with the same configuration find it by themselves. Returns at once when another depot already serves the
-    socket. With --service-port or any other option of the wire door, clients on other machines and InfiniStore's find it,
-    too.
+    socket. With --service-port or any other option of the wire door, clients on other machines find it, too, and so do
+    InfiniStore's.
     """
     if core_json is not None and (file is not None or socket is None):
         raise config_error("--core-json: goes with --socket and without --config")

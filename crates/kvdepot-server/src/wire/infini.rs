@@ -105,8 +105,9 @@ impl Connection {
             Ok(slot) => slot,
             Err(error) => {
                 tracing::debug!("a value was not stored: {error}");
-                self.stream.discard(buffer, bytes.into()).await?;
-                return self.refuse(code::OUT_OF_MEMORY, error.kind()).await;
+                // At once, so that a client that looks need not send the rest; most send it all the same.
+                self.refuse(code::OUT_OF_MEMORY, error.kind()).await?;
+                return self.stream.discard(buffer, bytes.into()).await;
             }
         };
         self.stream.receive(buffer, &mut slot, bytes as usize, |_, _, _| {}).await?;
