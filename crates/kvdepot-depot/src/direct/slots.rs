@@ -63,6 +63,12 @@ impl WriteSlot {
         self.memory.slices(start, end)
     }
 
+    /// The memory by address, for devices that write it themselves: they must have let go before this value ends, and
+    /// before anything else touches the bytes (P4).
+    pub const fn memory(&self) -> &SlotBuf {
+        self.memory.memory()
+    }
+
     /// Copies bytes to `start`; what does not fit into the block is an error.
     pub fn write_at(&mut self, start: usize, bytes: &[u8]) -> Result<()> {
         if start.checked_add(bytes.len()).is_none_or(|end| end > self.block_bytes) {

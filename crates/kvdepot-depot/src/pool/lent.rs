@@ -30,6 +30,11 @@ impl Writable {
             .collect()
     }
 
+    /// The memory itself, for devices that write it by address.
+    pub(crate) const fn memory(&self) -> &SlotBuf {
+        &self.0
+    }
+
     /// Bytes `start..end` of the slot.
     pub(crate) fn slices(&self, start: usize, end: usize) -> SmallVec<[&[u8]; 4]> {
         let runs = self.0.slice(start, end);

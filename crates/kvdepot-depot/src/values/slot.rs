@@ -43,6 +43,12 @@ impl ValueSlot {
         self.slot.io_slices_mut(start.min(end), end)
     }
 
+    /// The memory by address, for devices that write it themselves; the value is its first `value_bytes` bytes. A device
+    /// must have let go before this value is published or dropped (P4).
+    pub const fn memory(&self) -> &SlotBuf {
+        self.slot.memory()
+    }
+
     /// All bytes have come: the value takes the place of the one before, at once.
     pub fn publish(mut self) -> Result<()> {
         if self.to_files {

@@ -1,6 +1,5 @@
 //! One connection, from its first byte to its last.
 
-use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +18,7 @@ use tokio::time::Instant;
 use super::door::Door;
 use super::infini::Command as InfiniCommand;
 use super::own::{Command as OwnCommand, Greeting};
+use super::rdma::QueuePair;
 use super::stream::Stream;
 
 /// How long a visitor may take to prove that it knows the token.
@@ -38,7 +38,7 @@ pub(super) struct Connection {
     pub(super) tasks: JoinSet<()>,
     pub(super) in_flight: Arc<Semaphore>,
     /// The queue pair of this connection.
-    pub(super) rdma: Option<Box<dyn Any + Send + Sync>>,
+    pub(super) rdma: Option<QueuePair>,
     handshake: ServerHandshake,
 }
 

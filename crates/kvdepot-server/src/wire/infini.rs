@@ -10,7 +10,7 @@ use kvdepot_wire::{Frame, FrameBuffer};
 use super::connection::Connection;
 
 /// How long a value may take to come up from a tier.
-const GET_WAIT: Duration = Duration::from_secs(10);
+pub(super) const GET_WAIT: Duration = Duration::from_secs(10);
 
 /// A request, its keys hashed.
 #[derive(Debug)]

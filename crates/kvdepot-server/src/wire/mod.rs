@@ -13,4 +13,4 @@ mod stream;
 
 pub use config::{EvictConfig, WireConfig};
 pub use door::WireDoor;
-pub use rdma::RdmaTransport;
+pub use rdma::{RdmaConfig, RdmaLink};
