@@ -14,6 +14,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 VLLM_VENV := .venv-vllm
+INFINISTORE_VENV := .venv-infinistore
 STAMPS := .work/stamps
 WHEELS := .work/wheels
 STEP := tools/step
@@ -30,7 +31,7 @@ PYTHON_INPUTS := pyproject.toml README.md $(shell find python -name '*.py' -o -n
 help: ## List the commands
 	@awk 'BEGIN { FS = ":.*## " } \
 		/^##@/ { printf "\n%s\n", substr($$0, 5) } \
-		/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+		/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: $(STAMPS)/installed ## Make .venv, build the wheel and install it
@@ -55,6 +56,14 @@ bench-engine: vllm-env ## Measure real vLLM with kvdepot, without, and with its 
 bench-thrash: vllm-env ## Send concurrent hits that exceed the pool
 	@$(VLLM_VENV)/bin/python -m benches.engine.thrash $(ARGS)
 
+.PHONY: bench-wire-faults
+bench-wire-faults: infinistore-env ## Send malformed traffic to our wire door and to InfiniStore's
+	@$(INFINISTORE_VENV)/bin/python -m benches.wire.faults $(ARGS)
+
+.PHONY: bench-wire
+bench-wire: infinistore-env ## Measure the wire door beside InfiniStore's server
+	@$(INFINISTORE_VENV)/bin/python -m benches.wire.throughput $(ARGS)
+
 ##@ Check
 
 .PHONY: test
@@ -71,6 +80,10 @@ test-python: setup ## Test the Python package (ARGS: for pytest)
 .PHONY: test-engine
 test-engine: vllm-env ## Test with a real vLLM on CPU (ARGS: for pytest)
 	@$(VLLM_VENV)/bin/python -m pytest -o filterwarnings=default -o timeout=900 tests/engine $(ARGS)
+
+.PHONY: test-wire
+test-wire: infinistore-env ## Test the wire door with InfiniStore's own client (ARGS: for pytest)
+	@$(INFINISTORE_VENV)/bin/python -m pytest -o pythonpath=. tests/wire $(ARGS)
 
 .PHONY: lint
 lint: setup $(CARGO_DENY) ## Check format, lints, types, stubs, spelling and licences
@@ -102,16 +115,23 @@ fix: setup ## Format, apply safe fixes, rewrite generated pages
 vllm-env: setup ## Make .venv-vllm: a real vLLM on CPU, with this wheel
 	@$(BIN)/python tools/vllm_env.py --wheel $(WHEELS)/*.whl $(VLLM_VENV)
 
+.PHONY: infinistore-env
+infinistore-env: setup ## Make .venv-infinistore: InfiniStore's own client and server, and LMCache
+	@$(BIN)/python -m tools.infinistore_env --torch-from $(VLLM_VENV) $(INFINISTORE_VENV)
+
 .PHONY: lock
 lock: $(STAMPS)/tools ## Pin the newest versions in requirements/*.txt
 	@$(BIN)/uv pip compile -q --upgrade --python-version 3.10 --universal requirements/dev.in -o requirements/dev.txt
 	@$(BIN)/uv pip compile -q --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
 		--overrides requirements/vllm-overrides.txt --excludes requirements/vllm-excludes.txt \
 		requirements/vllm.in -o requirements/vllm.txt
+	@$(BIN)/uv pip compile -q --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
+		--excludes requirements/infinistore-excludes.txt \
+		requirements/infinistore.in -o requirements/infinistore.txt
 
 .PHONY: clean
 clean: ## Remove all that was built, environments included
-	@rm -rf $(VENV) $(VLLM_VENV) .work target .mypy_cache .ruff_cache .pytest_cache
+	@rm -rf $(VENV) $(VLLM_VENV) $(INFINISTORE_VENV) .work target .mypy_cache .ruff_cache .pytest_cache
 	@find python tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMPS)/tools: requirements/dev.txt

@@ -18,16 +18,18 @@ ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements" / "vllm.txt"
 STUBS = ROOT / "tools" / "cuda_stubs.py"
 PYTHON_VERSION = "3.11"
+# vllm-env, or the one that uses these functions.
+PROGRAM = Path(sys.argv[0]).stem.replace("_", "-")
 COMPILE_JOBS = str(os.cpu_count() or 1)
 
 
 @contextmanager
 def step(text: str) -> Iterator[None]:
     """Prints what is being done, and how long it took."""
-    print(f"vllm-env: {text} ...", flush=True)
+    print(f"{Path(sys.argv[0]).stem.replace('_', '-')}: {text} ...", flush=True)
     start_s = time.monotonic()
     yield
-    print(f"vllm-env: {text}: {time.monotonic() - start_s:.0f} s", flush=True)
+    print(f"{Path(sys.argv[0]).stem.replace('_', '-')}: {text}: {time.monotonic() - start_s:.0f} s", flush=True)
 
 
 def run(*command: str | Path) -> None:

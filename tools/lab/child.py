@@ -39,6 +39,11 @@ class Child:
             )
 
     @property
+    def pid(self) -> int:
+        """The program's process."""
+        return self._process.pid
+
+    @property
     def running(self) -> bool:
         """Whether the program itself has not ended."""
         return self._process.poll() is None

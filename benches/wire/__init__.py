@@ -1,0 +1,1 @@
+"""The wire door beside InfiniStore's own server: malformed traffic, throughput, kills."""

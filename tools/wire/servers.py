@@ -1,0 +1,231 @@
+"""A server that speaks InfiniStore's protocol, as a child process: ours, or InfiniStore's own."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+import yaml
+from typing_extensions import Self
+
+from tools.lab.child import POLL_S, Child, ChildError
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+KINDS = ("kvdepot", "infinistore")
+HOST = "127.0.0.1"
+START_S = 60.0
+CALL_S = 5.0
+POOL_GIB = 1
+LINK_TYPE = "IB"
+# Environment variables: the library that stands in for libibverbs, and the command that starts our server.
+STANDIN = "KVDEPOT_STANDIN_VERBS"
+COMMAND = "KVDEPOT_COMMAND"
+
+LIST_DEVICES = """
+import ctypes, sys
+verbs = ctypes.CDLL(sys.argv[1])
+verbs.ibv_get_device_list.restype = ctypes.POINTER(ctypes.c_void_p)
+verbs.ibv_get_device_name.restype = ctypes.c_char_p
+verbs.ibv_get_device_name.argtypes = [ctypes.c_void_p]
+count = ctypes.c_int()
+devices = verbs.ibv_get_device_list(ctypes.byref(count))
+print(verbs.ibv_get_device_name(devices[0]).decode() if count.value else "")
+"""
+
+
+class NoServerError(Exception):
+    """A kind of server that cannot be started here, and why."""
+
+
+def standin_verbs() -> Path | None:
+    """The library that stands in for libibverbs, where one is given."""
+    given = os.environ.get(STANDIN)
+    return Path(given).absolute() if given else None
+
+
+def preload(library: Path | None) -> dict[str, str]:
+    """Environment of a process that shall find ``library`` in libibverbs' place."""
+    return {"LD_PRELOAD": str(library)} if library else {}
+
+
+def device_of(library: Path) -> str:
+    """Name of the first device that a libibverbs look-alike has."""
+    # In a process of its own: a look-alike may start threads, or leave files when it is loaded.
+    found = subprocess.run(
+        [sys.executable, "-c", LIST_DEVICES, str(library)], check=True, capture_output=True, text=True
+    )
+    name = found.stdout.strip()
+    if not name:
+        raise NoServerError(f"{library} has no device")
+    return name
+
+
+def free_port() -> int:
+    """A TCP port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def kvdepot_command() -> list[str]:
+    """What starts our command line: $KVDEPOT_COMMAND, else that of .venv."""
+    given = os.environ.get(COMMAND)
+    if given:
+        return given.split()
+    installed = ROOT / ".venv" / "bin" / "kvdepot"
+    if not installed.exists():
+        raise NoServerError(f"no {installed}: run make setup, or name the command by {COMMAND}")
+    return [str(installed)]
+
+
+class Server:
+    """A server on ports of its own. It can be killed and started again on the same ports; its pool starts empty."""
+
+    def __init__(
+        self,
+        kind: str,
+        *,
+        pool_gib: int = POOL_GIB,
+        rdma: bool = False,
+        options: Sequence[str] = (),
+        keep_log: Path | None = None,
+    ) -> None:
+        self.kind = kind
+        self.library = standin_verbs() if rdma or kind == "infinistore" else None
+        if self.library is None and (rdma or kind == "infinistore"):
+            raise NoServerError(
+                f"{'InfiniStore does not start' if kind == 'infinistore' else 'no RDMA'} without an RDMA device: "
+                f"name a stand-in for libibverbs by {STANDIN}"
+            )
+        self.device = device_of(self.library) if self.library else ""
+        self.port = free_port()
+        self.manage_port = free_port()
+        self.pool_gib = pool_gib
+        self.options = list(options)
+        self._home = Path(tempfile.mkdtemp(prefix="kvdepot-wire-"))
+        self.log = keep_log or self._home / f"{kind}.log"
+        self.starts = 0
+        self._child = self._start()
+
+    def _command(self) -> list[str]:
+        common = ["--service-port", self.port, "--manage-port", self.manage_port, "--prealloc-size", self.pool_gib]
+        if self.library:
+            common += ["--dev-name", self.device, "--link-type", LINK_TYPE]
+        if self.kind == "infinistore":
+            start = [sys.executable, "-m", "tools.wire.infinistore_server", "--log-level", "warning"]
+        else:
+            config = self._home / "kvdepot.yaml"
+            config.write_text(yaml.safe_dump({"pipeline": "Cache", "socket": str(self._home / "depot.sock")}))
+            start = [*kvdepot_command(), "serve", "--config", str(config), "--host", HOST]
+        return [*map(str, start), *map(str, common), *self.options]
+
+    def _start(self) -> Child:
+        environ = {"PYTHONPATH": str(ROOT), **preload(self.library)}
+        child = Child(f"the {self.kind} server", self._command(), self.log, environ)
+        self.starts += 1
+        try:
+            self._wait_until_ready(child)
+        except BaseException:
+            child.kill()
+            raise
+        return child
+
+    def _wait_until_ready(self, child: Child) -> None:
+        end_s = time.monotonic() + START_S
+        while not self.answers():
+            child.check()
+            if time.monotonic() > end_s:
+                raise ChildError(f"{child.name} does not answer after {START_S:.0f} s\n{child.tail()}")
+            time.sleep(POLL_S)
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process has not ended."""
+        return self._child.running
+
+    def ends_within(self, timeout_s: float) -> bool:
+        """Whether its process ends by itself in that time."""
+        end_s = time.monotonic() + timeout_s
+        while self.alive and time.monotonic() < end_s:
+            time.sleep(POLL_S)
+        return not self.alive
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._child.pid
+
+    def answers(self) -> bool:
+        """Whether both ports answer: the service port takes a connection, the other says how many keys there are."""
+        try:
+            with socket.create_connection((HOST, self.port), CALL_S):
+                pass
+            self.kvmap_len()
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def manage(self, path: str, *, method: str = "GET") -> bytes:
+        """Body of an answer of the management port."""
+        request = urllib.request.Request(f"http://{HOST}:{self.manage_port}{path}", method=method)
+        with urllib.request.urlopen(request, timeout=CALL_S) as answer:
+            body: bytes = answer.read()
+            return body
+
+    def kvmap_len(self) -> int:
+        """Keys held, as the management port says."""
+        return int(json.loads(self.manage("/kvmap_len"))["len"])
+
+    def purge(self) -> int:
+        """Forgets all keys; says how many there were."""
+        return int(json.loads(self.manage("/purge", method="POST"))["num"])
+
+    def rss_bytes(self) -> int:
+        """Memory that its process holds now."""
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def open_files(self) -> int:
+        """Descriptors that its process holds now."""
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    def tail(self) -> str:
+        """The end of its log."""
+        return self._child.tail()
+
+    def kill(self) -> None:
+        """Ends it as kill -9 does."""
+        self._child.kill()
+
+    def restart(self) -> None:
+        """Starts it again on the same ports, killing it first when it runs."""
+        self.kill()
+        self._child = self._start()
+
+    def close(self) -> None:
+        """Ends it and removes what it has left."""
+        self.kill()
+        shutil.rmtree(self._home, ignore_errors=True)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends its process a signal."""
+        os.kill(self.pid, number)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
