@@ -167,6 +167,9 @@ impl Connection {
             let count = tokio::select! {
                 biased;
                 count = self.stream.fill(buffer, deadline) => count?,
+                () = over(self.rdma.as_ref()) => {
+                    return Err(Error::new(ErrorKind::Closed, "its RDMA connection broke"));
+                }
                 _ = draining.changed(), if idle => continue,
             };
             if count == 0 {
@@ -236,6 +239,14 @@ impl Connection {
     ) -> Result<T> {
         let direct = self.direct.clone();
         join(tokio::task::spawn_blocking(move || work(&direct))).await
+    }
+}
+
+/// Waits for the end of a connection's queue pair; for ever where it has none.
+async fn over(rdma: Option<&QueuePair>) {
+    match rdma {
+        Some(queue_pair) => queue_pair.over().await,
+        None => std::future::pending().await,
     }
 }
 

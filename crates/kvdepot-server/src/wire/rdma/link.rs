@@ -12,6 +12,7 @@ use kvdepot_core::{BlockHash, Error, ErrorKind, Result};
 use kvdepot_depot::values::{Value, Values};
 use kvdepot_verbs::{Flags, Operation, Payload, Qp, SendList};
 use kvdepot_wire::infini::code;
+use tokio::sync::Notify;
 
 use super::regions::Regions;
 use super::request::{Outcome, Request, Waits};
@@ -79,6 +80,8 @@ pub(super) struct Link {
     /// When something ended, or was posted with nothing else outstanding.
     moved: Instant,
     phase: Phase,
+    /// Tells the TCP connection that this one is over: its peer may have no other way to know.
+    over: Arc<Notify>,
     _counted: Counted,
 }
 
@@ -101,7 +104,7 @@ impl Drop for Counted {
 }
 
 impl Link {
-    pub(super) fn new(serial: u64, qp: Qp, values: Values, counted: Counted) -> Self {
+    pub(super) fn new(serial: u64, qp: Qp, values: Values, over: Arc<Notify>, counted: Counted) -> Self {
         Self {
             qp,
             serial,
@@ -114,6 +117,7 @@ impl Link {
             ended: 0,
             moved: Instant::now(),
             phase: Phase::Open,
+            over,
             _counted: counted,
         }
     }
@@ -250,6 +254,7 @@ impl Link {
         if !self.is_open() {
             return;
         }
+        self.over.notify_one();
         self.phase = Phase::Ending { until: Instant::now() + ENDING_MAX };
         list.clear();
         list.push(MARKER, Operation::Send(Payload::Sges(&[])), Flags::SIGNALED);

@@ -26,6 +26,7 @@ use kvdepot_verbs::{
 };
 use kvdepot_wire::infini::ConnInfo;
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 pub use config::{Link as RdmaLink, RdmaConfig};
 use inbox::Inbox;
@@ -75,6 +76,14 @@ struct Lane {
 pub(super) struct QueuePair {
     mailbox: Arc<Mailbox>,
     serial: u64,
+    over: Arc<Notify>,
+}
+
+impl QueuePair {
+    /// Comes back when the queue pair has failed, or was ended for cause.
+    pub(super) async fn over(&self) {
+        self.over.notified().await;
+    }
 }
 
 impl Drop for QueuePair {
@@ -208,10 +217,12 @@ impl Rdma {
         };
         // The client may do nothing to our memory: it is this side that reads and writes.
         qp.connect(&self.port, Access::READ_ONLY, &own, &peer, &self.attributes)?;
-        lane.mailbox.tell(Command::Open(Box::new(Link::new(serial, qp, values, counted))))?;
+        let over = Arc::new(Notify::new());
+        let link = Link::new(serial, qp, values, Arc::clone(&over), counted);
+        lane.mailbox.tell(Command::Open(Box::new(link)))?;
         let info =
             ConnInfo { qpn: own.qp_number, psn: own.psn, gid: own.gid, lid: own.lid, mtu: self.port.mtu };
-        Ok((info, QueuePair { mailbox: Arc::clone(&lane.mailbox), serial }))
+        Ok((info, QueuePair { mailbox: Arc::clone(&lane.mailbox), serial, over }))
     }
 
     /// Ends all connections, and the threads.
