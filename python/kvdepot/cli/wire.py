@@ -134,10 +134,13 @@ def wire_json(said: Mapping[str, Any]) -> str:
 
 def rdma(said: Mapping[str, Any]) -> dict[str, Any]:
     """The core's configuration of RDMA."""
-    config = {"device": said["dev_name"], "port": said["ib_port"], "link": said["link_type"]}
-    if (said["hint_gid_index"] or 0) >= 0:
-        config["gid_index"] = said["hint_gid_index"]
-    return config
+    hint = said["hint_gid_index"]
+    return {
+        "device": said["dev_name"],
+        "port": said["ib_port"],
+        "link": said["link_type"],
+        "gid_index": None if hint == -1 else hint,
+    }
 
 
 def address(host: str) -> str:
