@@ -59,7 +59,9 @@ OPTIONS = (
         help="Share of the pool in use from which on something must go.",
     ),
     click.option("--dev-name", help="RDMA device; this and the next three serve RDMA beside TCP."),
-    click.option("--ib-port", type=click.IntRange(1, 255), help="Port of the RDMA device; the first that is up when left out."),
+    click.option(
+        "--ib-port", type=click.IntRange(1, 255), help="Port of the RDMA device; the first that is up when left out."
+    ),
     click.option(
         "--link-type", type=click.Choice(["IB", "Ethernet"]), help="What the port must speak; either when left out."
     ),
