@@ -104,14 +104,23 @@ def test_serve_opens_the_wire_door_as_infinistore_s_options_say(kvdepot, monkeyp
     assert core["pool_bytes_max"] > core["pool_bytes"]
     assert (wire["service_port"], wire["value_bytes_min"]) == (22345, 16 << 10)
     assert wire["evict"] == {"periodic": True, "interval_ms": 1000, "min_percent": 50.0, "max_percent": 80.0}
+    assert "rdma" not in wire
     kvdepot(*common, "--idle-exit-s", 3)
     assert served[2][2:] == (3000,)
+    nothing = {"device": None, "port": None, "link": None, "gid_index": None}
+    for options, rdma in (
+        (("--dev-name", "mlx5_1"), {"device": "mlx5_1"}),
+        (("--ib-port", 2, "--link-type", "IB"), {"port": 2, "link": "IB"}),
+        (("--hint-gid-index", -1), {}),
+        (("--hint-gid-index", 3), {"gid_index": 3}),
+    ):
+        kvdepot(*common, *options)
+        assert json.loads(served[-1][3])["rdma"] == nothing | rdma
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--dev-name", "mlx5_0", "--link-type", "IB"), "--dev-name, --link-type: asks for RDMA"),
         (("--host", "no.such.name.invalid"), "has no address"),
         (("--host", "::1", "--evict-min-threshold", 0.9), "must be less than"),
         (("--prealloc-size", 1 << 20), "of memory"),

@@ -27,6 +27,7 @@ START_S = 60.0
 CALL_S = 5.0
 POOL_GIB = 1
 LINK_TYPE = "IB"
+LIBRARY = "libibverbs.so.1"
 # Environment variables: the library that stands in for libibverbs, and the command that starts our server.
 STANDIN = "KVDEPOT_STANDIN_VERBS"
 COMMAND = "KVDEPOT_COMMAND"
@@ -54,8 +55,14 @@ def standin_verbs() -> Path | None:
 
 
 def preload(library: Path | None) -> dict[str, str]:
-    """Environment of a process that shall find ``library`` in libibverbs' place."""
-    return {"LD_PRELOAD": str(library)} if library else {}
+    """Environment of a process that shall find ``library`` in libibverbs' place.
+
+    A process that looks for libibverbs by its name while it runs, as our server does, finds it only under that name.
+    """
+    if library is None:
+        return {}
+    found = {"LD_PRELOAD": str(library)}
+    return {**found, "LD_LIBRARY_PATH": str(library.parent)} if library.name == LIBRARY else found
 
 
 def device_of(library: Path) -> str:

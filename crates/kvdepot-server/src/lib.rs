@@ -50,7 +50,7 @@ pub fn serve_doors(
     let depot = Arc::new(Depot::start(config)?);
     let door = LocalDoor::open(&lock)?;
     let idle_exit = idle_exit.filter(|_| wire.is_none());
-    let wire = wire.map(|wire| WireDoor::open(wire, &depot, None)).transpose()?;
+    let wire = wire.map(|wire| WireDoor::open(wire, &depot)).transpose()?;
     tracing::info!(
         "serving {} at {} (pid {})",
         depot.config().pipeline,

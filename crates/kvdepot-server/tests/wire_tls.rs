@@ -112,7 +112,7 @@ fn certificates_that_cannot_be_used_are_refused_at_the_start() {
     for path in [file, directory.path().join("not there")] {
         let wire = json!({"service_port": 0, "tls": {"certificate_file": path, "key_file": path}});
         let wire = kvdepot_server::WireConfig::from_json(&wire.to_string()).unwrap();
-        let error = kvdepot_server::WireDoor::open(wire, &depot, None).unwrap_err();
+        let error = kvdepot_server::WireDoor::open(wire, &depot).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config);
     }
 }

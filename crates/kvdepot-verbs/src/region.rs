@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 use kvdepot_core::{Error, ErrorKind, Result};
+use kvdepot_io::SlotBuf;
 
 use crate::context::Pd;
 use crate::failure::{self, MemoryOf};
@@ -86,6 +87,19 @@ impl Mr {
     ) -> Result<Self> {
         // SAFETY: the caller's contract.
         unsafe { Self::register_as(pd, MemoryOf::Host, address as u64, len, access, Some(owner)) }
+    }
+
+    /// Registers lent memory, which stays lent until after the registration has ended. It must be in one piece. Peers get
+    /// no access: what work requests of this side do with it is what any holder of the memory may do.
+    pub fn register_lent(pd: &Pd, memory: &SlotBuf) -> Result<Self> {
+        let &[run] = memory.runs() else {
+            return Err(Error::new(ErrorKind::Config, "memory is registered a piece at a time")
+                .with("pieces", memory.runs().len()));
+        };
+        let owner = Arc::new(memory.clone());
+        // SAFETY: mapped, readable and writable while the clone lives, by the contract of `SlotBuf`; who makes a request
+        // on a part of it holds that part, by the same contract.
+        unsafe { Self::register_owned(pd, run.ptr, run.len, Access::LOCAL, owner) }
     }
 
     /// Registers a GPU's memory by its address, which works where the kernel has a peer memory module for it.

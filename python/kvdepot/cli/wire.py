@@ -58,10 +58,18 @@ OPTIONS = (
         show_default=True,
         help="Share of the pool in use from which on something must go.",
     ),
-    click.option("--dev-name", help="RDMA device. This build serves TCP only, and says so."),
-    click.option("--ib-port", type=int, help="Port of the RDMA device."),
-    click.option("--link-type", type=click.Choice(["IB", "Ethernet"]), help="Link of the RDMA device."),
-    click.option("--hint-gid-index", type=int, help="Index of the RDMA device's address; -1 = found by itself."),
+    click.option("--dev-name", help="RDMA device; this and the next three serve RDMA beside TCP."),
+    click.option(
+        "--ib-port", type=click.IntRange(1, 255), help="Port of the RDMA device; the first that is up when left out."
+    ),
+    click.option(
+        "--link-type", type=click.Choice(["IB", "Ethernet"]), help="What the port must speak; either when left out."
+    ),
+    click.option(
+        "--hint-gid-index",
+        type=click.IntRange(-1, 255),
+        help="The port's address by its index; -1, or left out: RoCE v2 over IPv4 where there is one.",
+    ),
     click.option(
         "--token-file",
         type=click.Path(dir_okay=False, exists=True),
@@ -110,13 +118,8 @@ def wire_json(said: Mapping[str, Any]) -> str:
     """The core's configuration of the wire door.
 
     Raises:
-        ConfigError: RDMA is asked for, a name has no address, or thresholds are in the wrong order.
+        ConfigError: a name has no address, or thresholds are in the wrong order.
     """
-    asked = [f"--{name.replace('_', '-')}" for name in RDMA if said[name] is not None]
-    if asked:
-        raise config_error(
-            f"{', '.join(asked)}: asks for RDMA, which this build does not serve: leave RDMA options out to serve TCP"
-        )
     low, high = said["evict_min_threshold"], said["evict_max_threshold"]
     if low >= high:
         raise config_error(f"--evict-min-threshold {low} must be less than --evict-max-threshold {high}")
@@ -140,7 +143,20 @@ def wire_json(said: Mapping[str, Any]) -> str:
         config["tls"] = {"certificate_file": said["tls_certificate_file"], "key_file": said["tls_key_file"]}
     if said["max_connections"]:
         config["connections_max"] = said["max_connections"]
+    if any(said[name] is not None for name in RDMA):
+        config["rdma"] = rdma(said)
     return json.dumps(config)
+
+
+def rdma(said: Mapping[str, Any]) -> dict[str, Any]:
+    """The core's configuration of RDMA."""
+    hint = said["hint_gid_index"]
+    return {
+        "device": said["dev_name"],
+        "port": said["ib_port"],
+        "link": said["link_type"],
+        "gid_index": None if hint == -1 else hint,
+    }
 
 
 def address(host: str) -> str:

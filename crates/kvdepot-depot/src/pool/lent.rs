@@ -30,18 +30,16 @@ impl Writable {
             .collect()
     }
 
+    /// The memory itself, for devices that write it by address.
+    pub(crate) const fn memory(&self) -> &SlotBuf {
+        &self.0
+    }
+
     /// Bytes `start..end` of the slot.
     pub(crate) fn slices(&self, start: usize, end: usize) -> SmallVec<[&[u8]; 4]> {
         let runs = self.0.slice(start, end);
         // SAFETY: as in `io_slices_mut`; the shared borrow allows no writes.
         runs.iter().map(|r| unsafe { std::slice::from_raw_parts(r.ptr, r.len) }).collect()
-    }
-}
-
-impl Writable {
-    /// The memory itself, for devices that write it by address.
-    pub(crate) const fn memory(&self) -> &SlotBuf {
-        &self.0
     }
 }
 

@@ -43,8 +43,8 @@ impl ValueSlot {
         self.slot.io_slices_mut(start.min(end), end)
     }
 
-    /// The memory by address, for devices that write it themselves; the value is its first `value_bytes`. They must have
-    /// ended before this value does (P4).
+    /// The memory by address, for devices that write it themselves; the value is its first `value_bytes` bytes. A device
+    /// must have let go before this value is published or dropped (P4).
     pub const fn memory(&self) -> &SlotBuf {
         self.slot.memory()
     }

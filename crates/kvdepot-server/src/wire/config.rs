@@ -8,6 +8,8 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_wire::own::Token;
 use serde::Deserialize;
 
+use super::rdma::RdmaConfig;
+
 /// Largest file that a token is read from.
 const TOKEN_FILE_BYTES_MAX: u64 = 64 << 10;
 
@@ -47,6 +49,9 @@ pub struct WireConfig {
     /// How long an ending door lets requests that have begun go on.
     #[serde(default = "default_drain_ms")]
     pub drain_ms: u64,
+    /// RDMA beside TCP; none without it.
+    #[serde(default)]
+    pub rdma: Option<RdmaConfig>,
     /// Threads that serve connections; 0 = as many as processors, up to eight.
     #[serde(default)]
     pub threads: usize,
@@ -120,6 +125,9 @@ impl WireConfig {
         }
         if config.connections_max == 0 || config.stall_timeout_ms == 0 {
             return Err(bad("a wire door needs at least one connection, and some patience"));
+        }
+        if let Some(rdma) = &config.rdma {
+            rdma.check()?;
         }
         Ok(config)
     }

@@ -1,6 +1,5 @@
 //! One connection, from its first byte to its last.
 
-use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +18,7 @@ use tokio::time::Instant;
 use super::door::Door;
 use super::infini::Command as InfiniCommand;
 use super::own::{Command as OwnCommand, Greeting};
+use super::rdma::QueuePair;
 use super::stream::{Socket, Stream, keep_alive};
 use super::tls;
 
@@ -39,7 +39,7 @@ pub(super) struct Connection {
     pub(super) tasks: JoinSet<()>,
     pub(super) in_flight: Arc<Semaphore>,
     /// The queue pair of this connection.
-    pub(super) rdma: Option<Box<dyn Any + Send + Sync>>,
+    pub(super) rdma: Option<QueuePair>,
     handshake: ServerHandshake,
 }
 
@@ -181,6 +181,9 @@ impl Connection {
             let count = tokio::select! {
                 biased;
                 count = self.stream.fill(buffer, deadline) => count?,
+                () = over(self.rdma.as_ref()) => {
+                    return Err(Error::new(ErrorKind::Closed, "its RDMA connection broke"));
+                }
                 _ = draining.changed(), if idle => continue,
             };
             if count == 0 {
@@ -250,6 +253,14 @@ impl Connection {
     ) -> Result<T> {
         let direct = self.direct.clone();
         join(tokio::task::spawn_blocking(move || work(&direct))).await
+    }
+}
+
+/// Waits for the end of a connection's queue pair; for ever where it has none.
+async fn over(rdma: Option<&QueuePair>) {
+    match rdma {
+        Some(queue_pair) => queue_pair.over().await,
+        None => std::future::pending().await,
     }
 }
 

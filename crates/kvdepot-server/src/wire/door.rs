@@ -19,7 +19,7 @@ use super::config::WireConfig;
 use super::connection::converse;
 use super::counters::Counters;
 use super::http;
-use super::rdma::RdmaTransport;
+use super::rdma::Rdma;
 use super::tls;
 
 /// Connections that may wait to be accepted.
@@ -38,7 +38,7 @@ pub(super) struct Door {
     pub(super) values: Values,
     pub(super) token: Option<Token>,
     pub(super) tls: Option<TlsAcceptor>,
-    pub(super) rdma: Option<Arc<dyn RdmaTransport>>,
+    pub(super) rdma: Option<Arc<Rdma>>,
     pub(super) counters: Arc<Counters>,
 }
 
@@ -51,15 +51,12 @@ pub struct WireDoor {
     manage: Option<SocketAddr>,
     listener: Option<tokio::task::JoinHandle<()>>,
     drain: Duration,
+    rdma: Option<Arc<Rdma>>,
 }
 
 impl WireDoor {
-    /// Opens a wire door to a depot; RDMA where a transport is given.
-    pub fn open(
-        config: WireConfig,
-        depot: &Arc<Depot>,
-        rdma: Option<Arc<dyn RdmaTransport>>,
-    ) -> Result<Self> {
+    /// Opens a wire door to a depot; with RDMA where the configuration has it.
+    pub fn open(config: WireConfig, depot: &Arc<Depot>) -> Result<Self> {
         let token = config.token()?;
         if !config.host.is_loopback() && token.is_none() {
             tracing::warn!(
@@ -92,14 +89,17 @@ impl WireDoor {
         drop(entered);
         let service = local_addr(&listener)?;
         let manage = managing.as_ref().map(local_addr).transpose()?;
+        let counters = Arc::new(Counters::new());
+        let rdma = config.rdma.as_ref().map(|rdma| Rdma::open(rdma, &config, depot, &counters)).transpose();
+        let rdma = rdma.map_err(|error| error.with("asked_for", "RDMA"))?.map(Arc::new);
         let door = Arc::new(Door {
             config,
             depot: Arc::clone(depot),
             values,
             token,
             tls,
-            rdma,
-            counters: Arc::new(Counters::new()),
+            rdma: rdma.clone(),
+            counters,
         });
         if door.config.evict.periodic {
             runtime.spawn(evict(Arc::clone(&door)));
@@ -112,7 +112,7 @@ impl WireDoor {
         if let Some(manage) = manage {
             tracing::info!("HTTP management is open at {manage}");
         }
-        Ok(Self { runtime: Some(runtime), draining, service, manage, listener: Some(listener), drain })
+        Ok(Self { runtime: Some(runtime), draining, service, manage, listener: Some(listener), drain, rdma })
     }
 
     /// Where clients connect.
@@ -140,6 +140,9 @@ impl WireDoor {
             }
         }
         runtime.shutdown_timeout(Duration::from_secs(1));
+        if let Some(rdma) = self.rdma.take() {
+            rdma.close();
+        }
     }
 }
 

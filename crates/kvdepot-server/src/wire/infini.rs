@@ -10,7 +10,7 @@ use kvdepot_wire::{Frame, FrameBuffer};
 use super::connection::Connection;
 
 /// How long a value may take to come up from a tier.
-const GET_WAIT: Duration = Duration::from_secs(10);
+pub(super) const GET_WAIT: Duration = Duration::from_secs(10);
 
 /// A request, its keys hashed.
 #[derive(Debug)]
@@ -143,7 +143,9 @@ impl Connection {
 
     async fn exchange(&mut self, info: ConnInfo) -> Result<()> {
         let Some(rdma) = self.door.rdma.clone() else {
-            tracing::warn!("a client asked for RDMA, and this depot serves TCP only: connect by TCP");
+            tracing::warn!(
+                "a client asked for RDMA, which is not open here (--dev-name opens it): connect by TCP"
+            );
             return self.refuse(code::SYSTEM, ErrorKind::Unsupported).await;
         };
         match self.apart(move |values| rdma.exchange(info, values.clone())).await? {

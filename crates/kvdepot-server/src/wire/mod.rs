@@ -14,4 +14,4 @@ mod tls;
 
 pub use config::{EvictConfig, TlsConfig, WireConfig};
 pub use door::WireDoor;
-pub use rdma::RdmaTransport;
+pub use rdma::{RdmaConfig, RdmaLink};

@@ -31,7 +31,7 @@ impl Wired {
             value[key] = entry.clone();
         }
         let depot = Arc::new(Depot::start_private(depot).unwrap());
-        let door = WireDoor::open(WireConfig::from_json(&value.to_string()).unwrap(), &depot, None).unwrap();
+        let door = WireDoor::open(WireConfig::from_json(&value.to_string()).unwrap(), &depot).unwrap();
         let (at, manage) = (door.service_address(), door.manage_address().unwrap());
         Self { door: Some(door), depot, at, manage }
     }

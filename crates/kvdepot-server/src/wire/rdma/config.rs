@@ -1,0 +1,114 @@
+//! What RDMA at the wire door is opened with.
+
+use std::path::PathBuf;
+
+use kvdepot_core::{Error, ErrorKind, Result};
+use kvdepot_verbs::{LinkLayer, PortChoice};
+use serde::Deserialize;
+
+/// Most threads that serve RDMA.
+const THREADS_MAX: usize = 16;
+/// Shortest receive: a request of one key of any usual length fits.
+const RECEIVE_BYTES_MIN: usize = 1 << 10;
+/// Fewest outstanding work requests of a connection.
+const WORK_REQUESTS_MIN: u32 = 4;
+/// Memory is registered in whole pages.
+const PAGE_BYTES: u64 = 4096;
+
+/// RDMA at a wire door. Unknown keys are errors (P10).
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RdmaConfig {
+    /// Device by name; the first one with a port that fits when left out.
+    #[serde(default)]
+    pub device: Option<String>,
+    /// Port by number, from 1.
+    #[serde(default)]
+    pub port: Option<u8>,
+    /// What the port must speak.
+    #[serde(default)]
+    pub link: Option<Link>,
+    /// The port's address by its place in the table.
+    #[serde(default)]
+    pub gid_index: Option<u8>,
+    /// The libibverbs to use; the system's when left out.
+    #[serde(default)]
+    pub library: Option<PathBuf>,
+    /// Threads that serve all connections; each has its own queues and receives.
+    #[serde(default = "default_threads")]
+    pub threads: usize,
+    /// Receives that the connections of one thread share.
+    #[serde(default = "default_receives")]
+    pub receives: u32,
+    /// Longest request. A longer one ends its connection.
+    #[serde(default = "default_receive_bytes")]
+    pub receive_bytes: usize,
+    /// Outstanding work requests of one connection.
+    #[serde(default = "default_work_requests_max")]
+    pub work_requests_max: u32,
+    /// Bytes of the pool that are registered at a time.
+    #[serde(default = "default_region_bytes")]
+    pub region_bytes: u64,
+}
+
+/// What a port speaks, as InfiniStore spells it.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+pub enum Link {
+    /// InfiniBand.
+    #[serde(rename = "IB")]
+    InfiniBand,
+    /// RoCE.
+    Ethernet,
+}
+
+const fn default_threads() -> usize {
+    1
+}
+const fn default_receives() -> u32 {
+    64
+}
+const fn default_receive_bytes() -> usize {
+    kvdepot_wire::limits::INFINI_BODY_BYTES_MAX
+}
+const fn default_work_requests_max() -> u32 {
+    256
+}
+const fn default_region_bytes() -> u64 {
+    1 << 30
+}
+
+impl RdmaConfig {
+    pub(in crate::wire) fn check(&self) -> Result<()> {
+        let whole_pages = self.region_bytes > 0 && self.region_bytes.is_multiple_of(PAGE_BYTES);
+        let fits = (1..=THREADS_MAX).contains(&self.threads)
+            && self.receives > 0
+            && self.receive_bytes >= RECEIVE_BYTES_MIN
+            && self.work_requests_max >= WORK_REQUESTS_MIN
+            && self.port != Some(0);
+        if whole_pages && fits {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Config,
+            "RDMA needs 1 to 16 threads, receives of at least 1024 bytes, at least 4 work requests, regions of whole pages, \
+             and ports count from 1",
+        )
+        .with("threads", self.threads)
+        .with("receives", self.receives)
+        .with("receive_bytes", self.receive_bytes)
+        .with("work_requests_max", self.work_requests_max)
+        .with("region_bytes", self.region_bytes))
+    }
+
+    pub(super) fn choice(&self) -> PortChoice {
+        PortChoice {
+            device: self.device.clone(),
+            port: self.port,
+            gid_index: self.gid_index,
+            link: self.link.map(|link| match link {
+                Link::InfiniBand => LinkLayer::InfiniBand,
+                Link::Ethernet => LinkLayer::Ethernet,
+            }),
+        }
+    }
+}

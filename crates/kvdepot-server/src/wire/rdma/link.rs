@@ -1,0 +1,276 @@
+//! One client's connection: its queue pair, and its requests from their arrival to their answer.
+//!
+//! Answers carry no id: the client matches them by order. So every request is answered, whatever became of it, and in
+//! the order in which they came, while their bytes move side by side.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use kvdepot_core::{BlockHash, Error, ErrorKind, Result};
+use kvdepot_depot::values::{Value, Values};
+use kvdepot_verbs::{Flags, Operation, Payload, Qp, SendList};
+use kvdepot_wire::infini::code;
+use tokio::sync::Notify;
+
+use super::regions::Regions;
+use super::request::{Outcome, Request, Waits};
+use crate::wire::counters::Counters;
+
+/// Requests that a client may have unanswered. Its own library keeps to 128.
+const REQUESTS_MAX: usize = 1024;
+/// Keys of all of a client's unanswered requests.
+const KEYS_MAX: usize = 1 << 20;
+/// How long a connection that ends waits for its work requests to be told as ended.
+const ENDING_MAX: Duration = Duration::from_secs(1);
+/// Id of the work request behind the last one.
+const MARKER: u64 = (1 << 63) - 1;
+
+/// What a connection works with, lent by its poller.
+#[derive(Debug)]
+pub(super) struct Means<'a> {
+    pub(super) regions: &'a Regions,
+    pub(super) counters: &'a Counters,
+    pub(super) list: &'a mut SendList,
+    pub(super) put_wait: Duration,
+    pub(super) sges_max: usize,
+    pub(super) bytes_max: usize,
+    /// Work requests that may be added; the connection's and the poller's bounds together.
+    pub(super) room: u32,
+    /// Number of the last work request that was added.
+    pub(super) last_id: u64,
+}
+
+impl Means<'_> {
+    /// The number of a work request that is added now; there must be room.
+    pub(super) fn next_id(&mut self) -> u64 {
+        self.room -= 1;
+        self.last_id += 1;
+        self.last_id
+    }
+}
+
+/// How a connection goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Open,
+    /// Stopped: waits until the device has told of every work request.
+    Ending {
+        until: Instant,
+    },
+    Ended,
+}
+
+/// A connection. Dropping it destroys its queue pair first, so that nothing moves bytes any more when slots and leases
+/// go back (P4): keep `qp` the first field.
+#[derive(Debug)]
+pub(super) struct Link {
+    qp: Qp,
+    serial: u64,
+    values: Values,
+    requests: VecDeque<Request>,
+    /// Number of the first request in the queue.
+    first: u64,
+    keys: usize,
+    /// Leases that last until the work request of this number has ended.
+    sent: VecDeque<(u64, Vec<Value>)>,
+    posted: u64,
+    ended: u64,
+    /// When something ended, or was posted with nothing else outstanding.
+    moved: Instant,
+    phase: Phase,
+    /// Tells the TCP connection that this one is over: its peer may have no other way to know.
+    over: Arc<Notify>,
+    _counted: Counted,
+}
+
+/// Counts a link for as long as it lives.
+#[derive(Debug)]
+pub(super) struct Counted(Arc<AtomicUsize>);
+
+impl Counted {
+    /// One more; None where there are `max` already.
+    pub(super) fn one_of(max: usize, links: &Arc<AtomicUsize>) -> Option<Self> {
+        let counted = Self(Arc::clone(links));
+        (links.fetch_add(1, Ordering::AcqRel) < max).then_some(counted)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Link {
+    pub(super) fn new(serial: u64, qp: Qp, values: Values, over: Arc<Notify>, counted: Counted) -> Self {
+        Self {
+            qp,
+            serial,
+            values,
+            requests: VecDeque::new(),
+            first: 0,
+            keys: 0,
+            sent: VecDeque::new(),
+            posted: 0,
+            ended: 0,
+            moved: Instant::now(),
+            phase: Phase::Open,
+            over,
+            _counted: counted,
+        }
+    }
+
+    pub(super) const fn serial(&self) -> u64 {
+        self.serial
+    }
+
+    pub(super) fn qp_number(&self) -> u32 {
+        self.qp.number()
+    }
+
+    pub(super) const fn values(&self) -> &Values {
+        &self.values
+    }
+
+    /// Work requests that have not ended, as far as is known.
+    pub(super) const fn outstanding(&self) -> u32 {
+        (self.posted - self.ended) as u32
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.phase == Phase::Open
+    }
+
+    /// A request has come. `ask` has a tier asked: number of the request, place of the key, and its hash.
+    pub(super) fn receive(
+        &mut self,
+        bytes: &[u8],
+        means: &Means<'_>,
+        mut ask: impl FnMut(u64, usize, BlockHash),
+    ) -> Result<()> {
+        let number = self.first + self.requests.len() as u64;
+        let request = Request::begin(bytes, &self.values, means, |index, hash| ask(number, index, hash));
+        self.keys += request.keys();
+        self.requests.push_back(request);
+        if self.requests.len() > REQUESTS_MAX || self.keys > KEYS_MAX {
+            return Err(Error::new(
+                ErrorKind::Protocol,
+                "a client asks for more than it may without an answer",
+            )
+            .with("requests", self.requests.len())
+            .with("keys", self.keys));
+        }
+        Ok(())
+    }
+
+    /// A tier has answered.
+    pub(super) fn found(&mut self, request: u64, index: usize, value: Option<Value>) {
+        let place = request.checked_sub(self.first).and_then(|place| usize::try_from(place).ok());
+        if let Some(request) = place.and_then(|place| self.requests.get_mut(place)) {
+            request.found(index, value);
+        }
+    }
+
+    /// Goes on with all requests, as far as they can, and answers those whose turn has come. `room` is how many work
+    /// requests may be added.
+    pub(super) fn pump(&mut self, means: &mut Means<'_>) -> Result<Waits> {
+        means.list.clear();
+        means.last_id = self.posted;
+        let mut waits = Waits::No;
+        for request in &mut self.requests {
+            match request.advance(&self.values, means) {
+                Waits::No => {}
+                // Those behind it would only take what it waits for.
+                Waits::Budget => {
+                    waits = Waits::Budget;
+                    break;
+                }
+                Waits::Time => waits = Waits::Time,
+            }
+        }
+        while let Some(request) = self.requests.front_mut() {
+            if means.room == 0 {
+                waits = Waits::Budget;
+                break;
+            }
+            let Some(outcome) = request.outcome(self.ended, means) else { break };
+            let code = match &outcome {
+                Outcome::Code(code) => *code,
+                Outcome::Sent(_) => code::FINISH,
+            };
+            let id = means.next_id();
+            // The four bytes as they stand in the client's memory.
+            means.list.push(id, Operation::SendImm(Payload::Sges(&[]), code.to_le_bytes()), Flags::SIGNALED);
+            if let Outcome::Sent(values) = outcome {
+                self.sent.push_back((id, values));
+            }
+            let answered = self.requests.pop_front();
+            self.keys -= answered.map_or(0, |request| request.keys());
+            self.first += 1;
+        }
+        if means.list.is_empty() {
+            return Ok(waits);
+        }
+        // What comes back by it: room for more.
+        means.list.signal_last();
+        if self.outstanding() == 0 {
+            self.moved = Instant::now();
+        }
+        // Before posting: what was posted may be under way even where the call fails.
+        self.posted = means.last_id;
+        self.qp.post_send(means.list)?;
+        Ok(waits)
+    }
+
+    /// A work request has ended, and all before it: how many those are.
+    pub(super) fn ended(&mut self, id: u64) -> u32 {
+        if id == MARKER {
+            self.phase = Phase::Ended;
+            return 0;
+        }
+        let count = id.saturating_sub(self.ended).min(self.posted - self.ended) as u32;
+        self.ended += u64::from(count);
+        self.moved = Instant::now();
+        while self.sent.front().is_some_and(|(last, _)| *last <= self.ended) {
+            self.sent.pop_front();
+        }
+        count
+    }
+
+    /// Whether a completion's id is that of the work request behind the last one.
+    pub(super) const fn is_marker(id: u64) -> bool {
+        id == MARKER
+    }
+
+    /// Whether the peer has let nothing move for so long.
+    pub(super) fn is_stalled(&self, now: Instant, patience: Duration) -> bool {
+        self.is_open() && self.outstanding() > 0 && now.saturating_duration_since(self.moved) > patience
+    }
+
+    /// Stops the queue pair; nothing more is done for the client. Slots and leases stay until the link is dropped.
+    pub(super) fn end(&mut self, list: &mut SendList) {
+        if !self.is_open() {
+            return;
+        }
+        self.over.notify_one();
+        self.phase = Phase::Ending { until: Instant::now() + ENDING_MAX };
+        list.clear();
+        list.push(MARKER, Operation::Send(Payload::Sges(&[])), Flags::SIGNALED);
+        let stopped = self.qp.stop().and_then(|()| Ok(self.qp.post_send(list)?));
+        if let Err(error) = stopped {
+            tracing::debug!("a queue pair is destroyed without being stopped: {error}");
+            self.phase = Phase::Ended;
+        }
+    }
+
+    /// Whether it may be dropped: all its work requests have ended, or the device was silent for too long.
+    pub(super) fn is_over(&self, now: Instant) -> bool {
+        match self.phase {
+            Phase::Open => false,
+            Phase::Ending { until } => now >= until,
+            Phase::Ended => true,
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! The thread that serves connections: takes what the device says has ended, and goes on with what waited for it.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender};
+use kvdepot_core::{Error, Result};
+use kvdepot_verbs::{Completion, CompletionChannel, Cq, Done, SendList, WcStatus};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use super::finder::Job;
+use super::inbox::Inbox;
+use super::link::{Link, Means};
+use super::mailbox::{Command, Mailbox};
+use super::regions::Regions;
+use super::request::Waits;
+use crate::wire::counters::Counters;
+
+/// How long the queue is looked at before the thread sleeps.
+const SPIN: Duration = Duration::from_micros(20);
+/// How often a put that found no room tries again.
+const ROOM_TICK: Duration = Duration::from_millis(5);
+/// How often connections are looked over.
+const TICK: Duration = Duration::from_millis(250);
+/// Completions that are handled before connections are looked at again.
+const TURN: usize = 256;
+
+/// What a poller must know.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) channel: CompletionChannel,
+    pub(super) cq: Cq,
+    pub(super) inbox: Inbox,
+    pub(super) regions: Arc<Regions>,
+    pub(super) counters: Arc<Counters>,
+    pub(super) finder: Sender<Job>,
+    pub(super) mailbox: Arc<Mailbox>,
+    /// Outstanding work requests of one connection, and of all: what the completion queue holds at most.
+    pub(super) link_requests_max: u32,
+    pub(super) requests_max: u32,
+    pub(super) sges_max: usize,
+    pub(super) bytes_max: usize,
+    pub(super) put_wait: Duration,
+    pub(super) stall: Duration,
+}
+
+/// A poller. Its connections are dropped before what they stand on.
+#[derive(Debug)]
+pub(super) struct Poller {
+    links: HashMap<u64, Box<Link>>,
+    plan: Plan,
+    commands: Receiver<Command>,
+    serials: HashMap<u32, u64>,
+    /// Connections to go on with, and whether only time helps them.
+    again: VecDeque<u64>,
+    waits_for_time: bool,
+    /// Work requests that may be posted yet.
+    free: u32,
+    list: SendList,
+    looked_over: Instant,
+}
+
+impl Poller {
+    pub(super) fn new(plan: Plan, commands: Receiver<Command>) -> Self {
+        Self {
+            links: HashMap::new(),
+            free: plan.requests_max,
+            plan,
+            commands,
+            serials: HashMap::new(),
+            again: VecDeque::new(),
+            waits_for_time: false,
+            list: SendList::new(),
+            looked_over: Instant::now(),
+        }
+    }
+
+    /// Serves until it is told to stop.
+    pub(super) fn run(mut self) {
+        let outcome = self.serve();
+        // Nobody is told anything any more; a connection that comes late is refused.
+        self.plan.mailbox.close();
+        if let Err(error) = outcome {
+            tracing::error!("RDMA has ended, and all of its connections: {error}");
+        }
+    }
+
+    fn serve(&mut self) -> Result<()> {
+        let mut completions = Vec::new();
+        let mut idle_since = None;
+        loop {
+            while completions.len() < TURN && self.plan.cq.poll(&mut completions)? > 0 {}
+            // Before completions: a connection is opened before its client can send anything.
+            let Some(told) = self.listen()? else { return Ok(()) };
+            for completion in &completions {
+                self.completed(completion);
+            }
+            self.plan.inbox.post()?;
+            let now = Instant::now();
+            if completions.is_empty() {
+                // The queue was empty: nothing of a stopped queue pair is in it any more, receives included.
+                self.bury(now);
+            }
+            if now.saturating_duration_since(self.looked_over) >= TICK {
+                self.look_over(now);
+            }
+            self.go_on();
+            let idle = !told && completions.is_empty();
+            completions.clear();
+            if !idle {
+                idle_since = None;
+            } else if now.saturating_duration_since(*idle_since.get_or_insert(now)) >= SPIN {
+                self.sleep(&mut completions)?;
+            }
+        }
+    }
+
+    /// Does what was told: whether there was anything. None at the end.
+    fn listen(&mut self) -> Result<Option<bool>> {
+        let mut any = false;
+        while let Ok(command) = self.commands.try_recv() {
+            any = true;
+            match command {
+                Command::Open(link) => {
+                    let serial = link.serial();
+                    self.serials.insert(link.qp_number(), serial);
+                    self.links.insert(serial, link);
+                }
+                Command::Close(serial) => self.end(serial),
+                Command::Found { link, request, index, value } => {
+                    if let Some(open) = self.links.get_mut(&link).filter(|open| open.is_open()) {
+                        open.found(request, index, value);
+                        self.again.push_back(link);
+                    }
+                }
+                Command::Look => {}
+                Command::Stop => return Ok(None),
+            }
+        }
+        Ok(Some(any))
+    }
+
+    fn completed(&mut self, completion: &Completion) {
+        let link = self.serials.get(&completion.qp_number).copied();
+        if Inbox::owns(completion) {
+            if completion.status != WcStatus::SUCCESS {
+                self.plan.inbox.add(completion.id);
+                if let Some(serial) = link {
+                    self.failed(serial, completion);
+                }
+                return;
+            }
+            let bytes = self.plan.inbox.take(completion);
+            if let (Some(serial), Done::Receive) = (link, completion.done) {
+                self.received(serial, &bytes);
+            }
+            return;
+        }
+        let Some(serial) = link else { return };
+        let Some(open) = self.links.get_mut(&serial) else { return };
+        if completion.status == WcStatus::SUCCESS || !open.is_open() {
+            // Of a queue pair that was stopped only the end is told; its work requests count until it is dropped.
+            if completion.status == WcStatus::SUCCESS || Link::is_marker(completion.id) {
+                self.free += open.ended(completion.id);
+                self.again.push_back(serial);
+            }
+            return;
+        }
+        self.failed(serial, completion);
+    }
+
+    fn received(&mut self, serial: u64, bytes: &[u8]) {
+        let Some(mut link) = self.links.remove(&serial) else { return };
+        if link.is_open() {
+            let (values, answer_to) = (link.values().clone(), Arc::clone(&self.plan.mailbox));
+            let finder = self.plan.finder.clone();
+            let outcome = link.receive(bytes, &self.means(&link), |request, index, hash| {
+                let (values, answer_to) = (values.clone(), Arc::clone(&answer_to));
+                // The threads live as long as this sender.
+                let _ = finder.send(Job { values, hash, link: serial, request, index, answer_to });
+            });
+            if let Err(error) = outcome {
+                tracing::warn!("an RDMA connection is ended: {error}");
+                link.end(&mut self.list);
+            }
+        }
+        self.links.insert(serial, link);
+        self.again.push_back(serial);
+    }
+
+    fn failed(&mut self, serial: u64, completion: &Completion) {
+        if self.links.get(&serial).is_some_and(|link| link.is_open()) {
+            if let Err(error) = completion.ok() {
+                let hint = if completion.status == WcStatus::LOCAL_LENGTH {
+                    " (a request was longer than the receives: raise `receive_bytes`)"
+                } else {
+                    ""
+                };
+                self.plan.counters.failed(error.kind());
+                tracing::warn!("an RDMA connection broke{hint}: {error}");
+            }
+            self.end(serial);
+        }
+    }
+
+    fn end(&mut self, serial: u64) {
+        if let Some(link) = self.links.get_mut(&serial) {
+            link.end(&mut self.list);
+        }
+    }
+
+    fn means(&mut self, link: &Link) -> Means<'_> {
+        let plan = &self.plan;
+        Means {
+            regions: &plan.regions,
+            counters: &plan.counters,
+            list: &mut self.list,
+            put_wait: plan.put_wait,
+            sges_max: plan.sges_max,
+            bytes_max: plan.bytes_max,
+            room: plan.link_requests_max.saturating_sub(link.outstanding()).min(self.free),
+            last_id: 0,
+        }
+    }
+
+    /// Goes on with the connections that something happened to, or that wait for others: each once.
+    fn go_on(&mut self) {
+        self.waits_for_time = false;
+        let mut seen = std::collections::HashSet::new();
+        for _ in 0..self.again.len() {
+            let Some(serial) = self.again.pop_front() else { break };
+            if !seen.insert(serial) {
+                continue;
+            }
+            let Some(mut link) = self.links.remove(&serial) else { continue };
+            if link.is_open() {
+                let before = link.outstanding();
+                let outcome = link.pump(&mut self.means(&link));
+                self.free -= link.outstanding() - before;
+                match outcome {
+                    Ok(Waits::No) => {}
+                    Ok(Waits::Time) => {
+                        self.waits_for_time = true;
+                        self.again.push_back(serial);
+                    }
+                    // Its own completions come back to it; where it has none, others' do.
+                    Ok(Waits::Budget) if link.outstanding() > 0 => {}
+                    Ok(Waits::Budget) => self.again.push_back(serial),
+                    Err(error) => {
+                        tracing::warn!("an RDMA connection is ended: {error}");
+                        link.end(&mut self.list);
+                    }
+                }
+            }
+            self.links.insert(serial, link);
+        }
+    }
+
+    /// Ends connections whose peers let nothing move (P2).
+    fn look_over(&mut self, now: Instant) {
+        self.looked_over = now;
+        let stall = self.plan.stall;
+        let stalled: Vec<u64> = self
+            .links
+            .values()
+            .filter(|link| link.is_stalled(now, stall))
+            .map(|link| link.serial())
+            .collect();
+        for serial in stalled {
+            tracing::warn!("an RDMA connection is ended: its peer let nothing move for {stall:?}");
+            self.end(serial);
+        }
+    }
+
+    /// Drops connections that are over.
+    fn bury(&mut self, now: Instant) {
+        let over: Vec<u64> =
+            self.links.values().filter(|link| link.is_over(now)).map(|link| link.serial()).collect();
+        for serial in over {
+            if let Some(link) = self.links.remove(&serial) {
+                self.free += link.outstanding();
+                self.serials.remove(&link.qp_number());
+            }
+        }
+    }
+
+    /// Waits for a completion, a command, or the next look at the connections.
+    fn sleep(&self, completions: &mut Vec<Completion>) -> Result<()> {
+        let plan = &self.plan;
+        let ending = self.links.values().any(|link| !link.is_open());
+        let timeout = if self.waits_for_time || ending { ROOM_TICK } else { TICK };
+        plan.mailbox.hush();
+        plan.cq.request_event(false)?;
+        // What came between the last look and the request raises no event.
+        if plan.cq.poll(completions)? > 0 || !self.commands.is_empty() {
+            return Ok(());
+        }
+        let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(timeout.subsec_nanos()) };
+        match poll(
+            &mut [PollFd::new(&plan.channel, PollFlags::IN), PollFd::new(&plan.mailbox, PollFlags::IN)],
+            Some(&timeout),
+        ) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(e) => return Err(Error::io("cannot wait for RDMA completions", e.into())),
+        }
+        while plan.channel.take()?.is_some() {}
+        Ok(())
+    }
+}
