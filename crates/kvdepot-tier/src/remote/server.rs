@@ -170,19 +170,23 @@ impl Server {
     }
 
     fn came(&self, dialect: Dialect, depot: Option<u64>) {
+        let (first, other) = {
+            let state = self.state.lock();
+            let first = state.health != Health::Up;
+            // Another depot, or one that cannot tell: what it was believed to hold is not certain any more.
+            (first, first && (depot.is_none() || state.depot != depot))
+        };
+        if other {
+            // Before any connection serves: what they learn from now on is to be kept.
+            self.shared.forget_server(&self.address);
+        }
         let mut state = self.state.lock();
-        // Another depot, or one that cannot tell: what it was believed to hold is not certain any more.
-        let other = state.health != Health::Up && (depot.is_none() || state.depot != depot);
-        let first = state.health != Health::Up;
         (state.health, state.dialect, state.depot) = (Health::Up, Some(dialect), depot);
         state.up += 1;
         drop(state);
         self.changed.notify_all();
         if first {
             tracing::info!(server = %self.address, ?dialect, "a remote server is there");
-        }
-        if other {
-            self.shared.forget_server(&self.address);
         }
     }
 
