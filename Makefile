@@ -95,8 +95,11 @@ test-engine: vllm-env ## Test with a real vLLM on CPU (ARGS: for pytest)
 	@$(VLLM_VENV)/bin/python -m pytest -o filterwarnings=default -o timeout=900 tests/engine $(ARGS)
 
 .PHONY: test-wire
-test-wire: infinistore-env ## Test the wire door with InfiniStore's own client (ARGS: for pytest)
-	@$(INFINISTORE_VENV)/bin/python -m pytest -o pythonpath=. tests/wire $(ARGS)
+test-wire: infinistore-env ## Test the wire door with InfiniStore's own client, RDMA by a stand-in (ARGS: for pytest)
+	@$(STEP) "build the stand-in" cargo build --quiet --locked -p kvdepot-standin-verbs
+	@mkdir -p .work/standin && cp target/debug/libkvdepot_standin_verbs.so .work/standin/libibverbs.so.1
+	@KVDEPOT_STANDIN_VERBS=$(CURDIR)/.work/standin/libibverbs.so.1 \
+		$(INFINISTORE_VENV)/bin/python -m pytest -o pythonpath=. tests/wire $(ARGS)
 
 .PHONY: lint
 lint: setup $(CARGO_DENY) ## Check format, lints, types, stubs, spelling and licences
