@@ -56,6 +56,10 @@ bench-engine: vllm-env ## Measure real vLLM with kvdepot, without, and with its 
 bench-overhead: vllm-env ## Measure what kvdepot costs a prompt of which it finds nothing
 	@$(VLLM_VENV)/bin/python -m benches.engine.overhead $(ARGS)
 
+.PHONY: bench-handover
+bench-handover: vllm-env ## Measure a vLLM that takes the KV of another one from a pool server
+	@$(VLLM_VENV)/bin/python -m benches.engine.handover $(ARGS)
+
 .PHONY: bench-thrash
 bench-thrash: vllm-env ## Send concurrent hits that exceed the pool
 	@$(VLLM_VENV)/bin/python -m benches.engine.thrash $(ARGS)

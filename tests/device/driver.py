@@ -10,6 +10,7 @@ import numpy.typing as npt
 LOG_BYTES_MAX = 1 << 16
 NON_BLOCKING = 1
 NO_TIMING = 2
+CAPTURE_RELAXED = 2
 
 
 class CudaError(RuntimeError):
@@ -55,7 +56,11 @@ class Device:
 
     def _pin(self, size_bytes: int) -> tuple[int, npt.NDArray[np.uint8]]:
         address = c_void_p()
+        # As torch does around its own allocations: in the default mode they would end a graph's capture.
+        mode = ctypes.c_int(CAPTURE_RELAXED)
+        self._call("cuThreadExchangeStreamCaptureMode", byref(mode))
         self._call("cuMemHostAlloc", byref(address), ctypes.c_size_t(size_bytes), 0)
+        self._call("cuThreadExchangeStreamCaptureMode", byref(mode))
         assert address.value is not None
         self._pinned.append((address.value, size_bytes))
         memory = (ctypes.c_uint8 * size_bytes).from_address(address.value)

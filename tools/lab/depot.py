@@ -36,8 +36,9 @@ class DepotHome:
         self.configure(values)
 
     def configure(self, values: Mapping[str, Any]) -> None:
-        """Writes the configuration; for the next depot."""
+        """Writes the configuration, for the next depot; a value of None leaves its key out."""
         whole = {"pipeline": "Cache|Posix", "socket": str(self.socket), "directories": [str(self.blocks)], **values}
+        whole = {name: value for name, value in whole.items() if value is not None}
         self.config.write_text(yaml.safe_dump(whole, sort_keys=False))
 
     def start(self) -> "Depot":

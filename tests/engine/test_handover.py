@@ -1,0 +1,37 @@
+"""Prefill and decode on different nodes: what one engine's depot has stored, another's finds through a pool server."""
+
+from pathlib import Path
+
+import pytest
+from engine_lab import Lab
+from test_vllm import generate, hits
+
+from tools.lab.pool_server import PoolServer
+
+
+@pytest.mark.parametrize("layerwise", [True, pytest.param(False, marks=pytest.mark.full)])
+def test_an_engine_finds_what_another_node_s_has_computed(real_lab: Lab, layerwise: bool) -> None:
+    """Two engines, two depots with nothing in common but the server; their outputs are those of one engine (P1)."""
+    runtime = real_lab.short_root()
+
+    def node(name: str, server: PoolServer) -> dict[str, object]:
+        blocks = real_lab.root / name
+        blocks.mkdir()
+        return {
+            "socket": str(runtime / f"{name}.sock"),
+            "pipeline": "Cache|Remote|Posix",
+            "directories": [str(blocks)],
+            "remote_servers": [server.address],
+            "use_layerwise": layerwise,
+        }
+
+    plain = real_lab.run("llama", [generate("cold")], connector=None)
+    with PoolServer(Path(real_lab.root) / "pool", runtime, pool_gb=0.25) as server:
+        producer = node("producer", server)
+        # Handed over is what has been written behind.
+        settle = {"do": "settle", "socket": producer["socket"]}
+        first = real_lab.run("llama", [generate("cold"), settle], options=producer)
+        second = real_lab.run("llama", [generate("handed over")], options=node("consumer", server))
+    assert first["cold"]["cached"] == [0, 0, 0]
+    assert second["handed over"]["cached"] == hits(layerwise, "llama")
+    assert first["cold"]["tokens"] == second["handed over"]["tokens"] == plain["cold"]["tokens"]
