@@ -42,6 +42,13 @@ class Device:
         if code := getattr(self._cuda, name)(*arguments):
             raise CudaError(f"{name} failed with {code}")
 
+    def _call_relaxed(self, name: str, *arguments: object) -> None:
+        """As torch allocates: in the thread's default mode that would end the capture of a graph."""
+        mode = ctypes.c_int(CAPTURE_RELAXED)
+        self._call("cuThreadExchangeStreamCaptureMode", byref(mode))
+        self._call(name, *arguments)
+        self._call("cuThreadExchangeStreamCaptureMode", byref(mode))
+
     def _stream(self) -> int:
         stream = c_void_p()
         self._call("cuStreamCreateWithPriority", byref(stream), c_uint(NON_BLOCKING), 0)
@@ -51,16 +58,12 @@ class Device:
     def allocate(self, size_bytes: int) -> int:
         """Device memory."""
         address = c_uint64()
-        self._call("cuMemAlloc_v2", byref(address), ctypes.c_size_t(size_bytes))
+        self._call_relaxed("cuMemAlloc_v2", byref(address), ctypes.c_size_t(size_bytes))
         return address.value
 
     def _pin(self, size_bytes: int) -> tuple[int, npt.NDArray[np.uint8]]:
         address = c_void_p()
-        # As torch does around its own allocations: in the default mode they would end a graph's capture.
-        mode = ctypes.c_int(CAPTURE_RELAXED)
-        self._call("cuThreadExchangeStreamCaptureMode", byref(mode))
-        self._call("cuMemHostAlloc", byref(address), ctypes.c_size_t(size_bytes), 0)
-        self._call("cuThreadExchangeStreamCaptureMode", byref(mode))
+        self._call_relaxed("cuMemHostAlloc", byref(address), ctypes.c_size_t(size_bytes), 0)
         assert address.value is not None
         self._pinned.append((address.value, size_bytes))
         memory = (ctypes.c_uint8 * size_bytes).from_address(address.value)
