@@ -41,14 +41,14 @@ def sabotage(module):
     load = module.GroupStore.load
     blocks_seen, loads_seen = itertools.count(1), itertools.count(1)
 
-    def sabotaged(self, blocks):
+    def sabotaged(self, blocks, after):
         order = orders()
         if order.get("kill_depot_at_load") == next(loads_seen):
             kill_depot(order["socket"])
         if every := order.get("fail_load_every"):
             hashes = [h if next(blocks_seen) % every else hashlib.sha256(h).digest() for h in blocks.hashes]
             blocks = module.Blocks(hashes, blocks.pages)
-        return load(self, blocks)
+        return load(self, blocks, after)
 
     module.GroupStore.load = sabotaged
 
