@@ -75,7 +75,7 @@ bench-wire: infinistore-env ## Measure the wire door beside InfiniStore's server
 ##@ Check
 
 .PHONY: test
-test: test-rust test-python test-device test-rdma test-engine ## Run all tests
+test: test-rust test-python test-device test-rdma test-engine test-wire ## Run all tests
 
 .PHONY: test-rust
 test-rust: ## Test the Rust crates (ARGS: for cargo test)
