@@ -194,6 +194,9 @@ class Store:
     def register_pages(self, bases: npt.NDArray[np.uint64], strides: npt.NDArray[np.int64], page_count: int) -> None:
         """Says where the engine's pages lie: tensor ``t`` (counted over all shards of the layout, in order) of page ``p``
         begins at ``bases[t] + p * strides[t]``. The memory must stay mapped until the store is closed."""
+    def set_decoding(self, decoding: bool) -> None:
+        """Says whether the engine decodes in the steps that follow: a device's copies then leave its multiprocessors
+        alone, even if that is slower. Holds for all stores of the device."""
     def dump_pages(self, hashes: Sequence[bytes], pages: npt.NDArray[np.int64], wait_event: int = 0) -> Task:
         """Stores page ``pages[i]`` as block ``hashes[i]``. Blocks that the depot has already are not copied again.
 

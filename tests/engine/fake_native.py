@@ -238,6 +238,9 @@ class Store:
         for offset, size in enumerate(self.namespace.sizes[shard]):
             yield self.bases[first + offset] + page * self.strides[first + offset], size
 
+    def set_decoding(self, decoding) -> None:
+        assert isinstance(decoding, bool)
+
     def dump_pages(self, hashes, pages, wait_event=0) -> Task:
         assert wait_event == 0
         task = self.begin_dump_pages(hashes, pages)

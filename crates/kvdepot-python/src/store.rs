@@ -95,6 +95,11 @@ impl Store {
         py.detach(|| unsafe { store.register_pages(bases, strides, page_count) }).or_raise()
     }
 
+    fn set_decoding(&self, decoding: bool) -> PyResult<()> {
+        self.store()?.set_decoding(decoding);
+        Ok(())
+    }
+
     #[pyo3(signature = (hashes, pages, wait_event = 0))]
     fn dump_pages(
         &self,

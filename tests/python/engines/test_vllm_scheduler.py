@@ -80,6 +80,16 @@ def test_only_an_idle_engine_gives_a_waiting_claim_time(monkeypatch: pytest.Monk
     assert (depot.claims[0].polls, pauses) == (3, [CLAIM_PAUSE_S])
 
 
+def test_a_step_says_whether_somebody_decodes() -> None:
+    """Then copies leave a device's multiprocessors alone."""
+    side = scheduler(FakeDepot())
+    req = request("r", 3 * BLOCK)
+    side.new_request(req)
+    assert not side.build_step(Step().starts("r", 0, BLOCK, [1]).output()).decoding
+    assert not side.build_step(Step().goes_on("r", BLOCK, 2 * BLOCK, ([1, 2, 3],)).output()).decoding
+    assert side.build_step(Step().goes_on("r", 3 * BLOCK, 1, ([1, 2, 3, 4],)).output()).decoding
+
+
 def test_limits_of_the_configuration() -> None:
     req = request("r", 8 * BLOCK)
     assert scheduler(FakeDepot(units=9), hit_ratio=0.5).match(req, 0) == (4 * BLOCK, False)

@@ -1,6 +1,7 @@
 //! A copy engine and the pool that it was told about: shared by all stores whose pages are in one device's memory.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvdepot_copy::{CopyEngine, PoolRegistration};
 use kvdepot_core::Result;
@@ -13,6 +14,7 @@ use crate::pool::PoolMapping;
 pub struct DeviceEngine {
     // Dropped before the engine.
     registered: Mutex<Option<Arc<RegisteredPool>>>,
+    decoding: AtomicBool,
     engine: Arc<dyn CopyEngine>,
 }
 
@@ -27,12 +29,22 @@ pub(crate) struct RegisteredPool {
 impl DeviceEngine {
     /// Wraps an engine.
     pub fn new(engine: Arc<dyn CopyEngine>) -> Arc<Self> {
-        Arc::new(Self { registered: Mutex::new(None), engine })
+        Arc::new(Self { registered: Mutex::new(None), decoding: AtomicBool::new(false), engine })
     }
 
     /// The engine.
     pub fn engine(&self) -> &Arc<dyn CopyEngine> {
         &self.engine
+    }
+
+    /// Says whether the device decodes for somebody: then copies leave its multiprocessors alone.
+    pub(crate) fn set_decoding(&self, decoding: bool) {
+        self.decoding.store(decoding, Ordering::Relaxed);
+    }
+
+    /// What was said last.
+    pub(crate) fn is_decoding(&self) -> bool {
+        self.decoding.load(Ordering::Relaxed)
     }
 
     /// Tells the engine about the pool, unless it knows it; registration goes on in the background. Copies keep what is

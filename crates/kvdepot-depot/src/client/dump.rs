@@ -155,6 +155,7 @@ pub(crate) fn copy(
     let shards = only.map_or(0..work.layout().shard_count(), |shard| shard..shard + 1);
     let mut batch = CopyBatch::new(direction);
     batch.wait_event = work.wait_event;
+    batch.decoding = work.store.device.is_decoding();
     let mut groups = Vec::new();
     for shard in shards {
         let mut count = 0;

@@ -83,6 +83,12 @@ impl Store {
         &self.inner.spec
     }
 
+    /// Says whether the engine decodes in the steps that follow: copies by a device then leave its multiprocessors
+    /// alone, even if that is slower. Holds for all stores of the device.
+    pub fn set_decoding(&self, decoding: bool) {
+        self.inner.device.set_decoding(decoding);
+    }
+
     /// Says where the engine's pages lie, for the `…_pages` calls.
     ///
     /// # Safety

@@ -50,12 +50,14 @@ class StepMetadata(KVConnectorMetadata):
         late_saves: saves of an earlier step that was held back; their pages still hold that step's bytes when the
             worker sees this, because they come before anything of this step.
         saves: blocks that this step's forward completes.
+        decoding: whether the step decodes for somebody.
     """
 
     fresh_pages: list[int] = field(default_factory=list)
     late_saves: GroupBlocks = field(default_factory=dict)
     loads: list[Load] = field(default_factory=list)
     saves: GroupBlocks = field(default_factory=dict)
+    decoding: bool = False
 
 
 @dataclass

@@ -23,6 +23,9 @@ logger = connector_logger()
 CLAIM_PAUSE_S = 0.0005
 """How long a claim that is not settled is waited for at a time while the engine has nothing else to do."""
 
+DECODE_TOKENS_MAX = 16
+"""A running request with at most so many tokens in a step decodes, speculated tokens included; else it prefills."""
+
 MISS_RECHECK_S = 0.5
 """A request that cannot be admitted is matched again at every step; the depot is asked again only this often."""
 
@@ -192,6 +195,9 @@ class SchedulerSide:
         """``build_connector_meta``: everything that the workers shall do in this step."""
         step, self._step = self._step, StepMetadata()
         self._idle = output.total_num_scheduled_tokens == 0
+        step.decoding = any(
+            output.num_scheduled_tokens[name] <= DECODE_TOKENS_MAX for name in output.scheduled_cached_reqs.req_ids
+        )
         if not self._namespaces:
             return step
         step.late_saves = self._saves.released()

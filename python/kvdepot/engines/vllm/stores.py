@@ -51,6 +51,10 @@ class GroupStore:
         """Begins to load whole blocks, layer after layer."""
         return self.store.load_pages(blocks.hashes, np.array(blocks.pages, dtype=np.int64), after.handle)
 
+    def set_decoding(self, decoding: bool) -> None:
+        """Says whether copies should leave the device's multiprocessors to the engine."""
+        self.store.set_decoding(decoding)
+
     def close(self) -> None:
         """Ends the use of the engine's memory."""
         self.store.close()

@@ -143,6 +143,8 @@ class WorkerSide:
 
     def start_loads(self, step: StepMetadata) -> None:
         """``start_load_kv``."""
+        for store in self._stores.values():
+            store.set_decoding(step.decoding)
         self._loads.start(step.loads)
 
     def wait_for_layer(self, layer_name: str) -> None:
