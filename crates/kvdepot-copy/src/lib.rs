@@ -9,6 +9,7 @@ pub mod cuda;
 pub mod event;
 pub mod gdr;
 pub mod host;
+mod mutation;
 mod pages;
 pub mod pool;
 pub mod select;

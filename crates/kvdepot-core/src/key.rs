@@ -192,3 +192,16 @@ impl fmt::Debug for BlockKey {
         write!(f, "BlockKey({self})")
     }
 }
+
+/// Whether a namespace in epoch `current` moves when it is told `epoch`.
+///
+/// # Errors
+/// `Config`: an epoch never goes back.
+pub fn epoch_moves(current: u32, epoch: u32) -> Result<bool> {
+    if epoch < current {
+        return Err(Error::new(ErrorKind::Config, "an epoch never goes back")
+            .with("epoch", epoch)
+            .with("epoch_current", current));
+    }
+    Ok(epoch > current)
+}

@@ -17,7 +17,7 @@ pub use block::{Block, Phase};
 pub use error::{Error, ErrorKind, Result};
 pub use eviction::{EvictionPolicy, SlotId};
 pub use hit::{GroupShape, longest_hit, needed_blocks};
-pub use key::{BlockHash, BlockKey, NamespaceId, NamespaceSpec};
+pub use key::{BlockHash, BlockKey, NamespaceId, NamespaceSpec, epoch_moves};
 pub use layout::BlockLayout;
 pub use lease::{LeaseId, LeaseTable};
 pub use pipeline::{PipelineSpec, PoolKind, TierKind};

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use kvdepot_core::block::Block;
 use kvdepot_core::lease::LeaseId;
-use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceSpec, Result};
+use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceSpec, Result, epoch_moves};
 
 use crate::depot::Shared;
 use crate::message::{Grant, Hashes, NamespaceHandle, Shards};
@@ -265,12 +265,7 @@ pub(crate) fn set_epoch(shared: &Arc<Shared>, handle: NamespaceHandle, epoch: u3
         let namespace = state.namespaces.get(handle)?;
         (Arc::clone(&namespace.spec), namespace.epoch, namespace.id.0)
     };
-    if epoch < current {
-        return Err(Error::new(ErrorKind::Config, "an epoch never goes back")
-            .with("epoch", epoch)
-            .with("epoch_current", current));
-    }
-    if epoch == current {
+    if !epoch_moves(current, epoch)? {
         return Ok(id);
     }
     let id = enter_epoch(shared, handle, &spec, epoch)?;

@@ -1,4 +1,4 @@
-//! Mistakes that tests build into an engine, to see that the suite finds them. No other build can make one.
+//! Mistakes that tests build into the GPUDirect engine.
 
 /// A mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,23 +22,4 @@ pub(crate) enum Mistake {
 }
 
 /// The mistake of an engine, if it has one.
-#[cfg(test)]
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Mutation(pub(crate) Option<Mistake>);
-
-/// The mistake of an engine: none.
-#[cfg(not(test))]
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Mutation(());
-
-impl Mutation {
-    #[cfg(test)]
-    pub(crate) fn is(self, mistake: Mistake) -> bool {
-        self.0 == Some(mistake)
-    }
-
-    #[cfg(not(test))]
-    pub(crate) const fn is(self, _mistake: Mistake) -> bool {
-        false
-    }
-}
+pub(crate) type Mutation = crate::mutation::Mutation<Mistake>;

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use kvdepot_core::limits::NAMESPACES_MAX;
-use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
+use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result, epoch_moves};
 use kvdepot_io::faults::{FaultDevice, Faults};
 use kvdepot_io::{Device, DirDevice, IoEngine, PsyncConfig, PsyncEngine, SlotBuf};
 
@@ -237,11 +237,7 @@ impl Shared {
         let known = known_id.and_then(|id| self.lock().spaces.get(&id).map(Arc::clone));
         let known_epoch = known.as_ref().map_or(0, |space| space.epoch);
         let current = known_epoch.max(on_disk.as_ref().map_or(0, |file| file.epoch));
-        if epoch < current {
-            return Err(Error::new(ErrorKind::Config, "an epoch never goes back")
-                .with("epoch", epoch)
-                .with("epoch_current", current));
-        }
+        epoch_moves(current, epoch)?;
         let sharded = known.as_ref().map_or(self.config.shard_directories, |space| space.sharded);
         let file = NamespaceFile { spec: spec.clone(), epoch, sharded };
         for device in &self.devices {

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
 use hashbrown::HashSet;
-use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceSpec, Result};
+use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceSpec, Result, epoch_moves};
 use parking_lot::Mutex;
 
 use super::job::{Job, Opened, What};
@@ -126,12 +126,7 @@ impl RemoteTier {
     pub(super) fn set_epoch_everywhere(&self, spec: &NamespaceSpec, epoch: u32) -> Result<()> {
         let before = self.shared.spaces.lock().epoch(spec);
         let before = before.unwrap_or_else(|| self.open_everywhere(spec));
-        if epoch < before {
-            return Err(Error::new(ErrorKind::Config, "an epoch never goes back")
-                .with("epoch", epoch)
-                .with("epoch_current", before));
-        }
-        if epoch == before {
+        if !epoch_moves(before, epoch)? {
             return Ok(());
         }
         let spec = Arc::new(spec.clone());

@@ -106,7 +106,7 @@ fn going_on_after_a_failure_is_found() {
     for seed in 0..40 {
         let session = rig.session(seed);
         session.plan_failure("cuMemcpyDtoHAsync_v2", 1, 1, OUT_OF_MEMORY);
-        let (mode, mistake) = (MODES[0].0, Mutation(Some(Mistake::GoOnAfterFailure)));
+        let (mode, mistake) = (MODES[0].0, Mutation::of(Mistake::GoOnAfterFailure));
         let ended = run(&session, mode, mistake, Direction::ToHost, seed).unwrap();
         whole += usize::from(is_cut(&ended));
     }

@@ -185,6 +185,6 @@ fn dumps_keep_to_their_budget() {
 #[test]
 fn a_dump_beyond_its_budget_is_found() {
     let rig = Rig::standin(13_000);
-    let beyond = |seed| in_flight_at_most(&rig, Mutation(Some(Mistake::IgnoreBudget)), seed) > 128 << 10;
+    let beyond = |seed| in_flight_at_most(&rig, Mutation::of(Mistake::IgnoreBudget), seed) > 128 << 10;
     assert!((0..40).any(beyond), "no dump of 40 went beyond the budget");
 }

@@ -93,7 +93,7 @@ fn found(mode: Mode, mistake: Mistake) {
     let rig = Rig::standin(13_000);
     let mut caught = 0;
     for seed in 0..SCHEDULES_OF_A_MISTAKE {
-        caught += u64::from(once(&rig, mode, Mutation(Some(mistake)), seed).is_err());
+        caught += u64::from(once(&rig, mode, Mutation::of(mistake), seed).is_err());
     }
     eprintln!("{mode:?} with {mistake:?}: found in {caught} of {SCHEDULES_OF_A_MISTAKE} schedules");
     assert!(caught > 0, "{mode:?} with {mistake:?} passes {SCHEDULES_OF_A_MISTAKE} schedules");

@@ -91,7 +91,7 @@ fn a_refused_registration_fails_its_group_and_those_behind() {
 
 #[test]
 fn groups_behind_a_failed_one_that_claim_success_are_found() {
-    let mutation = Mutation(Some(Mistake::GoOnAfterFailure));
+    let mutation = Mutation::of(Mistake::GoOnAfterFailure);
     recovers(mutation, |lab| lab.standin.cut(0)).unwrap_err();
 }
 

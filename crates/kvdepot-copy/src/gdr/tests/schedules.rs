@@ -88,7 +88,7 @@ fn found(mistake: Mistake) {
     let lab = Lab::new();
     let mut caught = 0;
     for seed in 0..SCHEDULES_OF_A_MISTAKE {
-        caught += u64::from(once(&lab, Mutation(Some(mistake)), seed).is_err());
+        caught += u64::from(once(&lab, Mutation::of(mistake), seed).is_err());
     }
     eprintln!("gdr with {mistake:?}: found in {caught} of {SCHEDULES_OF_A_MISTAKE} schedules");
     assert!(caught > 0, "gdr with {mistake:?} passes {SCHEDULES_OF_A_MISTAKE} schedules");
