@@ -12,16 +12,13 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict
 
 from benches.engine.rounds import Bench, run_round
-from benches.engine.runs import EngineKind
+from benches.engine.runs import EngineKind, pool_bytes_for
 from benches.engine.summary import Round, print_summary, summarize
 from tools.lab.child import ChildError, end_on_signals
 from tools.lab.machine import load_average, machine
 from tools.lab.models import ModelSize, make_model
 from tools.lab.progress import Progress
 from tools.lab.settings import add_set_option
-
-MARGIN_TOKENS = 64
-POOL_MARGIN_BYTES = 256 << 20
 
 
 def parse() -> argparse.Namespace:
@@ -44,18 +41,17 @@ def main() -> int:
     progress = Progress()
     size = ModelSize()
     lengths = tuple(arguments.tokens)
-    stored_bytes = arguments.repeats * sum(lengths) * size.kv_bytes_per_token(arguments.dtype)
     rounds: list[Round] = []
     before = load_average()
     try:
         with progress.step("make a model of random weights"):
             model = make_model(size)
-        kind = EngineKind(model, arguments.dtype, max(lengths) + MARGIN_TOKENS)
+        kind = EngineKind.for_prompts(model, arguments.dtype, lengths)
         bench = Bench(
             kind=kind,
             lengths=lengths,
             repeats=arguments.repeats,
-            pool_bytes=2 * stored_bytes + POOL_MARGIN_BYTES,
+            pool_bytes=pool_bytes_for(size, arguments.dtype, lengths, arguments.repeats),
             keep_page_cache=arguments.keep_page_cache,
             settings=dict(arguments.settings),
         )

@@ -5,10 +5,7 @@ The second's time to first token is compared with cold runs that its own process
 
 import argparse
 import json
-import shutil
 import sys
-import tempfile
-from pathlib import Path
 from statistics import median
 
 from benches.engine.rounds import COLD, HIT, Bench
@@ -17,10 +14,9 @@ from tools.lab.child import ChildError, end_on_signals
 from tools.lab.depot import DepotHome
 from tools.lab.machine import load_average, machine
 from tools.lab.models import WORK, ModelSize, make_model
-from tools.lab.pool_server import PoolServer
 from tools.lab.progress import Progress
+from tools.wire.servers import Server
 
-MARGIN_TOKENS = 64
 POOL_GB = 1.0
 DRAIN_S = 120.0
 
@@ -41,34 +37,30 @@ def main() -> int:
     end_on_signals()
     progress = Progress()
     lengths = tuple(arguments.tokens)
-    runtime = Path(tempfile.mkdtemp(prefix="kvdepot-"))
     root = WORK / "bench-engine" / "handover"
     try:
         with progress.step("make a model of random weights"):
-            kind = EngineKind(make_model(ModelSize()), arguments.dtype, max(lengths) + MARGIN_TOKENS)
+            kind = EngineKind.for_prompts(make_model(ModelSize()), arguments.dtype, lengths)
         bench = Bench(kind, lengths, arguments.repeats, 0, keep_page_cache=False, settings={})
-        with PoolServer(root, runtime, POOL_GB) as server:
+        with Server("kvdepot") as server:
             remote = {"pipeline": "Cache|Remote", "directories": None, "remote_servers": [server.address]}
             every = [send(f"{COLD}/{n}", [one]) for n in lengths for one in bench.prompts(n)]
-            with progress.step("the producer computes"):
-                home = DepotHome(root / "producer", {**remote, "pool_gb": POOL_GB})
-                with home.start() as depot:
-                    first = run_engine("producer", kind, kvdepot_transfer(home), [*every, settle(home=home)])
-                    depot.wait_until_clean(DRAIN_S)
-                home.remove()
-            with progress.step("the consumer takes over"):
-                home = DepotHome(root / "consumer", {**remote, "pool_gb": POOL_GB})
-                with home.start():
-                    second = run_engine("consumer", kind, kvdepot_transfer(home), bench.hit_then_cold([]))
-                home.remove()
+            values = {**remote, "pool_gb": POOL_GB}
+            with (
+                progress.step("the producer computes"),
+                DepotHome(root / "producer", values) as home,
+                home.start() as depot,
+            ):
+                first = run_engine("producer", kind, kvdepot_transfer(home), [*every, settle(home=home)])
+                depot.wait_until_clean(DRAIN_S)
+            with progress.step("the consumer takes over"), DepotHome(root / "consumer", values) as home, home.start():
+                second = run_engine("consumer", kind, kvdepot_transfer(home), bench.hit_then_cold([]))
     except ChildError as error:
         progress.failure(str(error))
         return 1
     except KeyboardInterrupt:
         progress.failure("interrupted; nothing is left running")
         return 130
-    finally:
-        shutil.rmtree(runtime, ignore_errors=True)
     rows = {}
     for n in lengths:
         hit, cold = second.sent[f"{HIT}/{n}"], second.sent[f"{COLD}/{n}"]

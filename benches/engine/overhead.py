@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benches.engine.rounds import COLD, WARM_UP
-from benches.engine.runs import EngineKind, Result, Step, kvdepot_transfer, run_engine, send
+from benches.engine.runs import EngineKind, Result, Step, kvdepot_transfer, pool_bytes_for, run_engine, send
 from tools.lab.child import ChildError, end_on_signals
 from tools.lab.depot import DepotHome
 from tools.lab.machine import load_average, machine
@@ -23,8 +23,6 @@ from tools.lab.models import WORK, ModelSize, make_model
 from tools.lab.progress import Progress
 from tools.lab.settings import add_set_option
 
-MARGIN_TOKENS = 64
-POOL_MARGIN_BYTES = 256 << 20
 RESAMPLES = 10_000
 INTERVAL = (0.05, 0.95)
 
@@ -67,14 +65,13 @@ def main() -> int:
     end_on_signals()
     progress = Progress()
     size = ModelSize()
-    stored_bytes = arguments.repeats * sum(arguments.tokens) * size.kv_bytes_per_token(arguments.dtype)
-    pool_gb = (2 * stored_bytes + POOL_MARGIN_BYTES) / (1 << 30)
+    pool_gb = pool_bytes_for(size, arguments.dtype, arguments.tokens, arguments.repeats) / (1 << 30)
     pairs: list[dict[str, Result]] = []
     before = load_average()
     try:
         with progress.step("make a model of random weights"):
             model = make_model(size)
-        kind = EngineKind(model, arguments.dtype, max(arguments.tokens) + MARGIN_TOKENS)
+        kind = EngineKind.for_prompts(model, arguments.dtype, arguments.tokens)
         for number in range(arguments.pairs):
             plan = steps(arguments.tokens, arguments.repeats, number)
             results: dict[str, Result] = {}
@@ -83,14 +80,9 @@ def main() -> int:
                     if side == "plain":
                         results[side] = run_engine("overhead-plain", kind, None, plan)
                         continue
-                    home = DepotHome(
-                        WORK / "bench-engine" / "overhead", {"pool_gb": pool_gb, **dict(arguments.settings)}
-                    )
-                    try:
-                        with home.start():
-                            results[side] = run_engine("overhead-kvdepot", kind, kvdepot_transfer(home), plan)
-                    finally:
-                        home.remove()
+                    values = {"pool_gb": pool_gb, **dict(arguments.settings)}
+                    with DepotHome(WORK / "bench-engine" / "overhead", values) as home, home.start():
+                        results[side] = run_engine("overhead-kvdepot", kind, kvdepot_transfer(home), plan)
             pairs.append(results)
     except ChildError as error:
         progress.failure(str(error))

@@ -76,8 +76,8 @@ def plain(bench: Bench) -> Result:
 
 def kvdepot(bench: Bench) -> Mapping[str, Result]:
     """kvdepot: nothing found, from the pool, and from disk after engine and depot were killed."""
-    home = DepotHome(WORK / "bench-engine" / "kvdepot", {"pool_gb": bench.pool_bytes / (1 << 30), **bench.settings})
-    try:
+    values = {"pool_gb": bench.pool_bytes / (1 << 30), **bench.settings}
+    with DepotHome(WORK / "bench-engine" / "kvdepot", values) as home:
         transfer = kvdepot_transfer(home)
         with home.start() as depot:
             steps = bench.cold_then_hit([settle(home=home), forget()])
@@ -87,8 +87,6 @@ def kvdepot(bench: Bench) -> Mapping[str, Result]:
         with home.start():
             steps = bench.hit_then_cold([settle(home=home)])
             return {"first": first, "restarted": run_engine("kvdepot-restarted", bench.kind, transfer, steps)}
-    finally:
-        home.remove()
 
 
 def native_memory(bench: Bench) -> Result:

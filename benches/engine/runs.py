@@ -11,12 +11,15 @@ from typing import Any
 
 from tools.lab.child import Child
 from tools.lab.depot import DepotHome
-from tools.lab.models import ROOT, WORK
+from tools.lab.models import ROOT, WORK, ModelSize
 
 BLOCK_TOKENS = 32
 KV_CACHE_BYTES = 1 << 30
 BATCHED_TOKENS = 2048
 RUN_S = 900.0
+MARGIN_TOKENS = 64
+"""What a request may have beyond its prompt."""
+POOL_MARGIN_BYTES = 256 << 20
 READ_THREADS, WRITE_THREADS = 8, 4
 """Threads of vLLM's file tier: as many as kvdepot has by default."""
 
@@ -40,6 +43,11 @@ class EngineKind:
     dtype: str
     max_tokens: int
     max_requests: int = 4
+
+    @classmethod
+    def for_prompts(cls, model: Path, dtype: str, lengths: Sequence[int]) -> "EngineKind":
+        """Engines that take prompts of these lengths."""
+        return cls(model, dtype, max(lengths) + MARGIN_TOKENS)
 
     def arguments(self, transfer: Mapping[str, Any] | None) -> dict[str, Any]:
         """Arguments of ``vllm.LLM``."""
@@ -78,6 +86,11 @@ class Result:
 
     sent: Mapping[str, Sent]
     load_average: tuple[float, ...]
+
+
+def pool_bytes_for(size: ModelSize, dtype: str, lengths: Sequence[int], repeats: int) -> int:
+    """A pool in which all prompts fit twice."""
+    return 2 * repeats * sum(lengths) * size.kv_bytes_per_token(dtype) + POOL_MARGIN_BYTES
 
 
 def kvdepot_transfer(home: DepotHome) -> dict[str, Any]:

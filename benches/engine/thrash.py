@@ -69,8 +69,8 @@ class Outcome:
 
 def on_kvdepot(kind: EngineKind, prompts: Prompts, pool_bytes: int, settings: Mapping[str, Any]) -> Outcome:
     """Fills a depot's disk, starts it again, sends all at once."""
-    home = DepotHome(WORK / "bench-engine" / "thrash", {"pool_gb": pool_bytes / (1 << 30), **settings})
-    try:
+    values = {"pool_gb": pool_bytes / (1 << 30), **settings}
+    with DepotHome(WORK / "bench-engine" / "thrash", values) as home:
         transfer, stored = kvdepot_transfer(home), settle(home=home)
         with home.start() as depot:
             alone = run_engine("thrash-fill", kind, transfer, one_by_one(prompts, stored)).sent["alone"]
@@ -78,8 +78,6 @@ def on_kvdepot(kind: EngineKind, prompts: Prompts, pool_bytes: int, settings: Ma
         with home.start():
             sent = run_engine("thrash-kvdepot", kind, transfer, all_at_once(prompts, stored)).sent
         return Outcome(KVDEPOT, alone, tuple(sent[name] for name in RUNS))
-    finally:
-        home.remove()
 
 
 def on_native(kind: EngineKind, prompts: Prompts, pool_bytes: int) -> Outcome:

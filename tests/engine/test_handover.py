@@ -1,12 +1,10 @@
 """Prefill and decode on different nodes: what one engine's depot has stored, another's finds through a pool server."""
 
-from pathlib import Path
-
 import pytest
 from engine_lab import Lab
 from test_vllm import generate, hits
 
-from tools.lab.pool_server import PoolServer
+from tools.wire.servers import Server
 
 
 @pytest.mark.parametrize("layerwise", [True, pytest.param(False, marks=pytest.mark.full)])
@@ -14,7 +12,7 @@ def test_an_engine_finds_what_another_node_s_has_computed(real_lab: Lab, layerwi
     """Two engines, two depots with nothing in common but the server; their outputs are those of one engine (P1)."""
     runtime = real_lab.short_root()
 
-    def node(name: str, server: PoolServer) -> dict[str, object]:
+    def node(name: str, server: Server) -> dict[str, object]:
         blocks = real_lab.root / name
         blocks.mkdir()
         return {
@@ -26,7 +24,7 @@ def test_an_engine_finds_what_another_node_s_has_computed(real_lab: Lab, layerwi
         }
 
     plain = real_lab.run("llama", [generate("cold")], connector=None)
-    with PoolServer(Path(real_lab.root) / "pool", runtime, pool_gb=0.25) as server:
+    with Server("kvdepot") as server:
         producer = node("producer", server)
         # Handed over is what has been written behind.
         settle = {"do": "settle", "socket": producer["socket"]}

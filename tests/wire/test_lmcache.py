@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tools.wire.servers import HOST, ROOT, Server, preload
+from tools.lab.ports import LOOPBACK
+from tools.wire.servers import ROOT, Server, preload
 
 LMCACHE_S = 120
 CHUNKS = 16
@@ -30,7 +31,7 @@ def lmcache(server: Server) -> LMCache:
         pytest.skip("LMCache needs torch: run make vllm-env, then make infinistore-env")
 
     def act(action: str, first: int) -> dict[str, Any]:
-        url = f"infinistore://{HOST}:{server.port}/?device={server.device}"
+        url = f"infinistore://{LOOPBACK}:{server.port}/?device={server.device}"
         done = subprocess.run(
             [sys.executable, "-m", "tools.wire.lmcache_child", url, action, str(first), str(CHUNKS)],
             env={**os.environ, **preload(server.library)},

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tools.demo.server import HOST, MODEL_NAME
+from tools.demo.server import MODEL_NAME
+from tools.lab.ports import LOOPBACK
 
 REQUEST_S = 300.0
 COUNTER_POLLS = 20
@@ -89,7 +90,7 @@ class Client:
         return True
 
     def _get(self, path: str) -> str:
-        connection = http.client.HTTPConnection(HOST, self._port, timeout=10)
+        connection = http.client.HTTPConnection(LOOPBACK, self._port, timeout=10)
         try:
             connection.request("GET", path)
             response = connection.getresponse()
@@ -101,7 +102,7 @@ class Client:
             connection.close()
 
     def _stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        connection = http.client.HTTPConnection(HOST, self._port, timeout=REQUEST_S)
+        connection = http.client.HTTPConnection(LOOPBACK, self._port, timeout=REQUEST_S)
         try:
             connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
             response = connection.getresponse()

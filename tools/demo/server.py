@@ -1,25 +1,16 @@
 """A real ``vllm serve`` with kvdepot's connector."""
 
 import json
-import socket
 import sys
 from pathlib import Path
 
 from tools.lab.child import Child
+from tools.lab.ports import LOOPBACK, free_port
 
-HOST = "127.0.0.1"
 MODEL_NAME = "demo"
 BLOCK_TOKENS = 32
 BATCHED_TOKENS = 2048
 KV_CACHE_BYTES = 1 << 30
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as found:
-        found.bind((HOST, 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 class Server(Child):
@@ -35,7 +26,7 @@ class Server(Child):
         }
         options = {
             "served-model-name": MODEL_NAME,
-            "host": HOST,
+            "host": LOOPBACK,
             "port": self.port,
             "dtype": dtype,
             "block-size": BLOCK_TOKENS,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from typing_extensions import Self
 
 from kvdepot import _native
 from tools.lab.child import POLL_S, Child, ChildError
@@ -48,6 +49,14 @@ class DepotHome:
     def files(self) -> list[Path]:
         """All block files."""
         return [path for path in self.blocks.rglob("*") if path.is_file()]
+
+    def __enter__(self) -> Self:
+        """A home that is removed when it is left."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Removes it."""
+        self.remove()
 
     def remove(self) -> None:
         """Removes the socket's directory; configuration, log and blocks stay for whoever wants to look."""

@@ -10,7 +10,8 @@ from typing import Any
 
 from typing_extensions import Self
 
-from tools.wire.servers import HOST, LINK_TYPE, ROOT, Server, preload
+from tools.lab.ports import LOOPBACK
+from tools.wire.servers import LINK_TYPE, ROOT, Server, preload
 
 CALL_S = 30.0
 Blocks = Sequence[tuple[str, int]]
@@ -51,7 +52,7 @@ class Peer:
         )
         there.close()
         self.config = {
-            "host_addr": HOST,
+            "host_addr": LOOPBACK,
             "service_port": server.port,
             "connection_type": "RDMA" if rdma else "TCP",
             "dev_name": server.device or "none",

@@ -8,7 +8,7 @@ from types import TracebackType
 import flatbuffers
 from typing_extensions import Self
 
-from tools.wire.servers import HOST
+from tools.lab.ports import LOOPBACK
 
 MAGIC = 0xDEADBEEF
 HEADER = struct.Struct("<IBI")
@@ -78,7 +78,7 @@ class Raw:
         if receive_buffer:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self.socket.settimeout(ANSWER_S)
-        self.socket.connect((HOST, port))
+        self.socket.connect((LOOPBACK, port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, data: bytes) -> None:

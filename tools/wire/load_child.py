@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from tools.lab.ports import LOOPBACK
 from tools.wire.frames import FINISH, ClosedError, Raw
-from tools.wire.servers import HOST
 
 KEYS = 40
 SIZES = [1, 4096, 65_537, 300_000, 1_048_579]
@@ -60,7 +60,7 @@ class PeerClient:
         self._numpy = np
         self._connection: Any = infinistore.InfinityConnection(
             infinistore.ClientConfig(
-                host_addr=HOST, service_port=port, connection_type=infinistore.TYPE_TCP, log_level="error"
+                host_addr=LOOPBACK, service_port=port, connection_type=infinistore.TYPE_TCP, log_level="error"
             )
         )
         self._connection.connect()

@@ -19,10 +19,10 @@ import yaml
 from typing_extensions import Self
 
 from tools.lab.child import POLL_S, Child, ChildError
+from tools.lab.ports import LOOPBACK, free_port
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 KINDS = ("kvdepot", "infinistore")
-HOST = "127.0.0.1"
 START_S = 60.0
 CALL_S = 5.0
 POOL_GIB = 1
@@ -77,14 +77,6 @@ def device_of(library: Path) -> str:
     return name
 
 
-def free_port() -> int:
-    """A TCP port that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def kvdepot_command() -> list[str]:
     """What starts our command line: $KVDEPOT_COMMAND, else that of .venv."""
     given = os.environ.get(COMMAND)
@@ -134,7 +126,7 @@ class Server:
         else:
             config = self._home / "kvdepot.yaml"
             config.write_text(yaml.safe_dump({"pipeline": "Cache", "socket": str(self._home / "depot.sock")}))
-            start = [*kvdepot_command(), "serve", "--config", str(config), "--host", HOST]
+            start = [*kvdepot_command(), "serve", "--config", str(config), "--host", LOOPBACK]
         return [*map(str, start), *map(str, common), *self.options]
 
     def _start(self) -> Child:
@@ -157,6 +149,11 @@ class Server:
             time.sleep(POLL_S)
 
     @property
+    def address(self) -> str:
+        """Its service port, as ``remote_servers`` names it."""
+        return f"{LOOPBACK}:{self.port}"
+
+    @property
     def alive(self) -> bool:
         """Whether its process has not ended."""
         return self._child.running
@@ -176,7 +173,7 @@ class Server:
     def answers(self) -> bool:
         """Whether both ports answer: the service port takes a connection, the other says how many keys there are."""
         try:
-            with socket.create_connection((HOST, self.port), CALL_S):
+            with socket.create_connection((LOOPBACK, self.port), CALL_S):
                 pass
             self.kvmap_len()
         except (OSError, ValueError):
@@ -185,7 +182,7 @@ class Server:
 
     def manage(self, path: str, *, method: str = "GET") -> bytes:
         """Body of an answer of the management port."""
-        request = urllib.request.Request(f"http://{HOST}:{self.manage_port}{path}", method=method)
+        request = urllib.request.Request(f"http://{LOOPBACK}:{self.manage_port}{path}", method=method)
         with urllib.request.urlopen(request, timeout=CALL_S) as answer:
             body: bytes = answer.read()
             return body

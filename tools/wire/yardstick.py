@@ -5,7 +5,7 @@ import statistics
 import threading
 import time
 
-from tools.wire.servers import HOST
+from tools.lab.ports import LOOPBACK
 
 CHUNK_BYTES = 1 << 20
 PING_BYTES = 64
@@ -13,7 +13,7 @@ PAUSE_S = 60.0
 
 
 def _connected() -> tuple[socket.socket, socket.socket]:
-    with socket.create_server((HOST, 0)) as listener:
+    with socket.create_server((LOOPBACK, 0)) as listener:
         near = socket.create_connection(listener.getsockname(), PAUSE_S)
         far, _ = listener.accept()
     for end in (near, far):
