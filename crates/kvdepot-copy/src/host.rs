@@ -8,8 +8,9 @@ use std::thread::JoinHandle;
 use crossbeam_channel::{Receiver, Sender};
 use kvdepot_core::{Error, ErrorKind, Result};
 
+use crate::ahead::MapAhead;
 use crate::batch::{CopyBatch, CopyOp, Direction, GroupSink};
-use crate::{CopyEngine, stream};
+use crate::{CopyEngine, PoolRegistration, stream};
 
 /// Bytes that one thread takes at a time: large enough that hand-over costs nothing beside the copy.
 const PIECE_BYTES: usize = 1 << 20;
@@ -174,6 +175,11 @@ impl CopyEngine for HostEngine {
             work.wake.wait(&mut done);
         }
         Ok(())
+    }
+
+    unsafe fn register_pool(&self, base: *mut u8, len: usize) -> Result<PoolRegistration> {
+        // SAFETY: the caller's contract.
+        Ok(PoolRegistration::new(Box::new(unsafe { MapAhead::start(base, len) }?)))
     }
 }
 

@@ -3,7 +3,8 @@
 //! P3: a batch waits for its event before it touches device memory, and a group is reported only when its bytes are
 //! where they belong.
 
-pub mod batch;
+pub mod ahead;
+mod batch;
 pub mod conformance;
 pub mod cuda;
 pub mod event;
