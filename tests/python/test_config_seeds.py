@@ -152,7 +152,8 @@ def test_top_level_keys(name, value, machine):
 
 @pytest.mark.parametrize("tier", ["Cache|Posix", "Staging|Posix"])
 def test_both_spellings_make_one_configuration(tier, machine):
-    ours = load_config({"pipeline": tier, "directories": "/a:/b", "timeout_ms": 5, "hit_ratio": 0.5}, machine=machine)
+    flat = {"pipeline": tier, "directories": "/a:/b", "io_direct": False, "timeout_ms": 5, "hit_ratio": 0.5}
+    ours = load_config(flat, machine=machine)
     theirs = pipeline({"hit_ratio": 0.5}, store_pipeline=tier, storage_backends="/a:/b", timeout_ms=5)
     assert load_config(theirs, machine=machine) == ours
     assert hash(load_config(theirs, machine=machine)) == hash(ours)

@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kvdepot_core::{Error, Result};
+use kvdepot_io::aligned::page_bytes;
 use parking_lot::{Condvar, Mutex};
 
 use crate::pool::Registration;
@@ -110,11 +111,6 @@ impl Shared {
         }
         Ok(true)
     }
-}
-
-fn page_bytes() -> usize {
-    // SAFETY: asks for a number.
-    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
 impl Registration for MapAhead {

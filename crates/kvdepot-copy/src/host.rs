@@ -16,6 +16,8 @@ use crate::{CopyEngine, PoolRegistration, stream};
 const PIECE_BYTES: usize = 1 << 20;
 /// Below this many bytes a batch is copied by its caller alone.
 const HELP_BYTES_MIN: u64 = 4 << 20;
+/// Most threads that an engine takes if it may choose: memory is no faster with more.
+const CHOSEN_THREADS_MAX: usize = 4;
 /// Most threads of one engine.
 const THREADS_MAX: usize = 64;
 
@@ -23,6 +25,8 @@ const THREADS_MAX: usize = 64;
 /// single copies larger than any shard (figures in docs/benchmarks.md).
 pub struct HostEngine {
     helpers: Vec<JoinHandle<()>>,
+    /// Helpers that a dump may have.
+    dump_helpers: usize,
     work: Option<Sender<Arc<Work>>>,
 }
 
@@ -42,10 +46,12 @@ struct Work {
 }
 
 impl HostEngine {
-    /// An engine of `threads` in all, the caller included; 0 = half of the machine's, 4 at most.
+    /// An engine of `threads` in all, the caller included. 0 = as many as the machine has for loads, which computing
+    /// waits for, and half of them for dumps, which go on beside it; 4 at most.
     pub fn new(threads: usize) -> Result<Self> {
         let available = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let threads = if threads == 0 { (available / 2).clamp(1, 4) } else { threads };
+        let chosen = |share: usize| if threads == 0 { share.clamp(1, CHOSEN_THREADS_MAX) } else { threads };
+        let (threads, dump_threads) = (chosen(available), chosen(available / 2));
         if threads > THREADS_MAX {
             return Err(Error::new(ErrorKind::Config, "too many copy threads")
                 .with("copy_threads", threads)
@@ -60,7 +66,7 @@ impl HostEngine {
             }
             work = Some(sender);
         }
-        Ok(Self { helpers, work })
+        Ok(Self { helpers, dump_helpers: dump_threads - 1, work })
     }
 }
 
@@ -164,7 +170,11 @@ impl CopyEngine for HostEngine {
             return Ok(());
         }
         if let (Some(sender), true) = (&self.work, large) {
-            for _ in 0..self.helpers.len().min(work.pieces.len() - 1) {
+            let helpers = match work.batch.direction {
+                Direction::ToHost => self.dump_helpers,
+                Direction::ToDevice => self.helpers.len(),
+            };
+            for _ in 0..helpers.min(work.pieces.len() - 1) {
                 let _ = sender.send(Arc::clone(&work));
             }
         }

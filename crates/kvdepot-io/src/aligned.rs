@@ -66,3 +66,9 @@ impl fmt::Debug for AlignedBuf {
 unsafe impl Send for AlignedBuf {}
 // SAFETY: shared access only reads.
 unsafe impl Sync for AlignedBuf {}
+
+/// Size of the system's pages.
+pub fn page_bytes() -> usize {
+    // SAFETY: asks for a number, touches no memory.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
+}

@@ -18,6 +18,18 @@ pub struct DirectAlign {
     pub offset_bytes: usize,
 }
 
+/// Which transfers go past the page cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DirectUse {
+    /// None.
+    Never,
+    /// All.
+    Always,
+    /// Reads of files that the page cache does not hold: they would only be copied once more on their way.
+    #[default]
+    ColdReads,
+}
+
 /// Length and recency of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileStat {
@@ -51,6 +63,10 @@ pub trait DeviceFile: Send + Debug {
     /// Waits until the file's bytes would survive a power loss.
     fn sync_data(&self) -> Result<()>;
 
+    /// Goes past the page cache from here on if that does not hold most of the file's first `bytes`; whether it does.
+    /// `false` where the system cannot tell.
+    fn go_direct_if_cold(&self, bytes: u64) -> bool;
+
     /// The descriptor, for engines that submit by themselves; `None` where only the calls above may be used.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 }
@@ -62,6 +78,9 @@ pub trait Device: Send + Sync + Debug {
 
     /// What O_DIRECT asks for, if files can and shall be opened so.
     fn direct(&self) -> Option<DirectAlign>;
+
+    /// What O_DIRECT asks for, if it shall be used for reads of files that are not cached alone.
+    fn direct_when_cold(&self) -> Option<DirectAlign>;
 
     /// Opens a file for reading.
     fn open(&self, path: &Path, direct: bool) -> Result<Box<dyn DeviceFile>>;

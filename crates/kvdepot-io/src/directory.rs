@@ -10,7 +10,8 @@ use std::time::SystemTime;
 use kvdepot_core::{Error, ErrorKind, Result};
 
 use crate::aligned::AlignedBuf;
-use crate::device::{Device, DeviceFile, DirectAlign, FileStat, ListEntry};
+use crate::cached::cached_bytes;
+use crate::device::{Device, DeviceFile, DirectAlign, DirectUse, FileStat, ListEntry};
 use crate::iobuf::IoBuf;
 
 /// Prefix of the file that finds out about O_DIRECT: gone at once, unless its process died in that moment.
@@ -20,7 +21,8 @@ pub const PROBE_PREFIX: &str = ".probe-";
 #[derive(Debug)]
 pub struct DirDevice {
     root: PathBuf,
-    direct: Option<DirectAlign>,
+    direct_use: DirectUse,
+    align: Option<DirectAlign>,
 }
 
 impl DirDevice {
@@ -33,9 +35,9 @@ impl DirDevice {
             .map_err(|e| Error::io("cannot make a directory for blocks", e).with("path", path.display()))
     }
 
-    /// Opens a directory that must be there. With `io_direct`, finds out what O_DIRECT asks for here and falls back
-    /// to buffered I/O, with one warning, where it cannot be had.
-    pub fn open(root: &Path, io_direct: bool) -> Result<Self> {
+    /// Opens a directory that must be there. Where O_DIRECT shall be used, finds out what it asks for here, and falls
+    /// back to buffered I/O where it cannot be had; with a warning if it shall be used always.
+    pub fn open(root: &Path, direct_use: DirectUse) -> Result<Self> {
         let found = std::fs::metadata(root).map_err(|e| {
             Error::new(
                 ErrorKind::Config,
@@ -48,10 +50,10 @@ impl DirDevice {
             return Err(Error::new(ErrorKind::Config, "a tier's directory is not a directory")
                 .with("path", root.display()));
         }
-        let mut device = Self { root: root.to_owned(), direct: None };
-        if io_direct {
-            device.direct = device.probe_direct();
-            if device.direct.is_none() {
+        let mut device = Self { root: root.to_owned(), direct_use, align: None };
+        if direct_use != DirectUse::Never {
+            device.align = device.probe_direct();
+            if device.align.is_none() && direct_use == DirectUse::Always {
                 tracing::warn!(path = %root.display(), "no O_DIRECT on this file system: using buffered I/O");
             }
         }
@@ -123,6 +125,14 @@ impl DeviceFile for DirFile {
         self.file.sync_data().map_err(|e| fail("cannot sync a block file", &self.path, e))
     }
 
+    fn go_direct_if_cold(&self, bytes: u64) -> bool {
+        let file = self.file.as_fd();
+        let cold = cached_bytes(file, bytes).is_some_and(|cached| cached < bytes / 2);
+        cold && rustix::fs::fcntl_getfl(file)
+            .and_then(|flags| rustix::fs::fcntl_setfl(file, flags | rustix::fs::OFlags::DIRECT))
+            .is_ok()
+    }
+
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         Some(self.file.as_fd())
     }
@@ -134,7 +144,11 @@ impl Device for DirDevice {
     }
 
     fn direct(&self) -> Option<DirectAlign> {
-        self.direct
+        self.align.filter(|_| self.direct_use == DirectUse::Always)
+    }
+
+    fn direct_when_cold(&self) -> Option<DirectAlign> {
+        self.align.filter(|_| self.direct_use == DirectUse::ColdReads)
     }
 
     fn open(&self, path: &Path, direct: bool) -> Result<Box<dyn DeviceFile>> {
@@ -290,7 +304,7 @@ mod tests {
 
     #[test]
     fn a_missing_directory_is_a_configuration_error_that_names_it() {
-        let error = DirDevice::open(Path::new("/nowhere/at/all"), false).unwrap_err();
+        let error = DirDevice::open(Path::new("/nowhere/at/all"), DirectUse::Never).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config);
         assert!(error.to_string().contains("/nowhere/at/all"));
     }
@@ -298,7 +312,7 @@ mod tests {
     #[test]
     fn small_files_are_bounded() {
         let dir = tempfile::tempdir().unwrap();
-        let device = DirDevice::open(dir.path(), true).unwrap();
+        let device = DirDevice::open(dir.path(), DirectUse::Always).unwrap();
         device.write_small(Path::new("a"), Path::new(".tmp-a"), b"12345").unwrap();
         assert_eq!(device.read_small(Path::new("a"), 5).unwrap().unwrap(), b"12345");
         assert_eq!(device.read_small(Path::new("a"), 4).unwrap_err().kind(), ErrorKind::Corrupt);

@@ -5,6 +5,7 @@
 
 pub mod aligned;
 pub mod buf;
+mod cached;
 pub mod checksum;
 pub mod cut;
 pub mod device;
@@ -18,7 +19,7 @@ pub mod transfer;
 
 pub use aligned::AlignedBuf;
 pub use buf::{MemRun, SlotBuf};
-pub use device::{Device, DeviceFile, DirectAlign, FileStat, ListEntry};
+pub use device::{Device, DeviceFile, DirectAlign, DirectUse, FileStat, ListEntry};
 pub use directory::DirDevice;
 pub use engine::{
     Call, Class, EngineStats, FileWritten, IoEngine, Op, Prepared, ReadFile, Request, WriteFile,

@@ -22,10 +22,12 @@ pub fn run(request: Request) {
 
 /// Fills `buf` with a file's first bytes; `Corrupt` if the file is shorter.
 pub fn read_file(device: &dyn Device, path: &Path, buf: &mut IoBuf) -> Result<()> {
-    let align = device.direct().filter(|align| buf.fits(*align));
-    let mut direct = align.is_some();
-    let mut file = device.open(path, direct)?;
+    let always = device.direct().filter(|align| buf.fits(*align));
+    let when_cold = device.direct_when_cold().filter(|align| buf.fits(*align));
+    let mut file = device.open(path, always.is_some())?;
     let (mut done, whole) = (0, buf.len());
+    let mut direct = always.is_some() || (when_cold.is_some() && file.go_direct_if_cold(whole as u64));
+    let align = always.or(when_cold);
     while done < whole {
         let came = file.read_at(buf, done, done as u64)?;
         if came == 0 {
@@ -86,4 +88,55 @@ fn write_whole(file: &dyn DeviceFile, buf: &IoBuf, step: usize) -> Result<()> {
         done = if done + went >= whole { whole } else { next };
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::{AsFd, AsRawFd};
+
+    use super::*;
+    use crate::buf::SlotBuf;
+    use crate::cached::cached_bytes;
+    use crate::device::DirectUse;
+    use crate::directory::DirDevice;
+
+    const BYTES: usize = 1 << 20;
+
+    fn read(device: &DirDevice) -> Vec<u8> {
+        let slot = SlotBuf::anonymous(BYTES);
+        let mut buf = IoBuf::payload(slot.clone(), BYTES).unwrap();
+        read_file(device, Path::new("block"), &mut buf).unwrap();
+        let mut bytes = vec![0; BYTES];
+        slot.read_at(0, &mut bytes);
+        bytes
+    }
+
+    /// A cold read that went through the page cache would leave the file there.
+    #[test]
+    fn a_file_that_is_not_cached_is_read_past_the_cache_and_one_that_is_from_it() {
+        let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let bytes: Vec<u8> = (0..BYTES).map(|i| (i / 4096 + i) as u8).collect();
+        std::fs::write(dir.path().join("block"), &bytes).unwrap();
+        let file = File::open(dir.path().join("block")).unwrap();
+        let cached = || cached_bytes(file.as_fd(), BYTES as u64);
+        let drop_from_cache = || {
+            file.sync_all().unwrap();
+            // SAFETY: advice about a file touches no memory.
+            unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+        };
+        let when_cold = DirDevice::open(dir.path(), DirectUse::ColdReads).unwrap();
+        let never = DirDevice::open(dir.path(), DirectUse::Never).unwrap();
+        drop_from_cache();
+        if when_cold.direct_when_cold().is_none() || cached() != Some(0) {
+            // No O_DIRECT, no cachestat(2), or a file system that is nothing but cache: then reads are plain ones.
+            assert!(read(&when_cold) == bytes);
+            return;
+        }
+        assert!(read(&when_cold) == bytes);
+        assert_eq!(cached(), Some(0), "the read went through the page cache");
+        assert!(read(&never) == bytes);
+        assert_eq!(cached(), Some(BYTES as u64), "the read went past the page cache");
+        assert!(read(&when_cold) == bytes);
+    }
 }

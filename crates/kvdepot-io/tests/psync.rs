@@ -9,8 +9,8 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use kvdepot_core::{ErrorKind, Result};
 use kvdepot_io::faults::{Fault, FaultDevice, FaultOp, Faults};
 use kvdepot_io::{
-    AlignedBuf, Call, Class, Device, DirDevice, FileWritten, IoBuf, IoEngine, Op, Prepared, PsyncConfig,
-    PsyncEngine, ReadFile, Request, SlotBuf, WriteFile,
+    AlignedBuf, Call, Class, Device, DirDevice, DirectUse, FileWritten, IoBuf, IoEngine, Op, Prepared,
+    PsyncConfig, PsyncEngine, ReadFile, Request, SlotBuf, WriteFile,
 };
 
 const LONG: Duration = Duration::from_secs(20);
@@ -175,14 +175,14 @@ fn write_then_read(device: &Arc<dyn Device>, engine: &dyn IoEngine, used_bytes: 
 fn files_come_back_whole_also_through_short_calls() {
     let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
     let engine = engine(2, 2, 64);
-    for direct in [false, true] {
+    for direct in [DirectUse::Never, DirectUse::Always, DirectUse::ColdReads] {
         let plain: Arc<dyn Device> = Arc::new(DirDevice::open(dir.path(), direct).unwrap());
         let faults = Faults::seeded(3);
         faults.chance(FaultOp::Read, Fault::Short, 0.5).chance(FaultOp::Write, Fault::Short, 0.5);
         let short: Arc<dyn Device> = Arc::new(FaultDevice::new(Arc::clone(&plain), faults));
         for used_bytes in [1, 4096, 5000, 300_000] {
             write_then_read(&plain, &engine, used_bytes).unwrap();
-            if !direct {
+            if direct != DirectUse::Always {
                 write_then_read(&short, &engine, used_bytes).unwrap();
             }
         }
@@ -196,7 +196,7 @@ fn a_failed_write_leaves_nothing() {
     for (op, kind) in [(FaultOp::Write, ErrorKind::NoSpace), (FaultOp::Publish, ErrorKind::Io)] {
         let faults = Faults::default();
         faults.at(op, 0, if kind == ErrorKind::Io { Fault::Eio } else { Fault::NoSpace });
-        let plain: Arc<dyn Device> = Arc::new(DirDevice::open(dir.path(), false).unwrap());
+        let plain: Arc<dyn Device> = Arc::new(DirDevice::open(dir.path(), DirectUse::Never).unwrap());
         let device: Arc<dyn Device> = Arc::new(FaultDevice::new(plain, faults));
         assert_eq!(write_then_read(&device, &engine, 5000).unwrap_err().kind(), kind);
         assert_eq!(std::fs::read_dir(dir.path().join("d")).unwrap().count(), 0);

@@ -43,6 +43,14 @@ fn fake(config: &Value) -> Result<Arc<dyn Tier>> {
     Ok(Arc::new(FakeTier::new(capacity_bytes)))
 }
 
+/// A setting that is on, off, or for the code to decide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Switch {
+    On,
+    Off,
+    Auto,
+}
+
 /// A tier's settings, with every key known (P10).
 pub(crate) struct Fields<'a> {
     tier: &'a str,
@@ -82,6 +90,17 @@ impl<'a> Fields<'a> {
             *out = value.as_bool().ok_or_else(|| self.wrong(key, "true or false"))?;
         }
         Ok(())
+    }
+
+    /// `true`, `false` or `"auto"`.
+    pub(crate) fn switch(&self, key: &str) -> Result<Option<Switch>> {
+        match self.map.get(key) {
+            None => Ok(None),
+            Some(Value::Bool(true)) => Ok(Some(Switch::On)),
+            Some(Value::Bool(false)) => Ok(Some(Switch::Off)),
+            Some(Value::String(text)) if text == "auto" => Ok(Some(Switch::Auto)),
+            Some(_) => Err(self.wrong(key, "true, false or auto")),
+        }
     }
 
     pub(crate) fn u64(&self, key: &str, out: &mut u64) -> Result<()> {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use common::{block_file, config, files_with, open};
 use kvdepot_core::{BlockLayout, ErrorKind};
+use kvdepot_io::DirectUse;
 use kvdepot_tier::Written;
 use kvdepot_tier::conformance::{Bench, spec};
 use proptest::prelude::*;
@@ -15,7 +16,7 @@ use proptest::prelude::*;
 fn damage(direct: bool, change: impl Fn(&mut Vec<u8>)) {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let mut settings = config(dir.path());
-    settings.io_direct = direct;
+    settings.io_direct = if direct { DirectUse::Always } else { DirectUse::Never };
     let tier = open(settings);
     let bench = Bench::with(
         Arc::clone(&tier) as _,

@@ -5,6 +5,7 @@ use std::cell::Cell;
 use std::path::Path;
 use std::sync::Arc;
 
+use kvdepot_io::DirectUse;
 use kvdepot_tier::{FakeTier, PosixConfig, PosixTier, Tier, conformance};
 
 fn posix(dir: &Path, change: impl FnOnce(&mut PosixConfig)) -> Arc<dyn Tier> {
@@ -52,7 +53,7 @@ fn posix_of_its_own_buffered_durable_and_flat() {
     let fresh = Fresh::new();
     conformance::check(&|| {
         posix(&fresh.next(), |config| {
-            (config.shared, config.io_direct, config.shard_directories) = (false, false, false);
+            (config.shared, config.io_direct, config.shard_directories) = (false, DirectUse::Never, false);
             config.durable = true;
         })
     });

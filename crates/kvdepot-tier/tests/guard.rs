@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use kvdepot_core::ErrorKind;
 use kvdepot_io::faults::{Fault, FaultDevice, FaultOp, Faults};
-use kvdepot_io::{Device, DirDevice};
+use kvdepot_io::{Device, DirDevice, DirectUse};
 use kvdepot_tier::conformance::{self, Bench};
 use kvdepot_tier::{FakeTier, GuardConfig, Guarded, PosixConfig, PosixTier, Presence};
 use parking_lot::Mutex;
@@ -25,7 +25,7 @@ impl Rig {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let faults = Faults::default();
-        let plain = Arc::new(DirDevice::open(dir.path(), false).unwrap());
+        let plain = Arc::new(DirDevice::open(dir.path(), DirectUse::Never).unwrap());
         let device: Arc<dyn Device> = Arc::new(FaultDevice::new(plain, faults.clone()));
         let inner = PosixTier::open_on_devices(PosixConfig::new(dir.path()), vec![device]).unwrap();
         let now = Arc::new(Mutex::new(Instant::now()));

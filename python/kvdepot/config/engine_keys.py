@@ -51,7 +51,8 @@ class EngineKeys(BaseModel):
     )
     copy_threads: int = key(
         0,
-        "Threads of an engine that copy on the host; 0 = chosen for the machine.",
+        "Threads of an engine that copy on the host; 0 = as many as the machine has, 4 at most, for loads, and half of "
+        "them for dumps.",
         unit="threads",
         ge=0,
         le=256,

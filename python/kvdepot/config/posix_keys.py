@@ -29,9 +29,10 @@ class PosixKeys(BaseModel):
         ge=0,
         le=GIB_MAX,
     )
-    io_direct: bool = key(
-        False,
-        "Read and write block files past the page cache (O_DIRECT).",
+    io_direct: Literal[True, False, "auto"] = key(
+        "auto",
+        "Read and write block files past the page cache (O_DIRECT). With `auto` only reads of files that the page "
+        "cache does not hold go past it.",
         seeds=["io_direct"],
     )
     io_engine: Literal["psync", "aio", "io_uring"] = key(

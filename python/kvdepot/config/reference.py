@@ -1,5 +1,7 @@
 """``docs/configuration.md``, written from the table of keys by ``kvdepot config keys --markdown``."""
 
+from collections.abc import Collection, Mapping
+
 from kvdepot.config import seeds
 from kvdepot.config.keys import Key, key_of_field
 from kvdepot.config.model import SECTIONS, KVDepotConfig
@@ -60,9 +62,9 @@ def reference_markdown() -> str:
     parts.append(_SEEDS_HEAD)
     names = {seed: key for key in KVDepotConfig.key_table() for seed in key.facts.seeds}
     for store, store_keys in seeds.STORES.items():
-        rows = [_seed_row(seed, names[seed], required=seed in seeds.REQUIRED[store]) for seed in store_keys]
+        rows = [_seed_row(seed, names[seed], seeds.REQUIRED[store], seeds.STORE_DEFAULTS) for seed in store_keys]
         parts.append(_table(f"`ucm_connector_config` of `{store}`", ["key", "is our", "default"], rows, level=3))
-    rows = [_seed_row(seed, names[seed], required=False) for seed in seeds.TOP_LEVEL]
+    rows = [_seed_row(seed, names[seed], (), {}) for seed in seeds.TOP_LEVEL]
     parts.append(_table("Top level", ["key", "is our", "default"], rows, level=3))
     parts.append(
         "`UcmNfsStore` is the pipeline `Staging|Posix`. `ucm_connector_module_path` may name the store's own module\n"
@@ -89,8 +91,9 @@ def _row(key: Key) -> list[str]:
     return [f"`{key.name}`", _escaped(key.type), _default(key), key.facts.unit, _escaped(meaning)]
 
 
-def _seed_row(seed: str, key: Key, *, required: bool) -> list[str]:
-    return [f"`{seed}`", f"`{key.name}`", "required" if required else _default(key)]
+def _seed_row(seed: str, key: Key, required: Collection[str], defaults: Mapping[str, object]) -> list[str]:
+    default = f"`{_spelled(defaults[seed])}`" if seed in defaults else _default(key)
+    return [f"`{seed}`", f"`{key.name}`", "required" if seed in required else default]
 
 
 def _default(key: Key) -> str:

@@ -44,6 +44,8 @@ TOP_LEVEL = (
     "persist_token_threshold",
     "metrics_config_path",
 )
+STORE_DEFAULTS: Mapping[str, object] = {"io_direct": False}
+"""Where a store's key that is left out means something else than ours."""
 CONNECTOR_KEYS = ("ucm_connector_name", "ucm_connector_module_path", "ucm_connector_config")
 
 
@@ -100,7 +102,8 @@ class SeedReader:
 
     def _store(self, store: str, config: Mapping[str, object], path: KeyPath) -> None:
         missing = [name for name in REQUIRED[store] if config.get(name) in (None, "", [])]
-        if "Posix" not in str(config.get("store_pipeline", "Posix")):
+        has_files = "Posix" in str(config.get("store_pipeline", "Posix"))
+        if not has_files:
             missing = [name for name in missing if name != "storage_backends"]
         for name in missing:
             self._problem((*path, name), f"{store} needs it: add it")
@@ -109,6 +112,9 @@ class SeedReader:
                 self._unknown((*path, name), STORES[store])
             elif name not in missing:
                 self._say(self.names[name], value, (*path, name))
+        for name, value in STORE_DEFAULTS.items():
+            if has_files and name not in config:
+                self._say(self.names[name], value, path)
         if store == "UcmNfsStore":
             self._say("pipeline", "Staging|Posix", (*path[:-1], "ucm_connector_name"))
             streams = config.get("stream_number")

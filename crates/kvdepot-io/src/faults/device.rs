@@ -69,6 +69,10 @@ impl DeviceFile for FaultFile {
         self.inner.sync_data()
     }
 
+    fn go_direct_if_cold(&self, bytes: u64) -> bool {
+        self.inner.go_direct_if_cold(bytes)
+    }
+
     /// `None`: faults strike only through the calls above.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
@@ -82,6 +86,10 @@ impl Device for FaultDevice {
 
     fn direct(&self) -> Option<DirectAlign> {
         self.inner.direct()
+    }
+
+    fn direct_when_cold(&self) -> Option<DirectAlign> {
+        self.inner.direct_when_cold()
     }
 
     fn open(&self, path: &Path, direct: bool) -> Result<Box<dyn DeviceFile>> {

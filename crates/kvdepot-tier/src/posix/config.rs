@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use kvdepot_core::limits::{IO_QUEUE_MAX, IO_THREADS_MAX, TIER_DIRECTORIES_MAX};
 use kvdepot_core::{Error, ErrorKind, Result};
+use kvdepot_io::DirectUse;
 use serde_json::Value;
 
-use crate::registry::Fields;
+use crate::registry::{Fields, Switch};
 
 /// Settings of a Posix tier.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,8 +17,8 @@ pub struct PosixConfig {
     /// Whether a directory that is not there is made, for its owner alone. Not by default: a mount that is missing
     /// must not fill the disk below it.
     pub create: bool,
-    /// Whether to go past the page cache; falls back with a warning where a file system cannot.
-    pub io_direct: bool,
+    /// What goes past the page cache; falls back where a file system cannot.
+    pub io_direct: DirectUse,
     /// Cap in physical bytes over all directories and namespaces (P5); 0 = none.
     pub capacity_bytes: u64,
     /// Whether a new namespace spreads its files over 256 subdirectories; one that exists stays as it is.
@@ -43,7 +44,7 @@ impl Default for PosixConfig {
         Self {
             directories: Vec::new(),
             create: false,
-            io_direct: true,
+            io_direct: DirectUse::default(),
             capacity_bytes: 0,
             shard_directories: true,
             read_threads: 8,
@@ -82,7 +83,11 @@ impl PosixConfig {
         let fields = Fields::new("Posix", value, &KNOWN)?;
         let mut config = Self { directories: fields.paths("directories")?, ..Self::default() };
         fields.bool("create", &mut config.create)?;
-        fields.bool("io_direct", &mut config.io_direct)?;
+        config.io_direct = match fields.switch("io_direct")? {
+            Some(Switch::On) => DirectUse::Always,
+            Some(Switch::Off) => DirectUse::Never,
+            Some(Switch::Auto) | None => DirectUse::ColdReads,
+        };
         fields.u64("capacity_bytes", &mut config.capacity_bytes)?;
         fields.bool("shard_directories", &mut config.shard_directories)?;
         fields.usize("read_threads", &mut config.read_threads)?;

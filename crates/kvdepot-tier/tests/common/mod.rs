@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kvdepot_io::faults::{FaultDevice, Faults};
-use kvdepot_io::{Device, DirDevice};
+use kvdepot_io::{Device, DirDevice, DirectUse};
 use kvdepot_tier::conformance::Bench;
 use kvdepot_tier::{PosixConfig, PosixTier};
 
 /// A tier on a directory, small in everything.
 pub(crate) fn config(dir: &Path) -> PosixConfig {
-    PosixConfig { io_direct: false, read_threads: 2, write_threads: 2, ..PosixConfig::new(dir) }
+    PosixConfig { io_direct: DirectUse::Never, read_threads: 2, write_threads: 2, ..PosixConfig::new(dir) }
 }
 
 pub(crate) fn open(config: PosixConfig) -> Arc<PosixTier> {
