@@ -12,6 +12,7 @@ CASES = [(kind, ranks) for kind in KINDS for ranks in (1, 2)]
 IN_CI = (("llama", 1),)
 
 
+@pytest.mark.timeout(0)  # the rounds have a limit of their own, as many as they are
 @pytest.mark.parametrize(
     ("kind", "ranks"),
     [pytest.param(*one, marks=() if one in IN_CI else pytest.mark.full) for one in CASES],
