@@ -14,6 +14,9 @@ VOCABULARY = 2048
 SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")
 POSITIONS_MAX = 65_536
 SLIDING_WINDOW = 512
+LATENT_RANK, ROPE_DIM = 512, 64
+LATENT_VALUES = LATENT_RANK + ROPE_DIM
+"""What latent attention keeps for a token, in each layer."""
 FULL_ATTENTION_EVERY = 4
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 ARCHITECTURES = ("llama", "mla", "gemma3")
@@ -64,16 +67,16 @@ def model_config(size: argparse.Namespace) -> Any:
             "full_attention" if layer % FULL_ATTENTION_EVERY == 0 else "sliding_attention"
             for layer in range(1, size.layers + 1)
         ]
-        extra = {"sliding_window": SLIDING_WINDOW, "layer_types": kinds}
+        extra = {"sliding_window": size.sliding_window, "layer_types": kinds}
         return AutoConfig.for_model("gemma3_text", **common, **grouped, **extra)
     return AutoConfig.for_model(
         "deepseek_v2",
         **common,
         num_key_value_heads=size.heads,
-        kv_lora_rank=512,
+        kv_lora_rank=LATENT_RANK,
         q_lora_rank=None,
         qk_nope_head_dim=64,
-        qk_rope_head_dim=64,
+        qk_rope_head_dim=ROPE_DIM,
         v_head_dim=64,
         n_routed_experts=4,
         num_experts_per_tok=2,
@@ -113,6 +116,7 @@ def main() -> None:
         "kv-heads": 2,
         "head-dim": 64,
         "intermediate": 512,
+        "sliding-window": SLIDING_WINDOW,
         "seed": 0,
     }.items():
         parser.add_argument(f"--{name}", type=int, default=default, help=f"default {default}")

@@ -102,17 +102,12 @@ class Run:
         }
 
     def score(self, phase: dict[str, Any]) -> None:
-        from vllm import SamplingParams
+        from tools.lab.regret import regrets
 
         prompts = [prompt(parts)["prompt_token_ids"] for parts in phase["prompts"]]
-        whole = [{"prompt_token_ids": [*tokens, *out]} for tokens, out in zip(prompts, phase["tokens"], strict=True)]
-        sampling = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
-        outputs = self.llm.generate(whole, sampling, use_tqdm=False)
-        regrets = []
-        for asked, tokens, output in zip(whole, prompts, outputs, strict=True):
-            answer = list(zip(asked["prompt_token_ids"], output.prompt_logprobs, strict=True))[len(tokens) :]
-            regrets += [max(one.logprob for one in found.values()) - found[token].logprob for token, found in answer]
-        self.results[phase["name"]] = sum(regrets) / len(regrets)
+        # All answers have the same length.
+        found = regrets(self.llm, prompts, phase["tokens"])
+        self.results[phase["name"]] = sum(found) / len(found)
 
     def reset(self, phase: dict[str, Any]) -> None:
         for _ in range(50):

@@ -22,7 +22,9 @@ def engine_of(kind: str) -> dict[str, Any]:
     return {} if kind in EXACT else {"dtype": "bfloat16"}
 
 
-def own_hits(lab: Lab, kind: str, prompts: list[Any], cached: list[int], max_tokens: int) -> list[list[int]]:
+def own_hits(
+    lab: Lab, kind: str, prompts: list[Any], cached: list[int], max_tokens: int, ranks: int
+) -> list[list[int]]:
     """Tokens of an engine without a connector, whose own cache has the given hits, computed in the same chunks."""
     phases: list[dict[str, Any]] = []
     for number, (parts, hit) in enumerate(zip(prompts, cached, strict=True)):
@@ -31,7 +33,7 @@ def own_hits(lab: Lab, kind: str, prompts: list[Any], cached: list[int], max_tok
         phases.append({"do": "reset"})
         phases.append({"do": "generate", "name": "first", "prompts": [warm_up], "max_tokens": 1})
         phases.append({"do": "generate", "name": str(number), "prompts": [parts], "max_tokens": max_tokens})
-    run = lab.run(kind, phases, connector=None, engine=engine_of(kind))
+    run = lab.run(kind, phases, tp=ranks, connector=None, engine=engine_of(kind))
     found = [run[str(number)] for number in range(len(prompts))]
     assert [result["cached"][0] for result in found] == cached
     return [result["tokens"][0] for result in found]
@@ -54,9 +56,11 @@ def assert_likely(lab: Lab, kind: str, prompts: list[Any], *outputs: list[list[i
     assert max(regrets) < REGRET_MAX
 
 
-def assert_same(lab: Lab, kind: str, prompts: list[Any], found: dict[str, Any], plain: dict[str, Any]) -> None:
+def assert_same(
+    lab: Lab, kind: str, prompts: list[Any], found: dict[str, Any], plain: dict[str, Any], ranks: int
+) -> None:
     """``found``, a phase that came request by request, has the tokens of an engine without a connector."""
     if kind in EXACT:
         assert found["tokens"] == plain["tokens"]
     else:
-        assert found["tokens"] == own_hits(lab, kind, prompts, found["cached"], len(plain["tokens"][0]))
+        assert found["tokens"] == own_hits(lab, kind, prompts, found["cached"], len(plain["tokens"][0]), ranks)

@@ -1,6 +1,7 @@
 """Loads of the real core that fail after their claim, on one rank or on all: they are computed, and poison nothing."""
 
 import pytest
+from combinations import COMBINATIONS, combinations, title
 from engine_lab import Lab
 from same import EXACT, assert_likely, engine_of
 from test_vllm import RESET, generate
@@ -8,28 +9,21 @@ from test_vllm import RESET, generate
 THREE = [[[1, 600]], [[2, 350]], [[3, 330]]]
 LONGER = [[[1, 600], [7, 90]], [[2, 350], [8, 40]]]
 # The rank whose loads fail; None: every rank's do.
-CASES = [
-    ("llama", 1, True, None),
-    ("llama", 1, False, None),
-    ("llama", 2, True, 0),
-    ("llama", 2, True, 1),
-    ("llama", 2, False, None),
-    ("llama", 2, False, 1),
-    ("gemma3", 1, True, None),
-    ("gemma3", 2, True, 0),
-    ("gemma3", 2, False, 1),
-    ("mla", 1, True, None),
-    ("mla", 2, True, 1),
-    ("mla", 2, False, 0),
-]
-IN_CI = (("llama", 2, True, 1), ("gemma3", 2, True, 0), ("mla", 1, True, None))
+FAILING = {(1, True): [None], (1, False): [None], (2, True): [None, 1], (2, False): [None, 0]}
+CASES = [(*one, rank) for one in COMBINATIONS for rank in FAILING[one[1:]]]
+IN_CI = (("llama", 2, True, 1), ("gemma3", 1, True, None))
 
 
 @pytest.mark.parametrize(
-    ("kind", "tp", "layerwise", "rank"),
-    [pytest.param(*case, marks=() if case in IN_CI else pytest.mark.full) for case in CASES],
+    ("kind", "ranks", "layerwise", "rank"),
+    [
+        pytest.param(*one, marks=() if one in IN_CI else pytest.mark.full, id=f"{title(*one[:3])}-fails on {one[3]}")
+        for one in CASES
+    ],
 )
-def test_blocks_that_are_gone_at_the_load(real_lab: Lab, kind: str, tp: int, layerwise: bool, rank: int | None) -> None:
+def test_blocks_that_are_gone_at_the_load(
+    real_lab: Lab, kind: str, ranks: int, layerwise: bool, rank: int | None
+) -> None:
     """Every seventh block is lost between claim and load (P2); what is stored meanwhile is right (P1)."""
     sabotage = {"do": "control", "fail_load_every": 7, **({"rank": rank} if rank is not None else {})}
     run = real_lab.run(
@@ -51,7 +45,7 @@ def test_blocks_that_are_gone_at_the_load(real_lab: Lab, kind: str, tp: int, lay
             RESET,
             generate("after longer", LONGER),
         ],
-        tp=tp,
+        tp=ranks,
         options={"use_layerwise": layerwise},
         engine=engine_of(kind),
     )
@@ -69,17 +63,10 @@ def test_blocks_that_are_gone_at_the_load(real_lab: Lab, kind: str, tp: int, lay
         assert_likely(real_lab, kind, LONGER, *longer)
 
 
-@pytest.mark.parametrize(
-    ("kind", "layerwise"),
-    [
-        ("llama", True),
-        pytest.param("llama", False, marks=pytest.mark.full),
-        pytest.param("gemma3", True, marks=pytest.mark.full),
-    ],
-)
-def test_depot_that_dies_between_claim_and_load(real_lab: Lab, kind: str, layerwise: bool) -> None:
-    """kill -9 when the scheduler has its hit and one of two workers is about to load it."""
-    kill = {"do": "control", "kill_depot_at_load": 1, "rank": 1, "socket": real_lab.socket}
+@pytest.mark.parametrize(("kind", "ranks", "layerwise"), combinations(("llama", 2, True)))
+def test_depot_that_dies_between_claim_and_load(real_lab: Lab, kind: str, ranks: int, layerwise: bool) -> None:
+    """kill -9 when the scheduler has its hit and the last worker is about to load it."""
+    kill = {"do": "control", "kill_depot_at_load": 1, "rank": ranks - 1, "socket": real_lab.socket}
     settle = {"do": "settle", "socket": real_lab.socket}
     run = real_lab.run(
         kind,
@@ -95,11 +82,14 @@ def test_depot_that_dies_between_claim_and_load(real_lab: Lab, kind: str, layerw
             RESET,
             generate("back", THREE),
         ],
-        tp=2,
+        tp=ranks,
         options={"use_layerwise": layerwise},
         engine=engine_of(kind),
     )
     assert "blocks were not loaded, they are computed" in run.log
     assert run["killed"]["finish"] == ["length"] * 3
-    assert run["killed"]["tokens"] == run["back"]["tokens"] == run["cold"]["tokens"]
     assert run["back"]["cached"][0] == 576
+    if kind in EXACT:
+        assert run["killed"]["tokens"] == run["back"]["tokens"] == run["cold"]["tokens"]
+    else:
+        assert_likely(real_lab, kind, THREE, *(run[name]["tokens"] for name in ("cold", "killed", "back")))

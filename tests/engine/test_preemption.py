@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from combinations import combinations
 from engine_lab import Lab
 from same import EXACT, assert_likely, engine_of
 from test_vllm import RESET, ROUNDING, generate
@@ -16,26 +17,24 @@ CROWDS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "mla": (120, 260, {"kv_cache_memory_bytes": 30 * 147_456, "max_model_len": 512}),
 }
 
+SHARED_AMONG_RANKS = ("llama", "gemma3")
+"""Whose heads the ranks divide; each has all of MLA's latent KV."""
+
 
 @pytest.mark.parametrize(
-    ("kind", "layerwise"),
-    [
-        ("llama", True),
-        ("llama", False),
-        ("gemma3", True),
-        ("mla", True),
-        pytest.param("gemma3", False, marks=pytest.mark.full),
-        pytest.param("mla", False, marks=pytest.mark.full),
-    ],
+    ("kind", "ranks", "layerwise"), combinations(("llama", 2, True), ("llama", 1, False), ("gemma3", 1, True))
 )
-def test_preempted_requests_come_back_right(lab: Lab, kind: str, layerwise: bool) -> None:
+def test_preempted_requests_come_back_right(lab: Lab, kind: str, ranks: int, layerwise: bool) -> None:
     """A small GPU pool: requests are preempted, their blocks overwritten while dumps may still read them (P3)."""
-    prompt_tokens, answer_tokens, memory = CROWDS[kind]
+    prompt_tokens, answer_tokens, limits = CROWDS[kind]
+    memory = dict(limits)
+    if kind in SHARED_AMONG_RANKS:
+        memory["kv_cache_memory_bytes"] //= ranks
     prompts = [[[seed, prompt_tokens]] for seed in range(10, 14)]
     phases = [generate("crowded", prompts, answer_tokens), RESET, generate("again", prompts, answer_tokens)]
     slow = [{"do": "control", "dump_delay_ms": 3, "load_delay_ms": 3}] if lab.native == "fake" else []
     options = {"use_layerwise": layerwise}
-    crowded = lab.run(kind, [*slow, *phases], options=options, engine={**engine_of(kind), **memory})
+    crowded = lab.run(kind, [*slow, *phases], tp=ranks, options=options, engine={**engine_of(kind), **memory})
     assert crowded["metrics"].get("vllm:num_preemptions", 0) > 0
     assert crowded["metrics"].get("vllm:external_prefix_cache_hits", 0) > 0
     assert sum(crowded["again"]["cached"]) > 0

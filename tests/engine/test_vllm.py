@@ -3,7 +3,9 @@
 from typing import Any
 
 import pytest
+from combinations import combinations
 from engine_lab import EngineRun, Lab
+from same import EXACT
 
 # Lengths on and off block boundaries (32 tokens), one longer than a step's budget of tokens (256).
 LONG, SHORT, EVEN = [[1, 600]], [[2, 350]], [[3, 320]]
@@ -25,23 +27,14 @@ def hits(layerwise: bool, model: str) -> list[int]:
     return [576, 320, 288 if leaves_one else 320]
 
 
-CASES = [(model, tp, layerwise) for model in ("llama", "gemma3") for tp in (1, 2) for layerwise in (True, False)]
-
-
-def some(*chosen: tuple[str, int, bool]) -> list[Any]:
-    """All cases; those that are not chosen run with ``--full`` only."""
-    return [pytest.param(*case, marks=() if case in chosen else pytest.mark.full) for case in CASES]
-
-
-SAME_TOKENS = some(
-    ("llama", 1, True), ("llama", 1, False), ("llama", 2, True), ("gemma3", 1, True), ("gemma3", 2, False)
-)
-FAILED_LOADS = some(("llama", 1, True), ("llama", 1, False), ("gemma3", 2, True))
 ONE_WAY = [True, pytest.param(False, marks=pytest.mark.full)]
 ONE_MODEL = ["llama", pytest.param("gemma3", marks=pytest.mark.full)]
 
 
-@pytest.mark.parametrize(("model", "tp", "layerwise"), SAME_TOKENS)
+@pytest.mark.parametrize(
+    ("model", "tp", "layerwise"),
+    combinations(("llama", 1, False), ("llama", 2, True), ("gemma3", 1, True), ("gemma3", 2, False), kinds=EXACT),
+)
 def test_same_tokens_cold_warm_and_after_a_restart(lab: Lab, model: str, tp: int, layerwise: bool) -> None:
     """Outputs do not depend on where the KV came from (P1); a new engine finds what an old one left."""
     options = {"use_layerwise": layerwise}
@@ -102,7 +95,9 @@ def test_connector_changes_no_token(lab: Lab, model: str) -> None:
     assert depot["cold"]["tokens"] == plain["cold"]["tokens"]
 
 
-@pytest.mark.parametrize(("model", "tp", "layerwise"), FAILED_LOADS)
+@pytest.mark.parametrize(
+    ("model", "tp", "layerwise"), combinations(("llama", 1, False), ("gemma3", 2, True), kinds=EXACT)
+)
 def test_failed_loads_are_computed(fake_lab: Lab, model: str, tp: int, layerwise: bool) -> None:
     """A failed load costs time, never a request or a token (P2), and poisons nothing that is stored after it (P1)."""
     trouble = {"do": "control", "fail_load_every": 7, "fail_rank": 0}

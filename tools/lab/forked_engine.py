@@ -54,11 +54,11 @@ class ForkedEngine:
             return False
         return True
 
-    def ask(self, prompts: list[list[int]]) -> dict[str, Any] | None:
-        """Sends a batch and waits for its answers; None when the engine died over it."""
+    def ask(self, order: dict[str, Any]) -> dict[str, Any] | None:
+        """Sends an order (``tools.lab.victim``) and waits for the answer; None when the engine died over it."""
         assert self._connection is not None
         try:
-            self._connection.send(prompts)
+            self._connection.send(order)
         except OSError:
             return None
         found: dict[str, Any] | None = self._receive()

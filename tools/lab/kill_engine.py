@@ -1,7 +1,9 @@
-"""Kills a real vLLM, its depot, or both, at random moments under load, and looks at what is left each time.
+"""Kills a real vLLM, one rank of it, its depot, or both, at random moments under load, and looks at what is left.
 
 After every kill: the next start is clean, every answer is the reference's, a depot that lives has given back what the
-dead engine held, no temporary file stays, and neither pool nor directory is over its cap (P1, P4, P5, P6).
+dead engine held, no temporary file stays, and neither pool nor directory is over its cap (P1, P4, P5, P6). Latent
+attention rounds otherwise in batches of other shapes: its answers are as likely as the reference's, which is looked at
+when all is done.
 Run it with .venv-vllm/bin/python. The seed makes prompts, victims and moments; moments of computing are not its own.
 """
 
@@ -22,22 +24,24 @@ from typing import Any
 from tools.lab.child import end_on_signals
 from tools.lab.depot_files import DepotFiles, LeakError
 from tools.lab.forked_engine import ForkedEngine, WrongError
-from tools.lab.models import ModelSize, make_model, prompt
+from tools.lab.judge import Judge
+from tools.lab.models import make_model, prompt
 from tools.lab.progress import Progress
+from tools.lab.subject import BLOCK_TOKENS, KINDS, Subject
 from tools.lab.warm import Warm
 
 PROMPTS = 20
 PROMPT_TOKENS = (330, 600)
 ANSWER_TOKENS = 24
 BATCH = 6
-BLOCK_TOKENS = 32
 VICTIMS = ("engine", "depot", "both")
+VICTIMS_OF_MANY_RANKS = (*VICTIMS, "rank")
 STARTING_SHARE = 0.15
+# For each rank: they share the machine.
 START_WINDOW_S = 3.0
 LOAD_WINDOW_S = 2.5
 BATCHES_AFTER = 2
-MODEL = ModelSize(layers=4, hidden=256, heads=4, kv_heads=2, head_dim=64, intermediate=512)
-# Of about 300 blocks a fifth fits in memory and not half on disk: everything is evicted now and then.
+# Of about 300 blocks of the engine a fifth fits in memory and not half on disk: everything is evicted now and then.
 POOL_BLOCKS, TIER_BLOCKS = 64, 128
 
 
@@ -51,28 +55,23 @@ class Tally:
     answers: int = 0
     tokens_found: int = 0
     depots_killed: int = 0
+    ranks_killed: int = 0
+    regret_max: float = 0.0
+    regret_mean: float = 0.0
 
 
 class Rounds:
     """Kills, one a round."""
 
-    def __init__(self, warm: Warm, root: Path, model: Path, seed: int) -> None:
+    def __init__(self, warm: Warm, root: Path, model: Path, subject: Subject, seed: int) -> None:
         self._warm, self._root, self._chosen = warm, root, random.Random(seed)
-        block_bytes = BLOCK_TOKENS * MODEL.kv_bytes_per_token("float32")
-        self.files = DepotFiles(root, block_bytes, POOL_BLOCKS, TIER_BLOCKS)
+        self._subject = subject
+        blocks = subject.namespaces
+        self.files = DepotFiles(root, subject.block_bytes, POOL_BLOCKS * blocks, TIER_BLOCKS * blocks)
         self._prompts = [prompt(seed * 1000 + n, self._chosen.randint(*PROMPT_TOKENS)) for n in range(PROMPTS)]
         self._plan: dict[str, Any] = {
             "answer_tokens": ANSWER_TOKENS,
-            "engine": {
-                "model": str(model),
-                "dtype": "float32",
-                "enforce_eager": True,
-                "block_size": BLOCK_TOKENS,
-                "kv_cache_memory_bytes": 64 << 20,
-                "max_model_len": 1024,
-                "max_num_batched_tokens": 256,
-                "max_num_seqs": 4,
-            },
+            "engine": {"model": str(model), **subject.engine},
         }
         self._transfer = {
             "kv_connector": "KVDepotConnector",
@@ -80,7 +79,7 @@ class Rounds:
             "kv_connector_module_path": "kvdepot.engines.vllm",
         }
         self._number = 0
-        self._reference: list[list[int]] = []
+        self._judge = Judge([], None)
         self.tally = Tally()
 
     def _engine(self, connector: bool = True) -> ForkedEngine:
@@ -93,27 +92,49 @@ class Rounds:
             plan["engine"] = {**plan["engine"], "kv_transfer_config": transfer}
         return ForkedEngine(self._warm, self._root, plan, f"engine-{self._number % 2}")
 
-    def make_reference(self) -> None:
-        """Answers of an engine without a connector."""
+    def _ask_reference(self, order: dict[str, Any]) -> dict[str, Any]:
+        """What an engine without a connector says."""
         engine = self._engine(connector=False)
         try:
-            found = engine.ask(self._prompts) if engine.ready() else None
+            found = engine.ask(order) if engine.ready() else None
             if found is None:
                 raise WrongError(f"the engine of the reference has ended; its log is {engine.log}")
-            self._reference = found["tokens"]
+            return found
         finally:
             engine.close()
 
+    def make_reference(self) -> None:
+        """Computes the answers that all others are held against."""
+        reference = self._ask_reference({"prompts": self._prompts})["tokens"]
+        spoilt = None
+        if not self._subject.exact:
+            wrong = [_with_one_wrong_block(tokens, self._prompts[n - 1]) for n, tokens in enumerate(self._prompts)]
+            spoilt = self._ask_reference({"prompts": wrong})["tokens"]
+        self._judge = Judge(reference, spoilt)
+
+    def prove(self) -> None:
+        """Judges the answers that could not be judged when they came."""
+
+        def score(prompts: list[int], answers: list[list[int]]) -> list[float]:
+            order = {"prompts": [self._prompts[n] for n in prompts], "answers": answers}
+            found: list[float] = self._ask_reference(order)["regrets"]
+            return found
+
+        self._judge.prove(score)
+        self.tally.regret_max = round(self._judge.regret_max, 4)
+        self.tally.regret_mean = round(self._judge.regret_mean, 4)
+
     def round(self) -> str:
         """Starts an engine, kills somebody, looks at what is left; says who was killed, and when."""
-        victim = self._chosen.choice(VICTIMS)
+        victim = self._chosen.choice(VICTIMS if self._subject.ranks == 1 else VICTIMS_OF_MANY_RANKS)
         starting = self._chosen.random() < STARTING_SHARE
-        delay_s = self._chosen.uniform(0, START_WINDOW_S if starting else LOAD_WINDOW_S)
+        delay_s = self._chosen.uniform(0, START_WINDOW_S if starting else LOAD_WINDOW_S) * self._subject.ranks
         order = ["engine", "depot"] if self._chosen.random() < 0.5 else ["depot", "engine"]
         victims = order if victim == "both" else [victim]
+        which_rank = self._chosen.randrange(self._subject.ranks)
         engine = self._engine()
         try:
-            killer = threading.Timer(delay_s, self._kill, (victims, engine))
+            killer = threading.Timer(delay_s, self._kill, (victims, engine, which_rank))
             if starting:
                 killer.start()
             alive = engine.ready()
@@ -127,7 +148,7 @@ class Rounds:
                 after += not killer.is_alive()
                 alive = self._batch(engine)
             killer.join()
-            if victim == "depot":
+            if alive:
                 engine.stop()
         finally:
             engine.close()
@@ -136,7 +157,7 @@ class Rounds:
         self.files.check_caps()
         self.files.check_log()
         # An engine that was killed while it started may not have come to start its depot.
-        if victim == "engine" and not (starting and self.files.stats() is None):
+        if victim in ("engine", "rank") and not (starting and self.files.stats() is None):
             self.files.wait_until_quiet()
         return f"{victim}, {delay_s:.2f} s after {'the fork' if starting else 'its start'}"
 
@@ -146,22 +167,23 @@ class Rounds:
             raise WrongError(f"the engine died without being killed; its log is {engine.log}")
         self.files.wait_until_quiet()
 
-    def _kill(self, victims: list[str], engine: ForkedEngine) -> None:
+    def _kill(self, victims: list[str], engine: ForkedEngine, which_rank: int) -> None:
         for name in victims:
             if name == "engine":
                 engine.fork.kill()
+            elif name == "rank":
+                self.tally.ranks_killed += engine.fork.kill_worker(which_rank)
             else:
                 self.tally.depots_killed += self.files.kill()
 
     def _batch(self, engine: ForkedEngine) -> bool:
         chosen = self._chosen.sample(range(PROMPTS), BATCH)
-        found = engine.ask([self._prompts[n] for n in chosen])
+        found = engine.ask({"prompts": [self._prompts[n] for n in chosen]})
         if found is None:
             self.tally.batches_cut += 1
             return False
         for n, tokens in zip(chosen, found["tokens"], strict=True):
-            if tokens != self._reference[n]:
-                raise WrongError(f"prompt {n}: {tokens} is not the reference's {self._reference[n]}")
+            self._judge.take(self._number, n, tokens)
         self.tally.answers += len(chosen)
         self.tally.tokens_found += sum(found["cached"])
         return True
@@ -171,22 +193,31 @@ class Rounds:
         self.files.kill()
 
 
+def _with_one_wrong_block(tokens: list[int], others: list[int]) -> list[int]:
+    """The third block is that of another prompt."""
+    begin, end = 2 * BLOCK_TOKENS, 3 * BLOCK_TOKENS
+    return [*tokens[:begin], *others[begin:end], *tokens[end:]]
+
+
 def main() -> int:
     """Does the rounds; the last line of standard output is what was seen, as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20, metavar="N", help="default 20")
     parser.add_argument("--seed", type=int, help="default: another one each time")
+    parser.add_argument("--model", choices=KINDS, default="llama", help="default llama")
+    parser.add_argument("--ranks", type=int, choices=(1, 2), default=1, help="default 1")
     arguments = parser.parse_args()
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(1 << 32)
     end_on_signals()
     progress = Progress()
-    progress.note(f"seed {seed}")
-    model = make_model(MODEL)
+    subject = Subject(arguments.model, arguments.ranks)
+    progress.note(f"{subject.kind}, {subject.ranks} ranks, seed {seed}")
+    model = make_model(subject.model)
     root = Path(tempfile.mkdtemp(prefix="kvdepot-kills-"))
     began_s = time.monotonic()
     with ExitStack() as stack:
         warm = stack.enter_context(Warm(root / "warm.log"))
-        rounds = Rounds(warm, root, model, seed)
+        rounds = Rounds(warm, root, model, subject, seed)
         stack.callback(rounds.close)
         try:
             with progress.step("compute the reference"):
@@ -195,11 +226,15 @@ def main() -> int:
                 with progress.step(f"round {number}"):
                     done = rounds.round()
                 progress.note(done)
+            with progress.step("judge what is not the reference's"):
+                rounds.prove()
         except (WrongError, LeakError) as error:
             progress.failure(f"seed {seed}, after {sum(rounds.tally.kills.values())} kills: {error}")
             return 1
     shutil.rmtree(root)
     seen = {
+        "model": subject.kind,
+        "ranks": subject.ranks,
         "seed": seed,
         "kills": dict(rounds.tally.kills),
         **{name: value for name, value in vars(rounds.tally).items() if name != "kills"},

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.lab.child import Child
-from tools.make_model import SPECIAL, VOCABULARY
+from tools.make_model import LATENT_VALUES, SPECIAL, VOCABULARY
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / ".work"
@@ -17,7 +17,7 @@ BYTES_PER_VALUE = {"bfloat16": 2, "float32": 4}
 
 @dataclass(frozen=True)
 class ModelSize:
-    """A plain-attention model. The default has 94 M parameters: some seconds for 4096 tokens on two cores."""
+    """A model. The default has 94 M parameters: some seconds for 4096 tokens on two cores."""
 
     layers: int = 8
     hidden: int = 1024
@@ -25,16 +25,24 @@ class ModelSize:
     kv_heads: int = 4
     head_dim: int = 64
     intermediate: int = 2816
+    architecture: str = "llama"
+    sliding_window: int = 512
+    initializer_range: float = 0.06
 
     def kv_bytes_per_token(self, dtype: str) -> int:
         """Bytes of keys and values that all layers keep for a token."""
+        if self.architecture == "mla":
+            return self.layers * LATENT_VALUES * BYTES_PER_VALUE[dtype]
         return self.layers * 2 * self.kv_heads * self.head_dim * BYTES_PER_VALUE[dtype]
 
 
 def model_directory(size: ModelSize) -> Path:
     """Where such a model lies, or will lie."""
-    name = f"llama-{size.layers}x{size.hidden}-{size.heads}x{size.kv_heads}x{size.head_dim}-{size.intermediate}"
-    return WORK / "models" / name
+    shape = f"{size.layers}x{size.hidden}-{size.heads}x{size.kv_heads}x{size.head_dim}-{size.intermediate}"
+    others = {"w": size.sliding_window, "r": size.initializer_range}
+    defaults = {"w": ModelSize.sliding_window, "r": ModelSize.initializer_range}
+    rest = "".join(f"-{key}{value}" for key, value in others.items() if value != defaults[key])
+    return WORK / "models" / f"{size.architecture}-{shape}{rest}"
 
 
 def model_command(size: ModelSize) -> list[str]:

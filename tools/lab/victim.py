@@ -1,13 +1,19 @@
-"""An engine that answers batches of prompts over a socket until it is killed; forked by ``tools.lab.warm``."""
+"""An engine that does what a socket tells it until it is killed; forked by ``tools.lab.warm``."""
 
 from multiprocessing.connection import Client
 from typing import Any
+
+from tools.lab.regret import regrets
 
 RESET_TRIES = 50
 
 
 def main(plan: dict[str, Any]) -> None:
-    """``plan``: ``address`` to call, ``engine`` arguments of vLLM. Ends when the other side hangs up."""
+    """``plan``: ``address`` to call, ``engine`` arguments of vLLM. Ends when the other side hangs up.
+
+    An order is ``{"prompts": []}``, which is answered, or ``{"prompts": [], "answers": []}``: what the model thinks of
+    these answers.
+    """
     from vllm import LLM, SamplingParams
 
     llm = LLM(**plan["engine"])
@@ -16,9 +22,13 @@ def main(plan: dict[str, Any]) -> None:
     sampling = SamplingParams(temperature=0, max_tokens=plan["answer_tokens"], ignore_eos=True)
     while True:
         try:
-            prompts = connection.recv()
+            order = connection.recv()
         except EOFError:
             return
+        prompts: list[list[int]] = order["prompts"]
+        if "answers" in order:
+            connection.send({"regrets": regrets(llm, prompts, order["answers"])})
+            continue
         # What vLLM itself still has would never be asked of the depot.
         if not any(llm.reset_prefix_cache() for _ in range(RESET_TRIES)):
             raise RuntimeError("vLLM did not reset its prefix cache between batches")

@@ -7,17 +7,21 @@ as any program does, by falling off its end or by a signal, and is a process gro
 import contextlib
 import importlib
 import json
+import multiprocessing
 import os
 import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from typing_extensions import Self
+
+from tools.lab.process_group import named_memory, workers
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRON = {
@@ -39,6 +43,7 @@ MODULES = (
     "vllm.model_executor.models.llama",
 )
 END_S = 20.0
+LOOK_S = 0.5
 
 
 class WarmError(Exception):
@@ -52,6 +57,7 @@ class Fork:
         self._warm = warm
         self.pid = pid
         self.status: int | None = None
+        self._shared: set[Path] = set()
 
     def wait(self, timeout_s: float) -> int:
         """The exit status, negative for a signal.
@@ -59,20 +65,46 @@ class Fork:
         Raises:
             TimeoutError: the program still runs.
         """
-        if self.status is None:
-            self.status = int(self._warm.answer(timeout_s)["status"])
+        end_s = time.monotonic() + timeout_s
+        while self.status is None:
+            left_s = max(0.0, end_s - time.monotonic())
+            if left_s:
+                self._note_shared_memory()
+            try:
+                self.status = int(self._warm.answer(min(left_s, LOOK_S))["status"])
+            except TimeoutError:
+                if not left_s:
+                    raise
         return self.status
 
     def kill(self) -> None:
         """SIGKILL to the whole group, at once."""
         if self.status is None:
+            self._note_shared_memory()
             os.killpg(self.pid, signal.SIGKILL)
+
+    def kill_worker(self, number: int) -> bool:
+        """SIGKILL to one of the program's own workers, an engine's ranks; false when there are none."""
+        self._note_shared_memory()
+        found = workers(self.pid) if self.status is None else []
+        if not found:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(found[number % len(found)], signal.SIGKILL)
+        return True
+
+    def _note_shared_memory(self) -> None:
+        """Remembers what the group shares by names now: vLLM leaves some of it, however it ends."""
+        self._shared |= named_memory(self.pid)
 
     def end(self) -> None:
         """Kills the group, whatever is left of it, and waits for the program."""
         with contextlib.suppress(ProcessLookupError):
+            self._note_shared_memory()
             os.killpg(self.pid, signal.SIGKILL)
         self.wait(END_S)
+        for name in self._shared:
+            name.unlink(missing_ok=True)
 
 
 class Warm:
@@ -156,6 +188,9 @@ def _become(order: dict[str, Any], answers: int) -> None:
             if os.path.exists(os.path.join(entry, "sitecustomize.py")):
                 sys.modules.pop("sitecustomize", None)
                 importlib.import_module("sitecustomize")
+    # Ranks are forked, too, which is vLLM's own way but on CPUs: there each would import everything again.
+    executor = importlib.import_module("vllm.v1.executor.multiproc_executor")
+    executor.get_mp_context = lambda: multiprocessing.get_context("fork")  # type: ignore[attr-defined]
     # vLLM has handed its stream to its log handlers already; both write to the same descriptors.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     importlib.import_module(order["module"]).main(order["argument"])

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use kvdepot_core::limits::FRAME_BYTES_MAX;
 use kvdepot_core::{Error, ErrorKind, Result};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::sockopt::{
     Timeout, set_socket_recv_buffer_size, set_socket_send_buffer_size, set_socket_timeout,
 };
@@ -124,6 +125,13 @@ impl SeqPacket {
                 Err(e) => return Err(lost("cannot receive from the other side of the local door", e)),
             }
         }
+    }
+
+    /// Whether the other side has gone. Takes no frame and never waits.
+    pub fn hung_up(&self) -> bool {
+        let mut polled = [PollFd::new(&self.fd, PollFlags::empty())];
+        let none = Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::event::poll(&mut polled, Some(&none)).is_ok() && polled[0].revents().contains(PollFlags::HUP)
     }
 
     fn set_recv_timeout(&mut self, deadline: Option<Instant>) -> Result<()> {

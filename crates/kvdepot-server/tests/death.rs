@@ -192,6 +192,29 @@ fn killed_depots_are_misses_until_the_next_one() {
     child.wait().unwrap();
 }
 
+/// As a rank that only loads: its first load from the next depot must not be the call that misses the last one.
+#[test]
+fn who_asks_nothing_notices_a_killed_depot_all_the_same() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("d.sock");
+    let mut depot = role("depot on disk", &socket);
+    let [busy, quiet] = [(); 2].map(|()| Attachment::connect(socket.clone(), None, LONG, LONG).unwrap());
+    let mut writer = Engine::new(&busy, &namespace(), 8);
+    writer.fill(3);
+    assert!(writer.dump(&[1, 2], &[0, 1]).is_empty());
+    assert!(busy.drain(LONG).unwrap());
+    let reader = Engine::new(&quiet, &namespace(), 8);
+    depot.kill().unwrap();
+    depot.wait().unwrap();
+    eventually("a killed depot noticed", || !quiet.attached());
+    depot = role("depot on disk", &socket);
+    eventually("attached again", || quiet.attached());
+    assert!(reader.load(&[1, 2], &[4, 5]).is_empty(), "the next depot has the files: {}", quiet.stats());
+    assert!(reader.holds(4, 0, 3) && reader.holds(5, 1, 3));
+    depot.kill().unwrap();
+    depot.wait().unwrap();
+}
+
 #[test]
 fn whoever_is_killed_the_files_stay_right() {
     let directory = tempfile::tempdir().unwrap();

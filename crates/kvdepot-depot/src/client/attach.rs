@@ -20,6 +20,8 @@ use crate::stats::Stats;
 /// Pauses between tries to attach.
 const RETRY_MIN: Duration = Duration::from_millis(20);
 const RETRY_MAX: Duration = Duration::from_secs(1);
+/// How often an attached process looks whether its depot still is.
+const WATCH: Duration = Duration::from_millis(200);
 /// How long a depot may take to shake hands, or to open a namespace, in the background.
 const HANDSHAKE_WAIT: Duration = Duration::from_secs(5);
 /// Lanes kept for reuse.
@@ -275,8 +277,12 @@ fn keep_attached(weak: &Weak<Attachment>) {
         if this.stopping.load(Ordering::Acquire) {
             return;
         }
-        if this.attached() {
+        if let Ok(generation) = this.generation() {
             pause = RETRY_MIN;
+            // Who has nothing to ask would take a dead depot for a living one, until a load on it fails.
+            if generation.hung_up() {
+                this.lost(&generation, "it hung up");
+            }
         } else {
             match this.try_attach() {
                 Ok(()) => {
@@ -304,8 +310,9 @@ fn keep_attached(weak: &Weak<Attachment>) {
         let mut signal = this.signal.lock();
         let stopping = this.stopping.load(Ordering::Acquire);
         if this.attached() || stopping {
-            // Waked when the depot is lost; now and then all the same, so that a dropped attachment is noticed.
-            this.wake.wait_for(&mut signal, Duration::from_millis(200));
+            // Waked when a call finds the depot lost; now and then all the same, to notice that it is without a call,
+            // and that the attachment was dropped.
+            this.wake.wait_for(&mut signal, WATCH);
         } else {
             this.wake.wait_for(&mut signal, pause);
             pause = (pause * 2).min(RETRY_MAX);
@@ -323,6 +330,12 @@ impl Generation {
             claims: Mutex::new(None),
             lost: AtomicBool::new(false),
         }
+    }
+
+    /// Whether the depot has gone. A lane in use is left alone: its user finds that out.
+    fn hung_up(&self) -> bool {
+        let claims = self.claims.try_lock().is_some_and(|lane| lane.as_ref().is_some_and(Lane::hung_up));
+        claims || self.lanes.lock().first().is_some_and(Lane::hung_up)
     }
 
     /// Asks on the lane of the claims; a lane out of step is dropped, and its claims' leases with it.

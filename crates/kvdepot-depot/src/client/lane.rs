@@ -70,6 +70,14 @@ impl Lane {
         }
     }
 
+    /// Whether the depot at the other end has gone, as far as can be told without asking it.
+    pub(crate) fn hung_up(&self) -> bool {
+        match &self.way {
+            Way::Embedded(_) => false,
+            Way::Socket { socket, .. } => socket.hung_up(),
+        }
+    }
+
     fn exchange(
         &mut self,
         request: &Request<'_>,
