@@ -154,6 +154,24 @@ fn a_hung_server_costs_one_silence_whatever_the_connections() {
     }
 }
 
+/// What nobody waits for is noticed, too: a request must not find a dead connection first, and be lost on it.
+#[test]
+fn a_server_that_dies_while_nothing_is_asked_is_noticed() {
+    for speaks in [Speaks::Own, FOREIGN] {
+        let server = PoolServer::start(speaks, None);
+        let bench = open(RemoteConfig { connections: 8, ..config(&[&server]) });
+        bench.write_all(1);
+        until(|| bench.tier.servers()[0].connections == 8);
+        let (address, store) = server.kill();
+        until(|| !bench.tier.servers()[0].up);
+        let again = PoolServer::start_on(address, speaks, None, store);
+        until(|| bench.tier.servers()[0].up);
+        assert!((1..20).all(|n| can_write(&bench, n)), "{speaks:?}");
+        assert!((0..20).all(|n| bench.read_is_right(n)), "{speaks:?}");
+        drop(again);
+    }
+}
+
 /// A reset, or the opening of a namespace, with nothing else under way.
 #[test]
 fn a_hung_server_holds_up_no_reset() {

@@ -42,12 +42,15 @@ pub(super) fn run(server: &Server, stream: Socket) -> (Error, bool) {
     let mut answered = false;
     let silences = server.silences();
     loop {
-        let jobs = server.take(|| server.silences() != silences);
+        // Nobody reads while nothing is asked: a connection that the server has closed must not take a request.
+        let jobs = server.take(|| server.silences() != silences || stream.is_over());
         if jobs.is_empty() {
             let error = if server.shared.is_stopping() {
                 Error::new(ErrorKind::Closed, "the tier is closing")
-            } else {
+            } else if server.silences() != silences {
                 server.too_late()
+            } else {
+                talk.bad(ErrorKind::Unavailable, "a remote server closed the connection")
             };
             return (error, answered);
         }

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kvdepot_core::limits::{
-    REMOTE_BATCH_BLOCKS_MAX, REMOTE_BATCH_BYTES_MAX, REMOTE_PAUSE_MS, REMOTE_QUEUE_MAX,
+    REMOTE_BATCH_BLOCKS_MAX, REMOTE_BATCH_BYTES_MAX, REMOTE_IDLE_LOOK_MS, REMOTE_PAUSE_MS, REMOTE_QUEUE_MAX,
     REMOTE_READS_IN_A_ROW_MAX,
 };
 use kvdepot_core::{Error, ErrorKind, Result};
@@ -151,7 +151,7 @@ impl Server {
                 state.reads_in_a_row = state.reads_in_a_row.saturating_add(1);
                 return batch(&mut state.first);
             }
-            self.changed.wait(&mut state);
+            self.changed.wait_for(&mut state, Duration::from_millis(REMOTE_IDLE_LOOK_MS));
         }
     }
 

@@ -4,6 +4,8 @@ use std::io::{IoSlice, IoSliceMut, Read, Result, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 use super::tls::TlsSocket;
 
 /// A connected socket.
@@ -24,6 +26,18 @@ impl Socket {
     /// Ends the connection for whoever sends or receives on it now.
     pub(super) fn shutdown(&self) -> Result<()> {
         self.tcp().shutdown(Shutdown::Both)
+    }
+
+    /// Whether nothing may be asked on it any more, when nothing is under way: the server has closed it, or has sent what
+    /// nobody asked for.
+    pub(super) fn is_over(&self) -> bool {
+        let events = match self {
+            Self::Plain(_) => PollFlags::IN | PollFlags::RDHUP,
+            // Some of what comes by itself is TLS's own.
+            Self::Tls(_) => PollFlags::RDHUP,
+        };
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(self.tcp(), events)], Some(&now)).is_ok_and(|count| count > 0)
     }
 
     /// Longest silence and longest jam that a single call sits out; none: for ever.
