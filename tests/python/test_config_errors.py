@@ -92,6 +92,9 @@ FLAT = [
         "pipeline: Cache|Remote\nremote_servers: a:1\nremote_token_file: /t\nremote_protocol: infinistore",
         "knows no secret",
     ),
+    ("pipeline: Cache|Remote\nremote_servers: a:1\nremote_tls_ca_file: t", "must be an absolute path"),
+    ("pipeline: Cache|Remote\nremote_servers: a:1\nremote_tls_server_name: a", "add remote_tls_ca_file"),
+    ("remote_tls_ca_file: /t", "has no use in the pipeline Cache|Posix"),
     ("pipeline: Cache|Remote\nremote_servers: a:1\nremote_token: x", "did you mean remote_token_file?"),
     # what comes later
     ("use_gdr: maybe", "use_gdr: must be True, False or 'auto', got 'maybe'"),
@@ -225,6 +228,8 @@ def test_remote_servers_reach_the_core(machine, tmp_path):
     assert core["remote"] == {
         "servers": ["a:1", "[::1]:2"],
         "token_file": None,
+        "tls_ca_file": None,
+        "tls_server_name": None,
         "timeout_ms": 500,
         "connections": 4,
         "protocol": "auto",

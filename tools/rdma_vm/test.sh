@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs the conformance suite of kvdepot-verbs on a kernel's software RDMA device (rxe), in a small virtual machine.
+# Runs, on a kernel's software RDMA device (rxe) in a small virtual machine, the conformance suite of kvdepot-verbs and
+# the tests of the wire door's RDMA.
 # Makes what it needs by itself: Debian packages (as root), a kernel, an initial file system; kept under .work/vm.
 # Where that cannot be, it says why and succeeds; with KVDEPOT_REQUIRE_RDMA=1 it fails instead.
 set -euo pipefail
@@ -20,12 +21,13 @@ reason=$("$here/setup.sh" 2>&1 >/dev/null | tail -n 1) || skip "${reason:-setup 
 printf 'virtual machine ready: %d s\n' $((SECONDS - start))
 
 start=$SECONDS
-test_binary=$(cd "$root" && cargo test --quiet -p kvdepot-verbs --test conformance --no-run --message-format=json |
+binaries=$(cd "$root" && cargo test --quiet -p kvdepot-verbs --test conformance \
+    -p kvdepot-server --test wire_rdma --test wire_rdma_faults --no-run --message-format=json |
     python3 -c '
 import json, sys
 for line in sys.stdin:
     message = json.loads(line)
-    if message.get("executable") and message["target"]["name"] == "conformance":
+    if message.get("executable"):
         print(message["executable"])')
 printf 'tests built: %d s\n' $((SECONDS - start))
 
@@ -34,6 +36,9 @@ status=0
 timeout --kill-after 10 "$TEST_SECONDS_MAX" "$here/run.sh" "set -e
 modprobe rdma_rxe
 rdma link add rxe0 type rxe netdev lo
-KVDEPOT_TEST_VERBS=system RUST_BACKTRACE=0 $test_binary --color never --test-threads=1 $*" || status=$?
+export KVDEPOT_TEST_VERBS=system RUST_BACKTRACE=0
+for binary in ${binaries//$'\n'/ }; do
+    \$binary --color never --test-threads=1 $*
+done" || status=$?
 printf 'virtual machine ran: %d s\n' $((SECONDS - start))
 exit "$status"

@@ -141,7 +141,9 @@ impl Known {
 /// How many leading blocks a tier holds; none when it does not answer in time.
 fn ask(shared: &Shared, tier: &dyn Tier, keys: &[BlockKey]) -> usize {
     let (sender, receiver) = crossbeam_channel::bounded(1);
-    let deadline = Instant::now() + PROBE_WAIT;
+    // A tier that hangs must leave the others their time (P2).
+    let share = Duration::from_millis(shared.config.timeout_ms) / (shared.tiers.len() as u32 + 1);
+    let deadline = Instant::now() + PROBE_WAIT.min(share);
     let done = move |outcome: Result<usize>| {
         let _ = sender.send(outcome);
     };

@@ -204,7 +204,15 @@ impl Session {
         }
         let tiers = self.shared.tiers.iter().map(|tier| {
             let usage = tier.usage();
-            serde_json::json!({"name": tier.name(), "blocks": usage.blocks, "bytes": usage.bytes, "bytes_max": usage.bytes_max})
+            let mut entry = serde_json::json!({"name": tier.name(), "blocks": usage.blocks, "bytes": usage.bytes, "bytes_max": usage.bytes_max});
+            let servers = tier.servers().into_iter().map(|server| {
+                serde_json::json!({"address": server.address, "up": server.up, "connections": server.connections, "failures": server.failures, "last_error": server.last_error})
+            });
+            let servers: Vec<serde_json::Value> = servers.collect();
+            if !servers.is_empty() {
+                entry["servers"] = servers.into();
+            }
+            entry
         });
         map.insert("tiers".to_owned(), tiers.collect::<Vec<_>>().into());
         map.insert("pipeline".to_owned(), self.shared.config.pipeline.clone().into());

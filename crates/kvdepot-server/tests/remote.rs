@@ -2,45 +2,20 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
+#[path = "common/pool.rs"]
+mod pool;
 #[path = "common/wire.rs"]
 mod wire;
 
 use std::sync::Arc;
 
-use common::{Engine, LONG, config, embedded, hash, spec};
-use kvdepot_core::{BlockLayout, NamespaceSpec};
-use kvdepot_depot::DepotConfig;
-use kvdepot_depot::client::{Attachment, Claim, ClaimGroupSpec};
+use common::{Engine, LONG, config, embedded, spec};
 use kvdepot_tier::{RemoteConfig, RemoteTier, Tier, conformance};
+use pool::{claim, layout, over};
 use serde_json::json;
 use wire::Wired;
 
-const BLOCK: u64 = 64 << 10;
 const POOL: u64 = 32 << 20;
-
-fn layout() -> BlockLayout {
-    BlockLayout::uniform(4, &[BLOCK / 4]).unwrap()
-}
-
-fn over(server: &Wired, pipeline: &str, more: serde_json::Value) -> DepotConfig {
-    let mut whole = json!({
-        "pipeline": pipeline,
-        "remote": {"servers": [server.at.to_string()], "timeout_ms": 20_000},
-    });
-    for (key, value) in more.as_object().unwrap() {
-        whole[key] = value.clone();
-    }
-    config(POOL, whole)
-}
-
-fn claim(attachment: &Arc<Attachment>, spec: &Arc<NamespaceSpec>, count: u64) -> (bool, u32, u32) {
-    let group = ClaimGroupSpec { namespaces: vec![Arc::clone(spec)], window_blocks: 0, hashes_per_block: 1 };
-    let hashes: Vec<_> = (0..count).map(hash).collect();
-    let mut claim = Claim::open(attachment, &[group], &hashes, 0, u32::try_from(count).unwrap()).unwrap();
-    let (settled, units, from_tier) = claim.wait(LONG);
-    claim.release();
-    (settled, units, from_tier)
-}
 
 /// The suite of all tiers against the real server, which lives as long as the suite.
 #[test]
@@ -67,8 +42,8 @@ fn the_real_door_passes_the_conformance_suite() {
 fn what_one_depot_dumped_another_one_finds() {
     let server = Wired::open(config(64 << 20, json!({})), json!({}));
     let spec = spec("handover", layout());
-    let producer = embedded(over(&server, "Cache|Remote", json!({})));
-    let consumer = embedded(over(&server, "Cache|Remote", json!({})));
+    let producer = embedded(over(server.at, "Cache|Remote", POOL, &json!({}), &json!({})));
+    let consumer = embedded(over(server.at, "Cache|Remote", POOL, &json!({}), &json!({})));
     let mut from = Engine::new(&producer, &spec, 32);
     let mut into = Engine::new(&consumer, &spec, 32);
     from.fill(5);
@@ -81,7 +56,7 @@ fn what_one_depot_dumped_another_one_finds() {
     assert!((0..32).all(|page| into.holds(page, page, 5)));
     // A reset on one side is known to whoever comes after.
     producer.reset(&[Arc::clone(&spec)]).unwrap();
-    let third = embedded(over(&server, "Cache|Remote", json!({})));
+    let third = embedded(over(server.at, "Cache|Remote", POOL, &json!({}), &json!({})));
     third.register(&spec).unwrap();
     assert_eq!(claim(&third, &spec, 32).1, 0);
 }
@@ -94,7 +69,7 @@ fn files_below_serve_when_the_pool_server_is_gone() {
     let spec = spec("below", layout());
     let posix = json!({"posix": {"directories": [directory.path()]}});
     {
-        let depot = embedded(over(&server, "Cache|Remote|Posix", posix.clone()));
+        let depot = embedded(over(server.at, "Cache|Remote|Posix", POOL, &json!({}), &posix));
         let mut engine = Engine::new(&depot, &spec, 16);
         engine.fill(1);
         let names: Vec<u64> = (0..16).collect();
@@ -103,7 +78,7 @@ fn files_below_serve_when_the_pool_server_is_gone() {
     }
     assert_eq!(server.stat("pool_blocks"), 16);
     server.close();
-    let depot = embedded(over(&server, "Cache|Remote|Posix", posix));
+    let depot = embedded(over(server.at, "Cache|Remote|Posix", POOL, &json!({}), &posix));
     let mut engine = Engine::new(&depot, &spec, 16);
     assert_eq!(claim(&depot, &spec, 16), (true, 16, 16), "{}", depot.stats());
     engine.fill(2);

@@ -15,7 +15,7 @@ use kvdepot_depot::Depot;
 use kvdepot_server::wire::{WireConfig, WireDoor};
 use kvdepot_standin_verbs::StandIn;
 use kvdepot_wire::infini::{ConnInfo, Reply, Request};
-use rdma::{Lab, MESSAGE_BYTES};
+use rdma::{Lab, MESSAGE_BYTES, on_device};
 use serde_json::json;
 use wire::{bytes, is_closed};
 
@@ -30,6 +30,9 @@ fn refusal(rdma: &serde_json::Value) -> Error {
 
 #[test]
 fn a_machine_without_rdma_says_what_is_missing() {
+    if on_device() {
+        return;
+    }
     let error = refusal(&json!({"library": "/no/such/libibverbs.so.1"}));
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("libibverbs was not found"), "{error}");
@@ -52,11 +55,14 @@ fn a_machine_without_rdma_says_what_is_missing() {
 
 #[test]
 fn connection_data_without_sense_and_a_device_without_room_are_refused() {
+    if on_device() {
+        return;
+    }
     let lab = Lab::open(1, 4 * MIB, json!({}));
     let mut tcp = lab.wired.infini();
     let info = ConnInfo { qpn: 1, psn: 2, gid: [0; 16], lid: 3, mtu: 0 };
     assert_eq!(tcp.ask(&Request::Exchange(info)), Reply::Code(503));
-    lab.standin.fail("ibv_create_qp", 0, 1, rustix::io::Errno::NOMEM.raw_os_error());
+    lab.standin().fail("ibv_create_qp", 0, 1, rustix::io::Errno::NOMEM.raw_os_error());
     assert_eq!(tcp.ask(&Request::Exchange(ConnInfo { mtu: 5, ..info })), Reply::Code(503));
     // The connection is in step, and the next one is served.
     assert_eq!(tcp.put("key", b"value"), Reply::Code(200));
@@ -105,6 +111,9 @@ fn values_come_up_from_tiers() {
 /// What the pool may grow to is registered when it is used, not before: registered memory is taken for good.
 #[test]
 fn memory_that_the_pool_grows_by_is_registered_when_it_is_used() {
+    if on_device() {
+        return;
+    }
     let grows = json!({"pool_bytes_max": 64 * MIB, "pool_grow_bytes": 4 * MIB});
     let lab = Lab::open_with(5, config(4 * MIB, grows), json!({"region_bytes": MIB}), json!({}));
     let mut client = lab.client();
@@ -113,7 +122,7 @@ fn memory_that_the_pool_grows_by_is_registered_when_it_is_used() {
         client.write(&[(&format!("k{i}"), i)], 900_000);
         assert_eq!(client.answers(1), [200]);
     }
-    assert!(lab.standin.get("regions") < 50, "{} regions", lab.standin.get("regions"));
+    assert!(lab.standin().get("regions") < 50, "{} regions", lab.standin().get("regions"));
     for i in 0..24 {
         client.read(&[(&format!("k{i}"), 8 << 20)], 900_000);
         assert_eq!(client.answers(1), [200]);
@@ -153,7 +162,8 @@ fn a_request_longer_than_the_receives_ends_its_connection_only() {
     for _ in 0..20 {
         let mut client = lab.client();
         client.send_raw(&[7; MESSAGE_BYTES]);
-        assert!(client.take(1)[0].is_err());
+        // A device may be stopped before it has refused the message: then the client knows by TCP.
+        assert!(if on_device() { is_closed(&mut client.tcp.0) } else { client.take(1)[0].is_err() });
     }
     // More than there are receives: each came back.
     witness.memory.write(0, b"value");
@@ -165,13 +175,16 @@ fn a_request_longer_than_the_receives_ends_its_connection_only() {
 /// A poller whose device refuses work ends that connection, whatever was begun.
 #[test]
 fn work_that_the_device_refuses_ends_the_connection() {
+    if on_device() {
+        return;
+    }
     for seed in 0..8 {
         let lab = Lab::open(seed, 8 * MIB, json!({}));
         let free = lab.wired.stat("pool_free_bytes");
         let mut client = lab.client();
         client.memory.write(0, &bytes(300_000, 1));
         // The first is the client's own, the second the server's.
-        lab.standin.fail("post_send", 1, 1, rustix::io::Errno::NOMEM.raw_os_error());
+        lab.standin().fail("post_send", 1, 1, rustix::io::Errno::NOMEM.raw_os_error());
         client.write(&[("key", 0)], 300_000);
         assert!(is_closed(&mut client.tcp.0), "seed {seed}: the client is told");
         lab.wired.wait_stat("pool_free_bytes", free);

@@ -14,7 +14,7 @@ use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Resul
 use kvdepot_io::SlotBuf;
 use parking_lot::Mutex;
 
-use crate::{Done, Presence, Tier, TierUsage, Written};
+use crate::{Done, Presence, Tier, TierServer, TierUsage, Written};
 
 /// When a guarded tier goes off, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -305,6 +305,10 @@ impl<T: Tier> Tier for Guarded<T> {
 
     fn usage(&self) -> TierUsage {
         self.inner.usage()
+    }
+
+    fn servers(&self) -> Vec<TierServer> {
+        self.inner.servers()
     }
 
     fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey> {

@@ -24,7 +24,7 @@ pub use empty::EmptyTier;
 pub use fake::FakeTier;
 pub use guard::{GuardConfig, Guarded};
 pub use posix::{PosixConfig, PosixTier};
-pub use remote::{RemoteConfig, RemoteProtocol, RemoteTier};
+pub use remote::{RemoteConfig, RemoteProtocol, RemoteTier, RemoteTls};
 
 /// Called once, from any thread, when an operation has ended, possibly before the call that began it returns; must
 /// not block.
@@ -59,6 +59,21 @@ pub struct TierUsage {
     pub bytes: u64,
     /// Cap in bytes; 0 = none (P5).
     pub bytes_max: u64,
+}
+
+/// How one server of a tier that has servers is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TierServer {
+    /// As the configuration names it.
+    pub address: String,
+    /// Whether it is used now; its blocks are misses while it is not.
+    pub up: bool,
+    /// Connections to it.
+    pub connections: usize,
+    /// Connections that broke or did not come about.
+    pub failures: u64,
+    /// Why the last of these did.
+    pub last_error: Option<String>,
 }
 
 /// A place below the pool. Every tier passes `conformance::check` (P1, P2, P5, P8).
@@ -98,6 +113,11 @@ pub trait Tier: Send + Sync + Debug {
 
     /// What is held now.
     fn usage(&self) -> TierUsage;
+
+    /// How its servers are, if it has any.
+    fn servers(&self) -> Vec<TierServer> {
+        Vec::new()
+    }
 
     /// Keys of a namespace (of its current epoch) that the tier knows; for `ls`, `verify` and tests.
     fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey>;

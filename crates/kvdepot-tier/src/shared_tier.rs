@@ -6,7 +6,7 @@ use std::time::Instant;
 use kvdepot_core::{BlockKey, NamespaceId, NamespaceSpec, Result};
 use kvdepot_io::SlotBuf;
 
-use crate::{Done, Presence, Tier, TierUsage, Written};
+use crate::{Done, Presence, Tier, TierServer, TierUsage, Written};
 
 impl<T: Tier + ?Sized> Tier for Arc<T> {
     fn name(&self) -> &str {
@@ -47,6 +47,10 @@ impl<T: Tier + ?Sized> Tier for Arc<T> {
 
     fn usage(&self) -> TierUsage {
         (**self).usage()
+    }
+
+    fn servers(&self) -> Vec<TierServer> {
+        (**self).servers()
     }
 
     fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey> {

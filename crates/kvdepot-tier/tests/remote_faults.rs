@@ -133,6 +133,83 @@ fn a_hung_server_costs_one_silence_and_then_nothing() {
     until(|| bench.read_is_right(0));
 }
 
+/// P2: the other connections, though nothing was asked on them, are given up with the one that waited.
+#[test]
+fn a_hung_server_costs_one_silence_whatever_the_connections() {
+    for speaks in [Speaks::Own, FOREIGN] {
+        let server = PoolServer::start(speaks, None);
+        let bench = open(RemoteConfig { connections: 8, ..config(&[&server]) });
+        bench.write_all(1);
+        until(|| bench.tier.servers()[0].connections == 8);
+        server.set(Fault::Hung);
+        assert!(!bench.read_is_right(0));
+        server.set(Fault::HungHello);
+        until(|| bench.peek(0) == Presence::Absent);
+        let state = &bench.tier.servers()[0];
+        assert!(!state.up && state.failures >= 8, "{speaks:?}: {state:?}");
+        assert!(state.last_error.as_ref().is_some_and(|error| error.contains("in time")), "{state:?}");
+        server.set(Fault::None);
+        until(|| bench.read_is_right(0));
+        assert!(bench.tier.servers()[0].up);
+    }
+}
+
+/// What nobody waits for is noticed, too: a request must not find a dead connection first, and be lost on it.
+#[test]
+fn a_server_that_dies_while_nothing_is_asked_is_noticed() {
+    for speaks in [Speaks::Own, FOREIGN] {
+        let server = PoolServer::start(speaks, None);
+        let bench = open(RemoteConfig { connections: 8, ..config(&[&server]) });
+        bench.write_all(1);
+        until(|| bench.tier.servers()[0].connections == 8);
+        let (address, store) = server.kill();
+        until(|| !bench.tier.servers()[0].up);
+        let again = PoolServer::start_on(address, speaks, None, store);
+        until(|| bench.tier.servers()[0].up);
+        assert!((1..20).all(|n| can_write(&bench, n)), "{speaks:?}");
+        assert!((0..20).all(|n| bench.read_is_right(n)), "{speaks:?}");
+        drop(again);
+    }
+}
+
+/// A reset, or the opening of a namespace, with nothing else under way.
+#[test]
+fn a_hung_server_holds_up_no_reset() {
+    for speaks in [Speaks::Own, FOREIGN] {
+        let server = PoolServer::start(speaks, None);
+        let bench = open(config(&[&server]));
+        bench.write_all(1);
+        server.set(Fault::Hung);
+        let (tier, spec) = (Arc::clone(&bench.tier), bench.spec.clone());
+        let (send, ended) = std::sync::mpsc::channel();
+        let waiting = std::thread::spawn(move || drop(send.send(tier.set_epoch(&spec, 3))));
+        let outcome = ended.recv_timeout(PATIENCE).expect("in bounded time");
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Unavailable, "{speaks:?}");
+        waiting.join().unwrap();
+    }
+}
+
+/// A server that takes nothing any more fills the socket: the thread that sends waits in it, and the blocks' memory
+/// with it, until the silence ends both.
+#[test]
+fn a_server_that_stops_reading_is_given_up() {
+    let server = PoolServer::own();
+    let layout = BlockLayout::new(vec![vec![4 << 20]]).unwrap();
+    let bench = Bench::with(Arc::new(RemoteTier::open(config(&[&server])).unwrap()), spec("large", layout));
+    bench.write_all(1);
+    server.set(Fault::Deaf);
+    let slots: Vec<_> = (10..26).map(|n| bench.filled(n)).collect();
+    let writes: Vec<_> =
+        (10..).zip(&slots).map(|(n, slot)| bench.begin_write(n, slot.clone(), Bench::soon())).collect();
+    for write in &writes {
+        let kind = Bench::answer(write).unwrap_err().kind();
+        assert!(matches!(kind, ErrorKind::Timeout | ErrorKind::Unavailable), "{kind}");
+    }
+    server.set(Fault::None);
+    until(|| can_write(&bench, 100));
+    assert!(bench.read_is_right(0) && bench.read_is_right(100));
+}
+
 #[test]
 fn a_caller_s_deadline_ends_its_wait_and_not_the_connection() {
     let server = PoolServer::own();

@@ -1,8 +1,8 @@
-//! Runs fuzz targets on a stable compiler: valid messages, mutated at random, for as long as asked.
+//! Runs fuzz targets: valid messages, mutated at random, for as long as asked.
 //!
 //! `cargo run --release -p kvdepot-wire --example fuzz -- --seconds 600 --target requests --seed 1`
 //!
-//! It does not see coverage as libFuzzer does (`crates/kvdepot-wire/fuzz`), but begins with messages of every kind.
+//! It does not see coverage, but begins with messages of every kind.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant, SystemTime};

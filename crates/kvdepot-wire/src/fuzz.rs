@@ -1,5 +1,5 @@
 //! Bodies of the fuzz targets: each takes any bytes, must not panic, and checks what must hold of what it could read.
-//! `fuzz/` runs them under libFuzzer, `examples/fuzz.rs` on a stable compiler.
+//! `examples/fuzz.rs` runs them.
 
 use crate::infini::{self, RemoteMeta, ReplyReader};
 use crate::own::{self, ClientHandshake, Offer, ServerHandshake, Token};

@@ -128,6 +128,8 @@ def _core_object(config: "KVDepotConfig", block_bytes: int | None, machine: Mach
         whole["remote"] = {
             "servers": list(config.remote_servers or ()),
             "token_file": config.remote_token_file,
+            "tls_ca_file": config.remote_tls_ca_file,
+            "tls_server_name": config.remote_tls_server_name,
             "timeout_ms": config.remote_timeout_ms,
             "connections": config.remote_connections,
             "protocol": config.remote_protocol,

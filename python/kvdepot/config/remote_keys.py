@@ -27,6 +27,17 @@ class RemoteKeys(BaseModel):
         "File with the secret that the pool servers want. With it only servers that prove the same secret are used.",
         by_default="no secret",
     )
+    remote_tls_ca_file: str | None = key(
+        None,
+        "PEM file of the certificates that pool servers are trusted by: their own, or their authority's. "
+        "With it they must speak TLS.",
+        by_default="no TLS",
+    )
+    remote_tls_server_name: str | None = key(
+        None,
+        "Name that the certificates of all pool servers are for.",
+        by_default="the host of each in `remote_servers`",
+    )
     remote_timeout_ms: int = key(
         2_000,
         "Longest silence of a pool server that owes an answer; then its blocks are misses until it is there again.",

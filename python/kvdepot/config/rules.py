@@ -29,6 +29,8 @@ POSIX_ONLY = (
 REMOTE_ONLY = (
     "remote_servers",
     "remote_token_file",
+    "remote_tls_ca_file",
+    "remote_tls_server_name",
     "remote_timeout_ms",
     "remote_connections",
     "remote_protocol",
@@ -119,9 +121,11 @@ def _remote(config: "KVDepotConfig") -> Iterator[Problem]:
         return
     if config.remote_servers is None:
         yield Problem("pipeline", "its Remote tier needs servers: add remote_servers with host:port of each")
-    if config.remote_token_file is None:
-        return
-    if not os.path.isabs(config.remote_token_file):
-        yield Problem("remote_token_file", "must be an absolute path, because the depot is its own process")
-    if config.remote_protocol == "infinistore":
+    for name in ("remote_token_file", "remote_tls_ca_file"):
+        path = getattr(config, name)
+        if path is not None and not os.path.isabs(path):
+            yield Problem(name, "must be an absolute path, because the depot is its own process")
+    if config.remote_tls_server_name is not None and config.remote_tls_ca_file is None:
+        yield Problem("remote_tls_server_name", "has no use without TLS: add remote_tls_ca_file")
+    if config.remote_token_file is not None and config.remote_protocol == "infinistore":
         yield Problem("remote_token_file", "InfiniStore's protocol knows no secret: remove it, or write auto there")

@@ -67,9 +67,48 @@ impl Counters {
                 writeln!(depot, "# TYPE kvdepot_{name} gauge\nkvdepot_{name} {value}").map_err(bad)?;
             }
         }
+        write_servers(&mut depot, stats).map_err(bad)?;
         // What ends the text must stand at its end.
         let end = text.rfind("# EOF").unwrap_or(text.len());
         text.insert_str(end, &depot);
         Ok(text)
+    }
+}
+
+/// How the servers of a depot's tiers are.
+fn write_servers(out: &mut String, stats: &serde_json::Value) -> std::fmt::Result {
+    let tiers = stats["tiers"].as_array().into_iter().flatten();
+    let servers: Vec<_> = tiers.flat_map(|tier| tier["servers"].as_array().into_iter().flatten()).collect();
+    for name in ["up", "connections", "failures"] {
+        if !servers.is_empty() {
+            writeln!(out, "# TYPE kvdepot_remote_server_{name} gauge")?;
+        }
+        for server in &servers {
+            let value = server[name].as_bool().map(u64::from).or_else(|| server[name].as_u64()).unwrap_or(0);
+            // Text in quotes is written alike there and here.
+            writeln!(out, "kvdepot_remote_server_{name}{{server={}}} {value}", server["address"])?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_of_tiers_are_told() {
+        let server = |address: &str, up: bool| serde_json::json!({"address": address, "up": up, "connections": 4, "failures": 7});
+        let tiers = serde_json::json!([{"name": "posix"}, {"servers": [server("a:1", true), server("[::1]:2", false)]}]);
+        let text = Counters::new().text(&serde_json::json!({"tiers": tiers})).expect("text");
+        for line in [
+            "kvdepot_remote_server_up{server=\"a:1\"} 1",
+            "kvdepot_remote_server_up{server=\"[::1]:2\"} 0",
+            "kvdepot_remote_server_failures{server=\"a:1\"} 7",
+            "# TYPE kvdepot_remote_server_connections gauge",
+        ] {
+            assert!(text.lines().any(|other| other == line), "{line} is not in\n{text}");
+        }
+        assert!(text.ends_with("# EOF\n"));
     }
 }

@@ -1,4 +1,5 @@
-//! An InfiniStore client over RDMA, as plain as it can be, over the stand-in for libibverbs.
+//! An InfiniStore client over RDMA, as plain as it can be: over the stand-in for libibverbs or, with
+//! `KVDEPOT_TEST_VERBS=system`, over this machine's own library and first active port.
 #![allow(dead_code, clippy::unwrap_used, reason = "each test uses its part, and fails where it cannot go on")]
 
 use std::collections::VecDeque;
@@ -21,13 +22,22 @@ const REQUESTS: u32 = 256;
 /// Longest request of a client here.
 pub(crate) const MESSAGE_BYTES: usize = 4096;
 
-/// A depot with RDMA at its wire door, over a stand-in of its own.
+/// Time that a software device on an emulated processor has for an answer.
+const DEVICE_ACK_TIMEOUT: u8 = 20;
+
+/// Whether the machine's own device is under test, not the stand-in.
+pub(crate) fn on_device() -> bool {
+    std::env::var("KVDEPOT_TEST_VERBS").is_ok_and(|which| which == "system")
+}
+
+/// A depot with RDMA at its wire door, over a stand-in of its own or over the machine's device.
 pub(crate) struct Lab {
     pub(crate) wired: Wired,
-    pub(crate) standin: StandIn,
+    standin: Option<StandIn>,
     pub(crate) context: Context,
     pub(crate) pd: Pd,
     pub(crate) port: Port,
+    attributes: RcAttributes,
 }
 
 impl Lab {
@@ -42,30 +52,56 @@ impl Lab {
         rdma: serde_json::Value,
         wire: serde_json::Value,
     ) -> Self {
-        let standin = StandIn::new(seed);
+        let standin = (!on_device()).then(|| StandIn::new(seed));
+        let library = standin.as_ref().map(|standin| standin.path().to_owned());
+        let mut attributes = RcAttributes::default();
         let mut wire = wire;
         wire["rdma"] = json!({
-            "library": standin.path(), "receives": 8, "receive_bytes": MESSAGE_BYTES, "region_bytes": 65_536,
+            "library": library, "receives": 8, "receive_bytes": MESSAGE_BYTES, "region_bytes": 65_536,
         });
+        if standin.is_none() {
+            attributes.timeout = DEVICE_ACK_TIMEOUT;
+            wire["rdma"]["ack_timeout"] = DEVICE_ACK_TIMEOUT.into();
+        }
         for (key, value) in rdma.as_object().unwrap() {
             wire["rdma"][key] = value.clone();
         }
         let wired = Wired::open(depot, wire);
-        let verbs = Verbs::load_from(standin.path()).unwrap();
+        let verbs = library.as_deref().map_or_else(Verbs::load, Verbs::load_from).unwrap();
         let (context, port) = PortChoice::default().open(&verbs).unwrap();
         let pd = Pd::new(&context).unwrap();
-        Self { wired, standin, context, pd, port }
+        Self { wired, standin, context, pd, port, attributes }
+    }
+
+    /// The stand-in, for what no real device can be asked to do; tests of that begin with [`on_device`].
+    pub(crate) fn standin(&self) -> &StandIn {
+        self.standin.as_ref().expect("not on a real device")
     }
 
     pub(crate) fn client(&self) -> Client {
         Client::connect(self)
     }
 
+    /// Waits until the server has so many connections, and nothing more to do for those that are gone.
+    pub(crate) fn is_left_with(&self, connections: usize) {
+        let line = format!("kvdepot_wire_connections {connections}\n");
+        let deadline = Instant::now() + LONG;
+        while !self.wired.http("GET /metrics", None).1.contains(&line) {
+            assert!(Instant::now() < deadline, "a connection does not end");
+        }
+        // Answered by the thread that was told of their end before.
+        let mut last = self.client();
+        last.read(&[("none", 0)], 1);
+        assert_eq!(last.answers(1), [404]);
+    }
+
     /// What every test ends with: no rule of verbs was broken, nothing is held.
     pub(crate) fn settled(&self) {
         self.wired.wait_stat("pool_leased_bytes", 0);
         self.wired.wait_stat("pool_filling_bytes", 0);
-        assert_eq!(self.standin.get("violations"), 0, "rules of verbs were broken");
+        if let Some(standin) = &self.standin {
+            assert_eq!(standin.get("violations"), 0, "rules of verbs were broken");
+        }
     }
 }
 
@@ -94,7 +130,7 @@ impl Client {
         let Reply::Exchange(peer) = tcp.ask(&Request::Exchange(info)) else { panic!("no exchange") };
         let peer =
             Endpoint { qp_number: peer.qpn, psn: peer.psn, gid: peer.gid, lid: peer.lid, mtu: peer.mtu };
-        qp.connect(&lab.port, Access::ALL, &own, &peer, &RcAttributes::default()).unwrap();
+        qp.connect(&lab.port, Access::ALL, &own, &peer, &lab.attributes).unwrap();
         let outbox = Buffer::new(&lab.pd, REQUESTS as usize * MESSAGE_BYTES, Access::LOCAL).unwrap();
         let memory = Buffer::new(&lab.pd, 16 << 20, Access::ALL).unwrap();
         Self {
@@ -182,7 +218,8 @@ impl Client {
 
     /// Leaves by TCP only: the queue pair and its memory stay.
     pub(crate) fn hang_up(&self) {
-        self.tcp.0.shutdown(Shutdown::Both).unwrap();
+        // The server may have closed it first.
+        let _ = self.tcp.0.shutdown(Shutdown::Both);
     }
 
     /// Looks at the queue once: this device works only while somebody does.

@@ -1,6 +1,7 @@
 //! Settings of a Remote tier, and how they are read from JSON.
 
 use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use kvdepot_core::limits::{REMOTE_CONNECTIONS_MAX, REMOTE_SERVERS_MAX};
@@ -8,6 +9,7 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_wire::own::Token;
 use serde_json::Value;
 
+use super::RemoteTls;
 use crate::registry::Fields;
 
 /// Longest silence that can be configured.
@@ -35,6 +37,8 @@ pub struct RemoteConfig {
     pub servers: Vec<String>,
     /// What client and server share; none for servers without a token.
     pub token: Option<Token>,
+    /// Whom servers are trusted by; none for servers without TLS.
+    pub tls: Option<RemoteTls>,
     /// Longest silence of a server that owes an answer, and longest time to connect.
     pub timeout: Duration,
     /// Connections to each server.
@@ -52,6 +56,7 @@ impl Default for RemoteConfig {
         Self {
             servers: Vec::new(),
             token: None,
+            tls: None,
             timeout: Duration::from_secs(2),
             connections: 4,
             protocol: RemoteProtocol::Auto,
@@ -67,9 +72,18 @@ impl RemoteConfig {
         Self { servers: servers.into_iter().map(Into::into).collect(), ..Self::default() }
     }
 
-    /// Reads an object with the keys `servers`, `token_file`, `timeout_ms`, `connections`, `protocol`.
+    /// Reads an object with the keys `servers`, `token_file`, `tls_ca_file`, `tls_server_name`, `timeout_ms`,
+    /// `connections`, `protocol`.
     pub fn from_json(value: &Value) -> Result<Self> {
-        const KNOWN: [&str; 5] = ["servers", "token_file", "timeout_ms", "connections", "protocol"];
+        const KNOWN: [&str; 7] = [
+            "servers",
+            "token_file",
+            "tls_ca_file",
+            "tls_server_name",
+            "timeout_ms",
+            "connections",
+            "protocol",
+        ];
         let fields = Fields::new("Remote", value, &KNOWN)?;
         let mut config = Self::new(fields.texts("servers")?);
         let mut timeout_ms = u64::try_from(config.timeout.as_millis()).unwrap_or(TIMEOUT_MS_MAX);
@@ -88,6 +102,16 @@ impl RemoteConfig {
             }
         };
         config.token = fields.text("token_file")?.map(|path| read_token(&path)).transpose()?;
+        let server_name = fields.text("tls_server_name")?;
+        config.tls = match fields.text("tls_ca_file")? {
+            Some(path) => Some(RemoteTls::new(Path::new(&path), server_name.as_deref())?),
+            None if server_name.is_some() => {
+                return Err(bad(
+                    "tls_server_name has no use without TLS: name its certificates by tls_ca_file",
+                ));
+            }
+            None => None,
+        };
         config.check()?;
         Ok(config)
     }
@@ -112,6 +136,11 @@ impl RemoteConfig {
         }
         if self.token.is_some() && self.protocol == RemoteProtocol::Infinistore {
             return Err(bad("InfiniStore's protocol knows no token: remove one of the two settings"));
+        }
+        if let Some(tls) = &self.tls {
+            for server in &self.servers {
+                tls.name_of(server)?;
+            }
         }
         Ok(())
     }

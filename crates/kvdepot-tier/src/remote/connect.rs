@@ -11,7 +11,11 @@ use kvdepot_wire::own::{ClientHandshake, NONCE_BYTES, Request, Response, Welcome
 
 use super::job::Opened;
 use super::server::Server;
+use super::socket::Socket;
 use super::{RemoteProtocol, again};
+
+/// How a server that speaks TLS answers anything else: an alert of TLS 1.x.
+const TLS_ALERT: [u8; 2] = [21, 3];
 
 /// What a server speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +28,7 @@ pub(super) enum Dialect {
 
 /// A connection on which requests may be sent.
 pub(super) struct Link {
-    pub(super) stream: TcpStream,
+    pub(super) stream: Socket,
     pub(super) buffer: FrameBuffer,
     pub(super) dialect: Dialect,
     pub(super) depot: Option<u64>,
@@ -45,11 +49,16 @@ pub(super) fn connect(server: &Server) -> Result<Link> {
     if config.protocol == RemoteProtocol::Infinistore {
         return infinistore(server);
     }
+    let begun = Instant::now();
     match own(server) {
         Ok(link) => Ok(link),
         Err(Refused::Ours(error)) => Err(error),
         // Without the proof of a token anybody could stand there and take our blocks.
         Err(Refused::Foreign(error)) if config.protocol == RemoteProtocol::Auto && config.token.is_none() => {
+            if begun.elapsed() >= config.timeout {
+                // Nobody waits for a second silence (P2).
+                server.went(&error, false);
+            }
             infinistore(server).map_err(|_| error)
         }
         Err(Refused::Foreign(error)) => Err(error),
@@ -58,12 +67,12 @@ pub(super) fn connect(server: &Server) -> Result<Link> {
 
 fn own(server: &Server) -> Result<Link, Refused> {
     let deadline = Instant::now() + server.shared.config.timeout;
-    let stream = dial(server, deadline).map_err(Refused::Ours)?;
+    let stream = reach(server, deadline).map_err(Refused::Ours)?;
     let mut talk = Talk { stream, buffer: FrameBuffer::responses(), deadline, server };
     let welcomed = talk.hello()?;
     talk.align().map_err(Refused::Ours)?;
     let Talk { stream, buffer, .. } = talk;
-    stream.set_read_timeout(None).and_then(|()| stream.set_write_timeout(None)).map_err(|e| {
+    stream.set_timeouts(None).map_err(|e| {
         Refused::Ours(Error::io("cannot prepare a connection", e).with("server", &server.address))
     })?;
     let Welcomed { requests_in_flight_max, depot, .. } = welcomed;
@@ -73,7 +82,7 @@ fn own(server: &Server) -> Result<Link, Refused> {
 /// Asks what any InfiniStore server can answer.
 fn infinistore(server: &Server) -> Result<Link> {
     let deadline = Instant::now() + server.shared.config.timeout;
-    let stream = dial(server, deadline)?;
+    let stream = reach(server, deadline)?;
     let mut talk = super::infini::Talk::new(server, &stream);
     talk.exists(b"kvdepot")?;
     talk.align()?;
@@ -84,6 +93,20 @@ fn infinistore(server: &Server) -> Result<Link> {
         depot: None,
         requests_in_flight_max: 1,
     })
+}
+
+/// Connects, and shakes hands where TLS is wanted. A call on what comes of it sits out no longer silence than the tier.
+fn reach(server: &Server, deadline: Instant) -> Result<Socket> {
+    let tcp = dial(server, deadline)?;
+    let config = &server.shared.config;
+    let socket = match &config.tls {
+        Some(tls) => Socket::Tls(Box::new(tls.connect(tcp, &server.address, deadline)?)),
+        None => Socket::Plain(tcp),
+    };
+    socket
+        .set_timeouts(Some(config.timeout))
+        .map_err(|e| Error::io("cannot prepare a connection", e).with("server", &server.address))?;
+    Ok(socket)
 }
 
 fn dial(server: &Server, deadline: Instant) -> Result<TcpStream> {
@@ -101,9 +124,6 @@ fn dial(server: &Server, deadline: Instant) -> Result<TcpStream> {
                 stream.set_nodelay(true).map_err(failed)?;
                 // A peer that vanished without a word is found out even when nobody asks it anything.
                 rustix::net::sockopt::set_socket_keepalive(&stream, true).map_err(|e| failed(e.into()))?;
-                let timeout = Some(server.shared.config.timeout);
-                stream.set_read_timeout(timeout).map_err(failed)?;
-                stream.set_write_timeout(timeout).map_err(failed)?;
                 return Ok(stream);
             }
             Err(error) => last = error,
@@ -114,7 +134,7 @@ fn dial(server: &Server, deadline: Instant) -> Result<TcpStream> {
 
 /// A conversation of one question and one answer at a time, before requests may overtake each other.
 struct Talk<'a> {
-    stream: TcpStream,
+    stream: Socket,
     buffer: FrameBuffer,
     deadline: Instant,
     server: &'a Server,
@@ -126,7 +146,7 @@ impl Talk<'_> {
     }
 
     fn send(&mut self, bytes: &[u8]) -> Result<()> {
-        self.stream.write_all(bytes).map_err(|e| self.lost(e))
+        (&self.stream).write_all(bytes).map_err(|e| self.lost(e))
     }
 
     fn hello(&mut self) -> Result<Welcomed, Refused> {
@@ -137,16 +157,20 @@ impl Talk<'_> {
         let mut handshake = ClientHandshake::begin(token, 0, nonce, &mut out).map_err(Refused::Ours)?;
         self.send(&out).map_err(Refused::Foreign)?;
         let mut magic = [0; 4];
-        let came = self.stream.read_exact(&mut magic);
+        let came = (&self.stream).read_exact(&mut magic);
         // A server of ours that is only slow must not be taken for another.
         let known = self.server.dialect() == Some(Dialect::Own);
         match came {
             Err(e) if known => return Err(Refused::Ours(self.lost(e))),
             Err(e) => return Err(Refused::Foreign(self.lost(e))),
             Ok(()) if magic != MAGIC.to_le_bytes() => {
-                let error =
-                    Error::new(ErrorKind::Protocol, "a remote server does not speak kvdepot's protocol");
-                return Err(Refused::Foreign(error.with("server", &self.server.address)));
+                let what = if magic[..2] == TLS_ALERT {
+                    "a remote server speaks TLS only: name the certificates to trust it by, by remote_tls_ca_file"
+                } else {
+                    "a remote server does not speak kvdepot's protocol"
+                };
+                let error = Error::new(ErrorKind::Protocol, what).with("server", &self.server.address);
+                return Err(Refused::Foreign(error));
             }
             Ok(()) => self.buffer.extend(&magic),
         }
@@ -199,7 +223,7 @@ impl Talk<'_> {
             if Instant::now() > self.deadline {
                 return Err(self.server.too_late());
             }
-            let stream = &mut self.stream;
+            let mut stream = &self.stream;
             let count =
                 self.buffer.read_with(|room| again(|| stream.read(room))).map_err(|e| self.lost(e))?;
             if count == 0 {

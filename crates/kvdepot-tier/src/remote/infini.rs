@@ -1,7 +1,6 @@
 //! One connection to an InfiniStore server: one request at a time, because its server mixes up the answers of more.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::time::Instant;
 
 use kvdepot_core::limits::REMOTE_FOREIGN_VALUE_BYTES_MAX;
@@ -14,6 +13,7 @@ use super::again;
 use super::job::{Job, Opened, What};
 use super::sending::send_all;
 use super::server::Server;
+use super::socket::Socket;
 use super::value::{self, HEADER_BYTES, MARK, block_name, epoch_name, mark_name};
 use crate::Written;
 
@@ -37,13 +37,22 @@ impl From<Error> for Failed {
 type Outcome<T> = Result<T, Failed>;
 
 /// Serves until the connection is over: why, and whether it answered anything before.
-pub(super) fn run(server: &Server, stream: TcpStream) -> (Error, bool) {
+pub(super) fn run(server: &Server, stream: Socket) -> (Error, bool) {
     let mut talk = Talk::new(server, &stream);
     let mut answered = false;
+    let silences = server.silences();
     loop {
-        let jobs = server.take(|| false);
+        // Nobody reads while nothing is asked: a connection that the server has closed must not take a request.
+        let jobs = server.take(|| server.silences() != silences || stream.is_over());
         if jobs.is_empty() {
-            return (Error::new(ErrorKind::Closed, "the tier is closing"), answered);
+            let error = if server.shared.is_stopping() {
+                Error::new(ErrorKind::Closed, "the tier is closing")
+            } else if server.silences() != silences {
+                server.too_late()
+            } else {
+                talk.bad(ErrorKind::Unavailable, "a remote server closed the connection")
+            };
+            return (error, answered);
         }
         let is_write = jobs.iter().any(Job::is_write);
         let mut lost: Option<Error> = None;
@@ -61,6 +70,9 @@ pub(super) fn run(server: &Server, stream: TcpStream) -> (Error, bool) {
             server.write_ended();
         }
         if let Some(error) = lost {
+            if error.kind() == ErrorKind::Timeout {
+                server.fell_silent();
+            }
             return (error, answered);
         }
     }
@@ -78,11 +90,11 @@ fn told<T>(outcome: Outcome<T>) -> (Result<T>, Option<Error>) {
 /// Questions and answers, one by one.
 pub(super) struct Talk<'a> {
     server: &'a Server,
-    stream: &'a TcpStream,
+    stream: &'a Socket,
 }
 
 impl<'a> Talk<'a> {
-    pub(super) const fn new(server: &'a Server, stream: &'a TcpStream) -> Self {
+    pub(super) const fn new(server: &'a Server, stream: &'a Socket) -> Self {
         Self { server, stream }
     }
 
@@ -162,7 +174,7 @@ impl<'a> Talk<'a> {
     fn ask(&mut self, request: &Request<'_>) -> Result<Reply> {
         let mut frame = Vec::new();
         request.encode(&mut frame)?;
-        self.stream.write_all(&frame).map_err(|e| self.broke(e))?;
+        (&mut &*self.stream).write_all(&frame).map_err(|e| self.broke(e))?;
         self.reply(request)
     }
 

@@ -15,8 +15,10 @@ mod place;
 mod receive;
 mod sending;
 mod server;
+mod socket;
 mod spaces;
 mod tell;
+mod tls;
 mod value;
 mod writing;
 
@@ -33,8 +35,9 @@ use kvdepot_io::{IoBuf, SlotBuf};
 use parking_lot::{Condvar, Mutex};
 
 pub use config::{RemoteConfig, RemoteProtocol};
+pub use tls::RemoteTls;
 
-use crate::{Done, Presence, Tier, TierUsage, Written};
+use crate::{Done, Presence, Tier, TierServer, TierUsage, Written};
 use job::{Job, What};
 use known::Known;
 use place::Places;
@@ -277,6 +280,10 @@ impl Tier for RemoteTier {
     /// What this client knows of; the servers may hold more, and less.
     fn usage(&self) -> TierUsage {
         self.shared.known.lock().usage()
+    }
+
+    fn servers(&self) -> Vec<TierServer> {
+        self.servers.iter().map(|server| server.describe()).collect()
     }
 
     fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey> {

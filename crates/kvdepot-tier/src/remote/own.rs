@@ -1,6 +1,5 @@
 //! One connection of our own protocol: a thread that sends, one that receives, and what is under way between them.
 
-use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -17,10 +16,11 @@ use super::pending::{Asked, GetItem, Pending, PutItem};
 use super::receive;
 use super::sending::send_all;
 use super::server::Server;
+use super::socket::Socket;
 
 /// A connection.
 pub(super) struct Conn {
-    pub(super) stream: TcpStream,
+    pub(super) stream: Socket,
     pub(super) pending: Mutex<Pending>,
     /// Signalled when a request has been answered.
     room: Condvar,
@@ -69,7 +69,7 @@ fn send_jobs(server: &Server, conn: &Conn) {
 }
 
 impl Conn {
-    pub(super) fn new(stream: TcpStream, in_flight_max: u32) -> Self {
+    pub(super) fn new(stream: Socket, in_flight_max: u32) -> Self {
         Self {
             stream,
             pending: Mutex::new(Pending::default()),
@@ -100,26 +100,40 @@ impl Conn {
 
     /// Ends the connection; whatever it owes is failed now.
     pub(super) fn close(&self, server: &Server, error: &Error) {
-        // A connection that is gone already cannot be shut down.
-        let _ = self.stream.shutdown(Shutdown::Both);
+        // The reason first: who finds the socket shut asks for it.
         let lost = self.pending.lock().close(error);
+        // A connection that is gone already cannot be shut down.
+        let _ = self.stream.shutdown();
         self.room.notify_all();
         server.wake();
         lost.into_iter().for_each(|end| end());
     }
 
-    /// Fails what is late, and ends the connection when it is silent for too long.
-    pub(super) fn expire(&self, server: &Server, now: Instant) {
+    /// Whether no byte has moved for longer than a server may be silent.
+    fn is_quiet(&self, server: &Server, now: Instant) -> bool {
+        let since = self.born + Duration::from_millis(self.progress_ms.load(Ordering::Relaxed));
+        now.saturating_duration_since(since) > server.shared.config.timeout
+    }
+
+    /// Fails what is late, and ends the connection when it is silent for too long: whether it was.
+    pub(super) fn expire(&self, server: &Server, now: Instant) -> bool {
         let mut pending = self.pending.lock();
-        let quiet_since = self.born + Duration::from_millis(self.progress_ms.load(Ordering::Relaxed));
-        let silent = now.saturating_duration_since(quiet_since) > server.shared.config.timeout;
-        if silent && pending.owes() && pending.closed.is_none() {
+        if self.is_quiet(server, now) && pending.owes() && pending.closed.is_none() {
             drop(pending);
-            return self.close(server, &server.too_late());
+            self.close(server, &server.too_late());
+            return true;
         }
         let late = pending.expire(now, &server.too_late());
         drop(pending);
         late.into_iter().for_each(|end| end());
+        false
+    }
+
+    /// Ends the connection unless bytes have moved on it of late.
+    pub(super) fn close_if_quiet(&self, server: &Server, now: Instant) {
+        if self.is_quiet(server, now) {
+            self.close(server, &server.too_late());
+        }
     }
 
     fn send_jobs(&self, server: &Server, jobs: Vec<Job>) -> Result<()> {

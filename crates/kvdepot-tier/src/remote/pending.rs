@@ -186,7 +186,8 @@ impl Pending {
         let Some(Asked::Put { sending, early, .. }) = self.requests.get_mut(&id) else { return Vec::new() };
         *sending = false;
         let answer = early.take();
-        let lost = error.cloned().or_else(|| self.closed.clone());
+        // A connection that was closed says why; what the sender met then is only how it noticed.
+        let lost = self.closed.clone().or_else(|| error.cloned());
         let outcome = match (answer, lost) {
             (Some(answer), _) => answer,
             (None, Some(error)) => Err(error),

@@ -1,17 +1,17 @@
 //! Bytes into a socket: frames from memory of ours, blocks straight from their slots.
 
 use std::io::{IoSlice, Write};
-use std::net::TcpStream;
 
 use kvdepot_core::limits::REMOTE_SEND_BYTES_MAX;
 use kvdepot_io::IoBuf;
 use smallvec::SmallVec;
 
 use super::again;
+use super::socket::Socket;
 
 /// Sends `front` and then all `bodies`, calling `progressed` after each piece.
 pub(super) fn send_all(
-    mut stream: &TcpStream,
+    mut stream: &Socket,
     front: &[u8],
     bodies: &[IoBuf],
     progressed: impl Fn(),

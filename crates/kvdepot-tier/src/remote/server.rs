@@ -2,11 +2,12 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kvdepot_core::limits::{
-    REMOTE_BATCH_BLOCKS_MAX, REMOTE_BATCH_BYTES_MAX, REMOTE_PAUSE_MS, REMOTE_QUEUE_MAX,
+    REMOTE_BATCH_BLOCKS_MAX, REMOTE_BATCH_BYTES_MAX, REMOTE_IDLE_LOOK_MS, REMOTE_PAUSE_MS, REMOTE_QUEUE_MAX,
     REMOTE_READS_IN_A_ROW_MAX,
 };
 use kvdepot_core::{Error, ErrorKind, Result};
@@ -16,6 +17,7 @@ use super::connect::{self, Dialect};
 use super::job::{Job, What};
 use super::own::Conn;
 use super::{Shared, infini, own};
+use crate::TierServer;
 
 /// Whether a server is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +38,8 @@ pub(super) struct Server {
     state: Mutex<State>,
     /// Signalled when jobs come, and when connections come or go.
     changed: Condvar,
+    /// How often it owed an answer for too long.
+    silences: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -53,6 +57,9 @@ struct State {
     dialect: Option<Dialect>,
     /// The depot behind it, as it said last.
     depot: Option<u64>,
+    /// Connections that broke or did not come about.
+    failures: u64,
+    last_error: Option<Error>,
 }
 
 impl Server {
@@ -67,12 +74,27 @@ impl Server {
             reads_in_a_row: 0,
             dialect: None,
             depot: None,
+            failures: 0,
+            last_error: None,
         };
-        Self { address, shared, state: Mutex::new(state), changed: Condvar::new() }
+        let (state, changed) = (Mutex::new(state), Condvar::new());
+        Self { address, shared, state, changed, silences: AtomicU64::new(0) }
     }
 
     pub(super) fn health(&self) -> Health {
         self.state.lock().health
+    }
+
+    /// How it is, for who looks at the depot.
+    pub(super) fn describe(&self) -> TierServer {
+        let state = self.state.lock();
+        TierServer {
+            address: self.address.clone(),
+            up: state.health == Health::Up,
+            connections: state.up,
+            failures: state.failures,
+            last_error: state.last_error.as_ref().map(Error::to_string),
+        }
     }
 
     /// Waits until it is known whether the server is there.
@@ -129,7 +151,7 @@ impl Server {
                 state.reads_in_a_row = state.reads_in_a_row.saturating_add(1);
                 return batch(&mut state.first);
             }
-            self.changed.wait(&mut state);
+            self.changed.wait_for(&mut state, Duration::from_millis(REMOTE_IDLE_LOOK_MS));
         }
     }
 
@@ -160,9 +182,23 @@ impl Server {
         let conns = state.conns.clone();
         drop(state);
         late.into_iter().flat_map(VecDeque::into_iter).for_each(|job| job.fail(self.too_late()));
-        for conn in conns {
-            conn.expire(self, now);
+        let silent = conns.iter().filter(|conn| conn.expire(self, now)).count();
+        if silent > 0 {
+            self.fell_silent();
+            conns.iter().for_each(|conn| conn.close_if_quiet(self, now));
         }
+    }
+
+    /// One of its connections waited for an answer for too long. Those that nothing moves on end with it, or each of
+    /// them would cost a silence of its own (P2).
+    pub(super) fn fell_silent(&self) {
+        self.silences.fetch_add(1, Ordering::AcqRel);
+        self.wake();
+    }
+
+    /// How often it has fallen silent.
+    pub(super) fn silences(&self) -> u64 {
+        self.silences.load(Ordering::Acquire)
     }
 
     pub(super) fn too_late(&self) -> Error {
@@ -190,19 +226,27 @@ impl Server {
         }
     }
 
-    fn went(&self, error: &Error, was_up: bool) {
+    pub(super) fn went(&self, error: &Error, was_up: bool) {
+        let is_stopping = self.shared.is_stopping();
         let mut state = self.state.lock();
         state.up -= usize::from(was_up);
+        let mut is_news = false;
+        if !is_stopping {
+            state.failures += 1;
+            let before = state.last_error.replace(error.clone());
+            is_news = before.is_none_or(|before| before.message() != error.message());
+        }
         if state.up > 0 {
             return;
         }
         let before = std::mem::replace(&mut state.health, Health::Down);
+        is_news |= before != Health::Down;
         let mut waiting: Vec<Job> = state.first.drain(..).collect();
         waiting.extend(state.writes.drain(..));
         drop(state);
         self.changed.notify_all();
-        if before != Health::Down && !self.shared.is_stopping() {
-            tracing::warn!(server = %self.address, %error, "a remote server is gone: its blocks are misses");
+        if is_news && !is_stopping {
+            tracing::warn!(server = %self.address, %error, "a remote server is not there: its blocks are misses");
         }
         waiting.into_iter().for_each(|job| job.fail(self.is_down()));
     }

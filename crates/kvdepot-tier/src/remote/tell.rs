@@ -140,6 +140,17 @@ impl RemoteTier {
         told().or_else(|_| told())
     }
 
+    /// What ends a request that somebody waits for; it is under way meanwhile, or nobody would look at its deadline.
+    fn waited_for<T: Send + 'static>(&self) -> (Done<T>, Receiver<Result<T>>) {
+        let ((send, receive), shared) = (channel(), Arc::clone(&self.shared));
+        shared.begun();
+        let done = move |outcome| {
+            drop(send.send(outcome));
+            shared.ended();
+        };
+        (Box::new(done), receive)
+    }
+
     /// What each server says of a namespace; `None` for one that is not there.
     fn ask_opened(&self, spec: &Arc<NamespaceSpec>, deadline: Instant) -> Vec<Option<Opened>> {
         let asked: Vec<Option<Receiver<Result<Opened>>>> = self
@@ -147,8 +158,7 @@ impl RemoteTier {
             .iter()
             .map(|server| {
                 (server.settle(deadline) == Health::Up).then(|| {
-                    let (send, receive) = channel();
-                    let done = Box::new(move |outcome| drop(send.send(outcome)));
+                    let (done, receive) = self.waited_for();
                     server.submit(Job { deadline, what: What::Open { spec: Arc::clone(spec), done } });
                     receive
                 })
@@ -172,8 +182,7 @@ impl RemoteTier {
             match opened {
                 Some(opened) if opened.epoch >= epoch => {}
                 Some(opened) => {
-                    let (send, receive) = channel();
-                    let done = Box::new(move |outcome| drop(send.send(outcome)));
+                    let (done, receive) = self.waited_for();
                     let what = What::SetEpoch { spec: Arc::clone(spec), now: opened.namespace, epoch, done };
                     server.submit(Job { deadline, what });
                     asked.push((server, receive));

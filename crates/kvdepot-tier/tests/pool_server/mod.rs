@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use kvdepot_core::{BlockKey, NamespaceId, NamespaceSpec};
 use kvdepot_wire::FrameBuffer;
 use kvdepot_wire::own::Token;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 /// What is wrong with a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +23,8 @@ pub(crate) enum Fault {
     None,
     /// Takes requests and never answers.
     Hung,
+    /// Takes nothing off its connections after the hello.
+    Deaf,
     /// Says nothing to a hello.
     HungHello,
     /// Answers a get with bytes that are no frame.
@@ -64,6 +66,8 @@ pub(crate) struct Store {
 pub(crate) struct State {
     pub(crate) store: Arc<Mutex<Store>>,
     pub(crate) fault: Mutex<Fault>,
+    /// Signalled when the fault changes.
+    changed: Condvar,
     pub(crate) token: Option<Token>,
     pub(crate) speaks: Speaks,
     pub(crate) depot: u64,
@@ -87,6 +91,14 @@ impl State {
         }
         *self.crashed.lock() = Some(what);
         Err(what.into())
+    }
+
+    /// Waits for another fault, or none.
+    fn hold_still(&self) {
+        let mut fault = self.fault.lock();
+        while *fault == Fault::Deaf && !self.stopping.load(Ordering::SeqCst) {
+            self.changed.wait(&mut fault);
+        }
     }
 
     /// Waits for the connection's end: what a hung server does.
@@ -134,6 +146,7 @@ impl PoolServer {
         let state = Arc::new(State {
             store,
             fault: Mutex::new(Fault::None),
+            changed: Condvar::new(),
             token: token.map(|token| Token::new(token.as_bytes()).unwrap()),
             speaks,
             depot: DEPOTS.fetch_add(1, Ordering::SeqCst),
@@ -154,6 +167,7 @@ impl PoolServer {
 
     pub(crate) fn set(&self, fault: Fault) {
         *self.state.fault.lock() = fault;
+        self.state.changed.notify_all();
     }
 
     /// Ends at once, as a killed process does; the address and what was held.
@@ -164,6 +178,7 @@ impl PoolServer {
 
     fn stop(&mut self) {
         self.state.stopping.store(true, Ordering::SeqCst);
+        self.set(Fault::None);
         for stream in self.state.streams.lock().drain(..) {
             let _ = stream.shutdown(Shutdown::Both);
         }

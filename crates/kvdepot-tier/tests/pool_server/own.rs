@@ -17,6 +17,10 @@ pub(super) fn serve(mut stream: &TcpStream, state: &State) -> Served {
     let offer =
         Offer { features: 0, requests_in_flight_max: 16, depot: state.depot, nonce: [state.depot as u8; 32] };
     while let Some((op, body)) = next(stream, &mut buffer)? {
+        if state.fault() == Fault::Deaf && handshake.is_over() {
+            state.hold_still();
+            return Ok(());
+        }
         if state.fault() == Fault::Hung && handshake.is_over() {
             state.hang(stream);
             return Ok(());

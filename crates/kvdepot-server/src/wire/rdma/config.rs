@@ -12,6 +12,8 @@ const THREADS_MAX: usize = 16;
 const RECEIVE_BYTES_MIN: usize = 1 << 10;
 /// Fewest outstanding work requests of a connection.
 const WORK_REQUESTS_MIN: u32 = 4;
+/// Shortest and longest wait for an acknowledgement, as powers of two.
+const ACK_TIMEOUTS: std::ops::RangeInclusive<u8> = 1..=31;
 /// Memory is registered in whole pages.
 const PAGE_BYTES: u64 = 4096;
 
@@ -46,6 +48,10 @@ pub struct RdmaConfig {
     /// Outstanding work requests of one connection.
     #[serde(default = "default_work_requests_max")]
     pub work_requests_max: u32,
+    /// How long the device waits for a client's acknowledgement before it sends again: 4.096 us times two to this power.
+    /// Slow or lossy networks want more than the protocol's 14.
+    #[serde(default = "default_ack_timeout")]
+    pub ack_timeout: u8,
     /// Bytes of the pool that are registered at a time.
     #[serde(default = "default_region_bytes")]
     pub region_bytes: u64,
@@ -73,6 +79,9 @@ const fn default_receive_bytes() -> usize {
 const fn default_work_requests_max() -> u32 {
     256
 }
+const fn default_ack_timeout() -> u8 {
+    14
+}
 const fn default_region_bytes() -> u64 {
     1 << 30
 }
@@ -84,19 +93,21 @@ impl RdmaConfig {
             && self.receives > 0
             && self.receive_bytes >= RECEIVE_BYTES_MIN
             && self.work_requests_max >= WORK_REQUESTS_MIN
+            && ACK_TIMEOUTS.contains(&self.ack_timeout)
             && self.port != Some(0);
         if whole_pages && fits {
             return Ok(());
         }
         Err(Error::new(
             ErrorKind::Config,
-            "RDMA needs 1 to 16 threads, receives of at least 1024 bytes, at least 4 work requests, regions of whole pages, \
-             and ports count from 1",
+            "RDMA needs 1 to 16 threads, receives of at least 1024 bytes, at least 4 work requests, an ack_timeout of 1 \
+             to 31, regions of whole pages, and ports count from 1",
         )
         .with("threads", self.threads)
         .with("receives", self.receives)
         .with("receive_bytes", self.receive_bytes)
         .with("work_requests_max", self.work_requests_max)
+        .with("ack_timeout", self.ack_timeout)
         .with("region_bytes", self.region_bytes))
     }
 

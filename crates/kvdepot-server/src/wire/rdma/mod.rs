@@ -123,7 +123,11 @@ impl Rdma {
         let sges_max = SGES_MAX.min(limits.sges_max).max(1);
         let finder = finder::start(counters)?;
         let mut rdma = Self {
-            attributes: RcAttributes { reads_max: limits.reads_max.min(16), ..RcAttributes::default() },
+            attributes: RcAttributes {
+                reads_max: limits.reads_max.min(16),
+                timeout: config.ack_timeout,
+                ..RcAttributes::default()
+            },
             link_requests_max,
             sges_max,
             links_max: wire.connections_max,

@@ -1,0 +1,73 @@
+//! Depots whose blocks live at pool servers.
+#![allow(dead_code, clippy::unwrap_used, reason = "each test uses its part, and fails where it cannot go on")]
+
+use std::sync::Arc;
+
+use kvdepot_core::{BlockLayout, NamespaceSpec};
+use kvdepot_depot::DepotConfig;
+use kvdepot_depot::client::{Attachment, Claim, ClaimGroupSpec};
+use serde_json::{Value, json};
+
+use crate::common::{LONG, config, hash};
+
+pub(crate) const BLOCK: u64 = 64 << 10;
+
+pub(crate) fn layout() -> BlockLayout {
+    BlockLayout::uniform(4, &[BLOCK / 4]).unwrap()
+}
+
+/// A depot over the server at this address; `more` goes into its configuration, `remote` into that of the tier.
+pub(crate) fn over(
+    address: impl ToString,
+    pipeline: &str,
+    pool_bytes: u64,
+    remote: &Value,
+    more: &Value,
+) -> DepotConfig {
+    let mut whole = json!({
+        "pipeline": pipeline,
+        "remote": {"servers": [address.to_string()], "timeout_ms": 20_000},
+    });
+    for (key, value) in remote.as_object().unwrap() {
+        whole["remote"][key] = value.clone();
+    }
+    for (key, value) in more.as_object().unwrap() {
+        whole[key] = value.clone();
+    }
+    config(pool_bytes, whole)
+}
+
+/// Claims blocks `0..count`: whether it came to an end, the hit, and how much of it came from a tier.
+pub(crate) fn claim(attachment: &Arc<Attachment>, spec: &Arc<NamespaceSpec>, count: u64) -> (bool, u32, u32) {
+    let group = ClaimGroupSpec { namespaces: vec![Arc::clone(spec)], window_blocks: 0, hashes_per_block: 1 };
+    let hashes: Vec<_> = (0..count).map(hash).collect();
+    let mut claim = Claim::open(attachment, &[group], &hashes, 0, u32::try_from(count).unwrap()).unwrap();
+    let (settled, units, from_tier) = claim.wait(LONG);
+    claim.release();
+    (settled, units, from_tier)
+}
+
+/// What the depot says of itself; a call that was late on a busy machine is repeated.
+pub(crate) fn stats(attachment: &Arc<Attachment>) -> Value {
+    let mut stats = Value::Null;
+    let deadline = std::time::Instant::now() + LONG;
+    while stats.is_null() {
+        assert!(std::time::Instant::now() < deadline, "the depot does not say how it is");
+        stats = attachment.stats()["depot"].take();
+    }
+    stats
+}
+
+/// How the first server of the first tier is.
+pub(crate) fn server(attachment: &Arc<Attachment>) -> Value {
+    stats(attachment)["tiers"][0]["servers"][0].take()
+}
+
+/// Waits until `what` holds.
+pub(crate) fn until(what: &str, holds: impl Fn() -> bool) {
+    let deadline = std::time::Instant::now() + LONG;
+    while !holds() {
+        assert!(std::time::Instant::now() < deadline, "never: {what}");
+        std::thread::yield_now();
+    }
+}

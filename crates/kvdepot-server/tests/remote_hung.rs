@@ -1,0 +1,147 @@
+//! A pool server that hangs: P2, the tier below it serves and nothing waits for long; P4, nothing is left behind.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+#[path = "common/gate.rs"]
+mod gate;
+#[path = "common/pool.rs"]
+mod pool;
+#[path = "common/wire.rs"]
+mod wire;
+
+use std::sync::Arc;
+
+use common::{Engine, LONG, embedded, spec};
+use gate::Gate;
+use kvdepot_depot::client::Attachment;
+use pool::{claim, layout, over, server, stats, until};
+use serde_json::json;
+use wire::Wired;
+
+const PAGES: u64 = 16;
+/// So small that what was dumped first is soon in the tiers only.
+const POOL: u64 = 4 << 20;
+const SERVER_POOL: u64 = 64 << 20;
+
+fn names(from: u64) -> Vec<u64> {
+    (from..from + PAGES).collect()
+}
+
+/// Dumps blocks from number `first` on, until the pool holds nothing of what was dumped before.
+fn push_out(depot: &Arc<Attachment>, engine: &Engine, first: u64) {
+    for turn in 0..5 {
+        assert!(engine.dump(&names(first + turn * PAGES), &engine.all_pages()).is_empty());
+        assert!(depot.drain(LONG).unwrap(), "{}", depot.stats());
+    }
+}
+
+fn stat(depot: &Arc<Attachment>, name: &str) -> u64 {
+    stats(depot)[name].as_u64().unwrap()
+}
+
+fn nothing_is_held(depot: &Arc<Attachment>) {
+    for name in ["pool_filling_bytes", "pool_fetching_bytes", "pool_dirty_bytes", "pool_leased_bytes"] {
+        until(name, || stat(depot, name) == 0);
+    }
+    until("writes_queued", || stat(depot, "writes_queued") == 0);
+    until("fetches_queued", || stat(depot, "fetches_queued") == 0);
+}
+
+/// With a silence that is shorter than what anybody waits, and with one that is longer: then half of the time is left
+/// to the files.
+#[test]
+fn files_below_serve_while_the_pool_server_hangs() {
+    for timeout_ms in [500, 3_600_000] {
+        let directory = tempfile::tempdir().unwrap();
+        let wired = Wired::open(common::config(SERVER_POOL, json!({})), json!({}));
+        let gate = Gate::before(wired.at);
+        let more = json!({"timeout_ms": 4_000, "posix": {"directories": [directory.path()]}});
+        let remote = json!({"timeout_ms": timeout_ms});
+        let depot = embedded(over(gate.at, "Cache|Remote|Posix", POOL, &remote, &more));
+        let spec = spec("hung", layout());
+        let mut engine = Engine::new(&depot, &spec, PAGES as usize);
+        engine.fill(1);
+        assert!(engine.dump(&names(0), &engine.all_pages()).is_empty());
+        push_out(&depot, &engine, 1_000);
+        assert_eq!(server(&depot)["up"], true);
+        gate.set_shut(true);
+        // The server is believed to hold them, and is asked first.
+        assert_eq!(claim(&depot, &spec, PAGES), (true, 16, 16), "{timeout_ms} ms: {}", depot.stats());
+        engine.clear();
+        assert!(engine.load(&names(0), &engine.all_pages()).is_empty());
+        assert!((0..PAGES as usize).all(|page| engine.holds(page, page, 1)));
+        if timeout_ms > 4_000 {
+            continue;
+        }
+        until("the server counts as gone", || server(&depot)["up"] == false);
+        assert!(server(&depot)["failures"].as_u64().unwrap() > 0, "{}", server(&depot));
+        assert!(server(&depot)["last_error"].as_str().unwrap().contains("in time"), "{}", server(&depot));
+        // Dumps go to the files.
+        push_out(&depot, &engine, 2_000);
+        assert_eq!(stat(&depot, "write_blocks_dropped"), 0, "the files took them");
+        assert_eq!(claim(&depot, &spec, PAGES), (true, 16, 16), "{}", depot.stats());
+        nothing_is_held(&depot);
+        // Back, it is used.
+        gate.set_shut(false);
+        until("the server is there again", || server(&depot)["up"] == true);
+        let before = wired.stat("pool_blocks");
+        push_out(&depot, &engine, 3_000);
+        assert!(wired.stat("pool_blocks") > before);
+        wired.wait_stat("pool_leased_bytes", 0);
+        wired.wait_stat("pool_filling_bytes", 0);
+    }
+}
+
+/// Without a tier below, dumps are dropped, and what is in the pool is loaded all the same.
+#[test]
+fn dumps_are_dropped_and_loads_go_on() {
+    let wired = Wired::open(common::config(SERVER_POOL, json!({})), json!({}));
+    let gate = Gate::before(wired.at);
+    let remote = json!({"timeout_ms": 500});
+    let depot = embedded(over(gate.at, "Cache|Remote", POOL, &remote, &json!({"timeout_ms": 4_000})));
+    let spec = spec("dropped", layout());
+    let mut engine = Engine::new(&depot, &spec, PAGES as usize);
+    engine.fill(1);
+    gate.set_shut(true);
+    let mut kept = Vec::new();
+    for turn in 0..8 {
+        engine.fill(turn as u8);
+        let refused = engine.dump(&names(turn * PAGES), &engine.all_pages());
+        kept.push(refused.is_empty());
+        if refused.is_empty() {
+            engine.clear();
+            assert!(engine.load(&names(turn * PAGES), &engine.all_pages()).is_empty(), "{}", depot.stats());
+            assert!((0..PAGES as usize).all(|page| engine.holds(page, page, turn as u8)));
+        }
+    }
+    assert!(kept[0], "the pool was empty: {kept:?}");
+    assert!(depot.drain(LONG).unwrap(), "{}", depot.stats());
+    assert!(stat(&depot, "write_blocks_dropped") > 0);
+    nothing_is_held(&depot);
+    gate.set_shut(false);
+    until("the server is there again", || server(&depot)["up"] == true);
+    assert!(engine.dump(&names(9_000), &engine.all_pages()).is_empty());
+    assert!(depot.drain(LONG).unwrap());
+    // What was on its way when the gate was shut may have come, too.
+    assert!(wired.stat("pool_blocks") >= PAGES);
+}
+
+/// A server that never said a word: opening a namespace, lookups and dumps end all the same.
+#[test]
+fn a_server_that_hangs_from_the_start_costs_a_silence() {
+    let directory = tempfile::tempdir().unwrap();
+    let wired = Wired::open(common::config(SERVER_POOL, json!({})), json!({}));
+    let gate = Gate::before(wired.at);
+    gate.set_shut(true);
+    let more = json!({"timeout_ms": 4_000, "posix": {"directories": [directory.path()]}});
+    let depot = embedded(over(gate.at, "Cache|Remote|Posix", POOL, &json!({"timeout_ms": 500}), &more));
+    let spec = spec("never", layout());
+    let mut engine = Engine::new(&depot, &spec, PAGES as usize);
+    engine.fill(3);
+    assert!(engine.dump(&names(0), &engine.all_pages()).is_empty());
+    push_out(&depot, &engine, 1_000);
+    assert_eq!(claim(&depot, &spec, PAGES), (true, 16, 16), "{}", depot.stats());
+    depot.reset(&[Arc::clone(&spec)]).unwrap_err();
+    assert_eq!(claim(&depot, &spec, PAGES).1, 0, "reset, though the server could not be told");
+    nothing_is_held(&depot);
+}

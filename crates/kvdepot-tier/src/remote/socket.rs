@@ -1,0 +1,92 @@
+//! A connection's bytes: TCP as it is, or TLS in it. One thread may send while another one receives.
+
+use std::io::{IoSlice, IoSliceMut, Read, Result, Write};
+use std::net::{Shutdown, TcpStream};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::tls::TlsSocket;
+
+/// A connected socket.
+#[derive(Debug)]
+pub(super) enum Socket {
+    Plain(TcpStream),
+    Tls(Box<TlsSocket>),
+}
+
+impl Socket {
+    const fn tcp(&self) -> &TcpStream {
+        match self {
+            Self::Plain(tcp) => tcp,
+            Self::Tls(tls) => tls.tcp(),
+        }
+    }
+
+    /// Ends the connection for whoever sends or receives on it now.
+    pub(super) fn shutdown(&self) -> Result<()> {
+        self.tcp().shutdown(Shutdown::Both)
+    }
+
+    /// Whether nothing may be asked on it any more, when nothing is under way: the server has closed it, or has sent what
+    /// nobody asked for.
+    pub(super) fn is_over(&self) -> bool {
+        let events = match self {
+            Self::Plain(_) => PollFlags::IN | PollFlags::RDHUP,
+            // Some of what comes by itself is TLS's own.
+            Self::Tls(_) => PollFlags::RDHUP,
+        };
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(self.tcp(), events)], Some(&now)).is_ok_and(|count| count > 0)
+    }
+
+    /// Longest silence and longest jam that a single call sits out; none: for ever.
+    pub(super) fn set_timeouts(&self, timeout: Option<Duration>) -> Result<()> {
+        set_timeouts(self.tcp(), timeout)
+    }
+}
+
+/// As [`Socket::set_timeouts`].
+pub(super) fn set_timeouts(tcp: &TcpStream, timeout: Option<Duration>) -> Result<()> {
+    tcp.set_read_timeout(timeout)?;
+    tcp.set_write_timeout(timeout)
+}
+
+/// Has the next call on a socket end by `deadline`.
+pub(super) fn bound(tcp: &TcpStream, deadline: Instant) -> Result<()> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(std::io::ErrorKind::TimedOut.into());
+    }
+    set_timeouts(tcp, Some(left))
+}
+
+impl Read for &Socket {
+    fn read(&mut self, buf: &mut [u8]) -> Result<usize> {
+        self.read_vectored(&mut [IoSliceMut::new(buf)])
+    }
+
+    fn read_vectored(&mut self, bufs: &mut [IoSliceMut<'_>]) -> Result<usize> {
+        match self {
+            Socket::Plain(tcp) => (&*tcp).read_vectored(bufs),
+            Socket::Tls(tls) => tls.receive(bufs),
+        }
+    }
+}
+
+impl Write for &Socket {
+    fn write(&mut self, buf: &[u8]) -> Result<usize> {
+        self.write_vectored(&[IoSlice::new(buf)])
+    }
+
+    fn write_vectored(&mut self, bufs: &[IoSlice<'_>]) -> Result<usize> {
+        match self {
+            Socket::Plain(tcp) => (&*tcp).write_vectored(bufs),
+            Socket::Tls(tls) => tls.send(bufs),
+        }
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        Ok(())
+    }
+}

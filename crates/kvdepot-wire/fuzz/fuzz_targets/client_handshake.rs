@@ -1,3 +1,0 @@
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|data: &[u8]| kvdepot_wire::fuzz::fuzz_client_handshake(data));

@@ -1,0 +1,137 @@
+"""A depot over pool servers, in a process of its own, with the interpreter that has kvdepot."""
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing import Pipe
+from types import TracebackType
+from typing import Any
+
+from typing_extensions import Self
+
+from tools.lab.child import POLL_S
+from tools.wire.servers import HOST, ROOT, NoServerError, Server
+
+CALL_S = 120.0
+END_S = 20.0
+POOL_GB = 0.25
+TIMEOUT_MS = 1_000
+
+
+class DepotError(Exception):
+    """What the depot's process raised, or that it did not answer."""
+
+
+def interpreter() -> str:
+    """The interpreter that has kvdepot."""
+    python = ROOT / ".venv" / "bin" / "python"
+    if not python.exists():
+        raise NoServerError(f"no {python}: run make setup")
+    return str(python)
+
+
+class Depot:
+    """``Cache|Remote`` over servers, whose blocks go by numbers; their bytes follow from these."""
+
+    def __init__(self, servers: Sequence[Server], *, layer_bytes: int = 64 << 10, **settings: object) -> None:
+        here, there = Pipe()
+        self._calls = here
+        self._process = subprocess.Popen(
+            [interpreter(), "-m", "tools.wire.depot_child", str(there.fileno())],
+            pass_fds=[there.fileno()],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.DEVNULL,
+        )
+        there.close()
+        config = {
+            "pipeline": "Cache|Remote",
+            "pool_gb": POOL_GB,
+            "log_level": "error",
+            "remote_servers": [f"{HOST}:{server.port}" for server in servers],
+            "remote_timeout_ms": TIMEOUT_MS,
+            **settings,
+        }
+        try:
+            self._call("open", config, layer_bytes)
+        except BaseException:
+            self.close()
+            raise
+
+    def send(self, name: str, *arguments: object) -> None:
+        """Starts a call."""
+        self._calls.send((name, arguments))
+
+    def receive(self, name: str) -> Any:
+        """What the call returned.
+
+        Raises:
+            DepotError: it raised, or did not come back.
+        """
+        if not self._calls.poll(CALL_S):
+            raise DepotError(f"{name} did not come back within {CALL_S:.0f} s")
+        try:
+            done, value = self._calls.recv()
+        except EOFError:
+            raise DepotError(f"{name} ended the depot with status {self._process.wait(END_S)}") from None
+        if not done:
+            raise DepotError(": ".join(value))
+        return value
+
+    def _call(self, name: str, *arguments: object) -> Any:
+        self.send(name, *arguments)
+        return self.receive(name)
+
+    def dump(self, numbers: Sequence[int]) -> bool:
+        """Dumps blocks; whether they were written behind, or could not be, in time."""
+        return bool(self._call("dump", list(numbers)))
+
+    def load(self, numbers: Sequence[int]) -> list[str]:
+        """Loads blocks: of each, whether it is ``whole``, ``missing`` or ``wrong``."""
+        states: list[str] = self._call("load", list(numbers))
+        return states
+
+    def lookup(self, numbers: Sequence[int]) -> list[bool]:
+        """Which blocks are there."""
+        there: list[bool] = self._call("lookup", list(numbers))
+        return there
+
+    def reset(self) -> None:
+        """Forgets all blocks."""
+        self._call("reset")
+
+    def stats(self) -> dict[str, Any]:
+        """The depot's counters."""
+        stats: dict[str, Any] = self._call("stats")
+        return stats
+
+    def servers(self) -> list[dict[str, Any]]:
+        """How the servers are, as the depot sees them."""
+        servers: list[dict[str, Any]] = self.stats()["tiers"][0]["servers"]
+        return servers
+
+    def until(self, holds: Callable[[Self], bool]) -> None:
+        """Waits until something holds of it."""
+        end_s = time.monotonic() + CALL_S
+        while not holds(self):
+            if time.monotonic() > end_s:
+                raise DepotError(f"it never came to pass: {self.stats()}")
+            time.sleep(POLL_S)
+
+    def close(self) -> None:
+        """Ends the process: by itself, as nobody calls it any more."""
+        self._calls.close()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

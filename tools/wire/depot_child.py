@@ -1,0 +1,95 @@
+"""Runs a depot for tools.wire.depot: takes calls from a socket, sends what they return or raise.
+
+Run by the interpreter that has kvdepot, which is another one than that of InfiniStore.
+"""
+
+import hashlib
+import sys
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import kvdepot
+
+LAYERS = 4
+DRAIN_MS = 60_000
+
+Pages = npt.NDArray[np.uint8]
+
+
+def block_hash(number: int) -> bytes:
+    """What an engine would call the block."""
+    return hashlib.sha256(number.to_bytes(8, "little")).digest()
+
+
+def content(number: int, layer_bytes: int) -> Pages:
+    """A block's bytes; no two blocks have the same."""
+    return np.random.default_rng(number).integers(0, 256, size=(LAYERS, layer_bytes), dtype=np.uint8)
+
+
+class Depot:
+    """A store of its own, with block numbers in place of buffers."""
+
+    def __init__(self) -> None:
+        self.store: Any = None
+        self.layer_bytes = 0
+
+    def open(self, config: dict[str, Any], layer_bytes: int) -> None:
+        """Starts a depot in this process."""
+        self.layer_bytes = layer_bytes
+        layout = kvdepot.BlockLayout(shards=LAYERS, tensor_sizes_bytes=[layer_bytes])
+        self.store = kvdepot.open(config, layout=layout, namespace={"model": "wire"})
+
+    def dump(self, numbers: list[int]) -> bool:
+        """Dumps blocks, and waits until they are written behind, or cannot be."""
+        rows = [list(content(number, self.layer_bytes)) for number in numbers]
+        self.store.dump([block_hash(number) for number in numbers], rows).wait().raise_for_failures()
+        return bool(self.store.drain(DRAIN_MS))
+
+    def load(self, numbers: list[int]) -> list[str]:
+        """Loads blocks: of each, whether it is ``whole``, ``missing`` or ``wrong``."""
+        pages = np.zeros((len(numbers), LAYERS, self.layer_bytes), dtype=np.uint8)
+        result = self.store.load([block_hash(number) for number in numbers], [list(page) for page in pages]).wait()
+        states = []
+        for row, number in enumerate(numbers):
+            if row in result.failed:
+                states.append("missing")
+            else:
+                same = np.array_equal(pages[row], content(number, self.layer_bytes))
+                states.append("whole" if same else "wrong")
+        return states
+
+    def lookup(self, numbers: list[int]) -> list[bool]:
+        """Which blocks are there."""
+        return [bool(there) for there in self.store.lookup([block_hash(number) for number in numbers])]
+
+    def reset(self) -> None:
+        """Forgets all blocks."""
+        self.store.reset()
+
+    def stats(self) -> dict[str, Any]:
+        """The depot's own counters."""
+        stats: dict[str, Any] = self.store.stats()["depot"]
+        return stats
+
+
+def main() -> None:
+    """Serves calls until the other end is gone."""
+    calls = Connection(int(sys.argv[1]))
+    depot = Depot()
+    while True:
+        try:
+            name, arguments = calls.recv()
+        except EOFError:
+            return
+        try:
+            reply: tuple[bool, Any] = (True, getattr(depot, name)(*arguments))
+        except Exception as error:  # noqa: BLE001 - goes to the caller
+            reply = (False, (type(error).__name__, str(error)))
+        calls.send(reply)
+
+
+if __name__ == "__main__":
+    main()
