@@ -226,8 +226,9 @@ def describe_devices(cache_dir: str) -> str:
     """JSON: the CUDA driver, or what is wrong with it, and the devices with their copy engines and what was measured on
     them, which is kept in ``cache_dir``. Makes no context and measures nothing."""
 
-def bench_copies(device: str = "0") -> str:
-    """JSON: rates of every copy engine on a device (number, ``GPU-…`` or PCI bus id), some seconds each.
+def bench_copies(device: str = "0", cache_dir: str | None = None) -> str:
+    """JSON: rates of every copy engine on a device (number, ``GPU-…`` or PCI bus id), some seconds each; ``missing`` says
+    why an engine cannot be used here. What the engine ``auto`` measures for itself is kept in ``cache_dir``.
 
     Raises:
         UnavailableError, UnsupportedError, ConfigError: there is no driver or no such device."""

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-STANDIN = ROOT / "target" / "debug" / "libkvdepot_standin_cuda.so"
+TARGET = ROOT / os.environ.get("CARGO_TARGET_DIR", "target")
+STANDIN = TARGET / "debug" / "libkvdepot_standin_cuda.so"
 REAL = os.environ.get("KVDEPOT_TEST_GPU") == "1"
 SCHEDULES = 1 if REAL else 25
 RUN_S = 300
@@ -27,22 +28,29 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if REAL:
         return Path("libcuda.so.1")
     if not STANDIN.is_file():
-        pytest.fail(f"{STANDIN.relative_to(ROOT)} is missing: run make test-device, which builds it")
+        pytest.fail(f"{STANDIN} is missing: run make test-device, which builds it")
     place = tmp_path_factory.mktemp("driver") / "libcuda.so.1"
     shutil.copy(STANDIN, place)
     return place
 
 
-def flow(library: Path, *options: str, seed: int = 0) -> dict[str, Any]:
-    """What was wrong, by seed."""
-    command = [sys.executable, str(Path(__file__).with_name("flow.py")), str(library), *options]
-    command += ["--seed", str(seed), "--schedules", str(SCHEDULES)]
+def run(library: Path, *command: str) -> str:
+    """Standard output of a Python program that finds this driver."""
     environ = {**os.environ, "XDG_CACHE_HOME": str(library.parent)}
     if not REAL:
         environ["LD_LIBRARY_PATH"] = str(library.parent)
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=RUN_S, check=False)
+    done = subprocess.run(
+        [sys.executable, *command], env=environ, capture_output=True, text=True, timeout=RUN_S, check=False
+    )
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
-    wrong: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return done.stdout
+
+
+def flow(library: Path, *options: str, seed: int = 0) -> dict[str, Any]:
+    """What was wrong, by seed."""
+    program = str(Path(__file__).with_name("flow.py"))
+    schedules = ["--seed", str(seed), "--schedules", str(SCHEDULES)]
+    wrong: dict[str, Any] = json.loads(run(library, program, str(library), *options, *schedules).splitlines()[-1])
     return wrong
 
 
@@ -58,6 +66,36 @@ def test_what_was_computed_is_what_later_kernels_read(library: Path, engine: str
 def test_a_wait_that_is_left_out_shows(library: Path, wait: str, layerwise: bool) -> None:
     """Else the test above would prove nothing."""
     assert flow(library, "--without", wait, *["--layerwise"] * layerwise) != {}
+
+
+@pytest.mark.skipif(REAL, reason="tables of a real device depend on it")
+def test_doctor_shows_what_was_measured_and_what_auto_makes_of_it(library: Path) -> None:
+    kvdepot = ("-m", "kvdepot", "doctor")
+    before = run(library, *kvdepot)
+    assert "device 3: not measured yet: run kvdepot bench copy --device 3, or start an engine with it" in before
+    cache = library.parent / "kvdepot-devices"
+    measure = (
+        "import json; from kvdepot._native import Depot\n"
+        "depot = Depot.embedded(json.dumps({'pool_bytes': 1 << 20, 'pipeline': 'Cache'}))\n"
+        "namespace = depot.open_namespace('{\"a\": 1}', '[[1, [4096]]]')\n"
+        f"copy = {{'cuda_device': 3, 'copy_engine': 'auto', 'cache_dir': {str(cache)!r}}}\n"
+        "store = depot.store(namespace, copy_json=json.dumps(copy)); store.close(); depot.close()\n"
+    )
+    run(library, "-c", measure)
+    after = run(library, *kvdepot)
+    lines = after[after.index("\ndevice 3: measured 20") :].splitlines()[1:]
+    assert "GB/s, submission included" in lines[0]
+    assert lines[1].split()[:7] == ["direction", "copies", "KiB", "each", "memcpy", "batch", "kernel"]
+    assert lines[1].rstrip().endswith("while decoding")
+    one = json.loads(run(library, *kvdepot, "--json"))["devices"][3]
+    assert len(one["choices"]) >= 1
+    for line, choice in zip(lines[2 : 2 + len(one["choices"])], one["choices"], strict=True):
+        cells = line.split()
+        assert cells[0] == ("load" if choice["to_device"] else "dump")
+        assert [int(cells[1]), float(cells[2]) * 1024] == [choice["ops"], choice["op_bytes"]]
+        assert cells[-2:] == [choice["auto"], choice["auto_decoding"]]
+        assert choice["auto_decoding"] != "kernel"
+    assert "device 4: not measured yet" in after
 
 
 def test_without_a_driver_the_store_says_so(tmp_path: Path) -> None:

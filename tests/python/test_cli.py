@@ -162,3 +162,21 @@ def test_copies_cannot_be_measured_without_a_device(kvdepot):
     if report["devices"]:
         pytest.skip("there is a device")
     assert "CUDA driver not found" in kvdepot("bench", "copy", status=1).stderr
+
+
+def test_copies_that_cannot_be_measured_are_named_with_the_reason(monkeypatch):
+    from click.testing import CliRunner
+
+    from kvdepot.cli.bench import copy
+
+    row = {"engine": "memcpy", "op_bytes": 4096, "load_gb_per_s": 1.5}
+    missing = {"engine": "gdr", "reason": "libibverbs was not found [use_gdr=true]"}
+    report = {"device": {"name": "a device"}, "driver": "13.0", "note": None, "rows": [row], "missing": [missing]}
+    kept = []
+    monkeypatch.setattr(
+        "kvdepot._native.bench_copies", lambda device, cache: kept.append((device, cache)) or json.dumps(report)
+    )
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    printed = CliRunner().invoke(copy, ["--device", "2"]).output
+    assert "gdr: not measured: libibverbs was not found [use_gdr=true]" in printed
+    assert kept == [("2", "/somewhere/kvdepot-devices")]

@@ -15,10 +15,11 @@ pub(crate) fn describe_devices(py: Python<'_>, cache_dir: &str) -> PyResult<Stri
 }
 
 #[pyfunction]
-#[pyo3(signature = (device = "0"))]
-pub(crate) fn bench_copies(py: Python<'_>, device: &str) -> PyResult<String> {
+#[pyo3(signature = (device = "0", cache_dir = None))]
+pub(crate) fn bench_copies(py: Python<'_>, device: &str, cache_dir: Option<&str>) -> PyResult<String> {
     py.detach(|| {
-        let config = BenchConfig::new(device.parse()?);
+        let mut config = BenchConfig::new(device.parse()?);
+        config.engine.cache_dir = cache_dir.map(Into::into);
         json(&bench::run(Driver::load()?, &config, |_| {})?)
     })
     .or_raise()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import click
 
 from kvdepot.cli.output import print_json, print_table
+from kvdepot.config.machine import Machine
 
 
 @click.group()
@@ -50,13 +51,15 @@ def copy(device: str, as_json: bool) -> None:
     from kvdepot import _native
 
     click.echo("measuring; this takes some seconds for each engine", err=True)
-    result = json.loads(_native.bench_copies(device))
+    result = json.loads(_native.bench_copies(device, Machine.here().device_cache_directory()))
     if as_json:
         print_json(result)
         return
     click.echo(f"{result['device']['name']}, CUDA driver {result['driver']}; {result['note'] or 'rates in GB/s'}")
     rows = result["rows"]
     print_table(list(rows[0]), [[round(v, 3) if isinstance(v, float) else v for v in row.values()] for row in rows])
+    for missing in result["missing"]:
+        click.echo(f"{missing['engine']}: not measured: {missing['reason']}")
 
 
 def progress(text: str, rows: Iterator[dict[str, object]]) -> list[dict[str, object]]:

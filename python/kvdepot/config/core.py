@@ -166,6 +166,6 @@ def copy_json(config: "KVDepotConfig", cuda_device: int | None, machine: Machine
         "copy_threads": config.copy_threads,
         "use_gdr": USE_GDR[config.use_gdr],
         "gdr_nics": list(config.gdr_nics or ()),
-        "cache_dir": f"{machine.cache_directory()}-devices" if cuda_device is not None else None,
+        "cache_dir": machine.device_cache_directory() if cuda_device is not None else None,
     }
     return json.dumps(copy, sort_keys=True)

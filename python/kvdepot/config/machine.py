@@ -34,6 +34,10 @@ class Machine:
             base = os.path.join(self.environ.get("HOME") or os.path.expanduser("~"), ".cache")
         return os.path.join(base, "kvdepot")
 
+    def device_cache_directory(self) -> str:
+        """Where engines keep what they measured on devices."""
+        return f"{self.cache_directory()}-devices"
+
     def free_bytes(self, directory: str) -> int:
         """Free space of the disk that holds ``directory``, which need not exist yet."""
         if self.free_disk_bytes is not None:

@@ -5,11 +5,13 @@
 
 use std::ffi::c_void;
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use kvdepot_core::{Error, ErrorKind, Result};
+use kvdepot_verbs::Verbs;
 use serde::Serialize;
 
 use crate::batch::{CopyBatch, CopyOp, Direction, GroupSink};
@@ -21,8 +23,9 @@ use crate::cuda::engine::{CudaConfig, CudaEngine, Mode};
 use crate::cuda::kernel::Module;
 use crate::cuda::submit::Method;
 use crate::cuda::types::Handle;
+use crate::gdr::{self, GdrConfig, GdrEngine};
 use crate::pages::{PAGE, Pages};
-use crate::{CopyEngine, PoolRegistration};
+use crate::{CopyEngine, DeviceMemory, PoolRegistration};
 
 /// Groups of a transfer, as the layers of a block.
 const GROUPS: usize = 8;
@@ -50,12 +53,18 @@ pub struct BenchConfig {
     pub decode_time: Duration,
     /// How long registration may take.
     pub registration_timeout: Duration,
+    /// The RDMA library for `gdr`; `None`: the machine's.
+    pub verbs_library: Option<PathBuf>,
+    /// How `gdr` is made.
+    pub gdr: GdrConfig,
 }
 
 impl BenchConfig {
     /// The sizes that models have, on one device: about half a minute.
     pub fn new(device: DeviceSelector) -> Self {
         Self {
+            gdr: GdrConfig::new(device.clone()),
+            verbs_library: None,
             engine: CudaConfig::new(device, Mode::Auto),
             op_bytes: vec![4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20],
             transfer_bytes: 256 << 20,
@@ -84,7 +93,7 @@ impl BenchConfig {
 /// One engine with one size of copies. Rates are 10^9 bytes in a second.
 #[derive(Clone, Debug, Serialize)]
 pub struct BenchRow {
-    /// `memcpy`, `batch`, `kernel`, `auto`.
+    /// `memcpy`, `batch`, `kernel`, `auto`, `gdr`.
     pub engine: String,
     /// Bytes of one copy.
     pub op_bytes: usize,
@@ -117,6 +126,17 @@ pub struct BenchResult {
     pub decode_ms: f64,
     /// A row for each engine and size.
     pub rows: Vec<BenchRow>,
+    /// Engines that this machine cannot use.
+    pub missing: Vec<MissingEngine>,
+}
+
+/// An engine that could not be measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct MissingEngine {
+    /// Its name.
+    pub engine: String,
+    /// What it lacks, as an engine's start would say it.
+    pub reason: String,
 }
 
 /// Measures every engine that the machine has. `row` hears of each row when it is there.
@@ -140,19 +160,45 @@ pub fn run(
         registration_ms: 0.0,
         decode_ms: decode.alone.as_secs_f64() * 1e3,
         rows: Vec::new(),
+        missing: Vec::new(),
     };
     for mode in modes(driver, &context) {
         let engine = CudaEngine::attach(driver, &CudaConfig { mode, ..config.engine.clone() })?;
-        let begun = Instant::now();
-        let sides = [Side::new(&context, &engine, config)?, Side::new(&context, &engine, config)?];
-        result.registration_ms = begun.elapsed().as_secs_f64() * 1e3;
-        for &op_bytes in &config.op_bytes {
-            let measured = measure(&engine, &sides, &decode, op_bytes, config.runs)?;
-            row(&measured);
-            result.rows.push(measured);
-        }
+        result.registration_ms = measure_all(&engine, &context, &decode, config, &mut result.rows, &mut row)?;
+    }
+    // What is wrong with an adapter takes nothing from the other rows.
+    let by_adapter = gdr(driver, config)
+        .and_then(|engine| measure_all(&engine, &context, &decode, config, &mut result.rows, &mut row));
+    if let Err(error) = by_adapter {
+        result.missing.push(MissingEngine { engine: "gdr".into(), reason: error.to_string() });
     }
     Ok(result)
+}
+
+/// The engine `gdr`, or what a store that asks for it is told.
+fn gdr(driver: &'static Driver, config: &BenchConfig) -> Result<GdrEngine> {
+    let verbs = config.verbs_library.as_deref().map_or_else(Verbs::load, Verbs::load_from);
+    verbs.and_then(|verbs| GdrEngine::attach(driver, &verbs, &config.gdr)).map_err(gdr::asked_for)
+}
+
+/// Measures one engine with each size; how long the memory of both directions took to register, in milliseconds.
+fn measure_all(
+    engine: &dyn CopyEngine,
+    context: &Arc<Context>,
+    decode: &Decode,
+    config: &BenchConfig,
+    rows: &mut Vec<BenchRow>,
+    row: &mut impl FnMut(&BenchRow),
+) -> Result<f64> {
+    let begun = Instant::now();
+    let sides = [Side::new(context, engine, config)?, Side::new(context, engine, config)?];
+    let registration_ms = begun.elapsed().as_secs_f64() * 1e3;
+    for &op_bytes in &config.op_bytes {
+        let measured = measure(engine, &sides, decode, op_bytes, config.runs)?;
+        row(&measured);
+        rows.push(measured);
+    }
+    Ok(registration_ms)
 }
 
 fn modes(driver: &Driver, context: &Arc<Context>) -> Vec<Mode> {
@@ -166,12 +212,13 @@ fn modes(driver: &Driver, context: &Arc<Context>) -> Vec<Mode> {
 /// The memory of one direction. In this order: unregistered before it goes.
 struct Side {
     _registration: PoolRegistration,
+    _device_registration: DeviceMemory,
     host: Pages,
     device: DeviceBuffer,
 }
 
 impl Side {
-    fn new(context: &Arc<Context>, engine: &CudaEngine, config: &BenchConfig) -> Result<Self> {
+    fn new(context: &Arc<Context>, engine: &dyn CopyEngine, config: &BenchConfig) -> Result<Self> {
         let host = Pages::new(&vec![1; config.transfer_bytes]);
         // SAFETY: `host` is dropped after the registration, and every transfer is waited for.
         let registration = unsafe { engine.register_pool(host.address(), host.len()) }?;
@@ -183,7 +230,9 @@ impl Side {
             return Err(failure);
         }
         let device = DeviceBuffer::new(context, config.transfer_bytes)?;
-        Ok(Self { _registration: registration, host, device })
+        // SAFETY: the buffer goes after the registration, which goes after the last transfer.
+        let of_device = unsafe { engine.register_device(device.address(), config.transfer_bytes) }?;
+        Ok(Self { _registration: registration, _device_registration: of_device, host, device })
     }
 
     /// A transfer of all memory; neighbours on the device are none on the host.
@@ -205,7 +254,7 @@ impl Side {
     }
 
     /// How long a transfer takes, from the call to the last report.
-    fn transfer(&self, engine: &CudaEngine, direction: Direction, op_bytes: usize) -> Result<Duration> {
+    fn transfer(&self, engine: &dyn CopyEngine, direction: Direction, op_bytes: usize) -> Result<Duration> {
         let batch = self.batch(direction, op_bytes);
         let collect = Collect::new(batch.ends.len());
         let begun = Instant::now();
@@ -217,7 +266,7 @@ impl Side {
 }
 
 fn measure(
-    engine: &CudaEngine,
+    engine: &dyn CopyEngine,
     sides: &[Side; 2],
     decode: &Decode,
     op_bytes: usize,
@@ -361,6 +410,9 @@ impl fmt::Display for BenchResult {
                 row.decode_slowdown_by_load * 100.0,
                 row.decode_slowdown_by_dump * 100.0
             )?;
+        }
+        for MissingEngine { engine, reason } in &self.missing {
+            writeln!(f, "{engine:<8} not measured: {reason}")?;
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Which way of copying is quickest on this machine: measured once, kept, looked up for every group.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
@@ -15,7 +15,7 @@ use crate::cuda::plan::Range;
 use crate::cuda::submit::{Method, Submitter};
 
 /// Version of the file; another one is measured again.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 /// Largest file that is read.
 const FILE_BYTES_MAX: u64 = 256 << 10;
 /// How much quicker the kernel must be than the device's copy engines to be chosen: it takes multiprocessors away from
@@ -51,6 +51,8 @@ pub struct Calibration {
     pub kernel_blocks_max: u32,
     /// Ways that there are.
     pub methods: Vec<Method>,
+    /// When, in seconds since 1970.
+    pub measured_unix_s: u64,
     /// What it took.
     pub elapsed_ms: f64,
     /// Why there are no measurements, if there are none: then a rule of thumb chooses.
@@ -140,6 +142,7 @@ impl Calibration {
             driver_version: driver.version(),
             kernel_blocks_max: submitter.kernel.as_ref().map_or(0, |kernel| kernel.blocks_max()),
             methods,
+            measured_unix_s: 0,
             elapsed_ms: 0.0,
             problem: None,
             points: Vec::new(),
@@ -195,6 +198,41 @@ impl Calibration {
     }
 }
 
+/// What was measured for copies of one size and count in one direction, and what `auto` makes of it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Choice {
+    /// Whether from host to device.
+    pub to_device: bool,
+    /// Bytes of one copy.
+    pub op_bytes: u64,
+    /// Copies at a time.
+    pub ops: u64,
+    /// 10^9 bytes in a second of each way that was measured.
+    pub gb_per_s: BTreeMap<Method, f64>,
+    /// The way that `auto` takes.
+    pub auto: Method,
+    /// The way that it takes while the engine decodes.
+    pub auto_decoding: Method,
+}
+
+impl Calibration {
+    /// A choice for each direction, size and count that was measured.
+    pub fn choices(&self) -> Vec<Choice> {
+        let mut cells: Vec<_> = self.points.iter().map(|p| (!p.to_device, p.ops, p.op_bytes)).collect();
+        cells.sort_unstable();
+        cells.dedup();
+        let choice = |(to_host, ops, op_bytes): (bool, u64, u64)| {
+            let to_device = !to_host;
+            let direction = if to_device { Direction::ToDevice } else { Direction::ToHost };
+            let here = |p: &&Point| (p.to_device, p.ops, p.op_bytes) == (to_device, ops, op_bytes);
+            let gb_per_s = self.points.iter().filter(here).map(|p| (p.method, p.gb_per_s)).collect();
+            let auto = |decoding| self.choose(direction, op_bytes, ops, decoding);
+            Choice { to_device, op_bytes, ops, gb_per_s, auto: auto(false), auto_decoding: auto(true) }
+        };
+        cells.into_iter().map(choice).collect()
+    }
+}
+
 /// A table: a line for each direction, size and count.
 impl fmt::Display for Calibration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -206,19 +244,13 @@ impl fmt::Display for Calibration {
         if let Some(problem) = &self.problem {
             writeln!(f, "not measured: {problem}")?;
         }
-        let mut cells: Vec<_> = self.points.iter().map(|p| (p.to_device, p.op_bytes, p.ops)).collect();
-        cells.sort_unstable();
-        cells.dedup();
-        for (to_device, op_bytes, ops) in cells {
-            let direction = if to_device { Direction::ToDevice } else { Direction::ToHost };
-            let name = if to_device { "load" } else { "dump" };
-            write!(f, "{name} {ops:>4} x {:>5} KiB:", op_bytes >> 10)?;
-            for point in &self.points {
-                if (point.to_device, point.op_bytes, point.ops) == (to_device, op_bytes, ops) {
-                    write!(f, " {} {:.2} GB/s", point.method.as_str(), point.gb_per_s)?;
-                }
+        for choice in self.choices() {
+            let name = if choice.to_device { "load" } else { "dump" };
+            write!(f, "{name} {:>4} x {:>5} KiB:", choice.ops, choice.op_bytes >> 10)?;
+            for (method, rate) in &choice.gb_per_s {
+                write!(f, " {} {rate:.2} GB/s", method.as_str())?;
             }
-            writeln!(f, " -> {}", self.choose(direction, op_bytes, ops, false).as_str())?;
+            writeln!(f, " -> {}", choice.auto.as_str())?;
         }
         Ok(())
     }
@@ -242,6 +274,7 @@ mod tests {
             driver_version: 13_000,
             kernel_blocks_max: 16,
             methods: vec![Method::Memcpy, Method::Batch, Method::Kernel],
+            measured_unix_s: 1_700_000_000,
             elapsed_ms: 1.0,
             problem: None,
             points: points.iter().map(point).collect(),

@@ -6,7 +6,7 @@ use std::path::Path;
 use kvdepot_core::Result;
 use serde::Serialize;
 
-use crate::cuda::calibration::{self, Calibration};
+use crate::cuda::calibration::{self, Calibration, Choice};
 use crate::cuda::device::{self, DeviceInfo};
 use crate::cuda::driver::Driver;
 use crate::cuda::kernel::CAPABILITY_MIN;
@@ -31,6 +31,8 @@ pub struct DeviceReport {
     pub engines: Vec<&'static str>,
     /// What was measured on it, if that was kept in the cache.
     pub calibration: Option<Calibration>,
+    /// What `auto` makes of it; empty before it was measured.
+    pub choices: Vec<Choice>,
 }
 
 /// Describes the machine. Makes no context and measures nothing: it may run beside an engine that needs all memory.
@@ -50,7 +52,8 @@ pub(crate) fn describe_with(driver: &Driver, cache_dir: Option<&Path>) -> Result
         engines.extend((device.capability >= CAPABILITY_MIN).then_some("kernel"));
         engines.push("auto");
         let kept = cache_dir.and_then(|dir| calibration::read(&calibration::file(dir, &device.uuid)).ok());
-        devices.push(DeviceReport { device, engines, calibration: kept });
+        let choices = kept.as_ref().map(Calibration::choices).unwrap_or_default();
+        devices.push(DeviceReport { device, engines, calibration: kept, choices });
     }
     let problem =
         devices.is_empty().then(|| "the CUDA driver shows no device: see CUDA_VISIBLE_DEVICES".into());
@@ -65,7 +68,7 @@ impl fmt::Display for Report {
         if let Some(problem) = &self.problem {
             writeln!(f, "{problem}")?;
         }
-        for DeviceReport { device, engines, calibration } in &self.devices {
+        for DeviceReport { device, engines, calibration, .. } in &self.devices {
             let (major, minor) = device.capability;
             writeln!(
                 f,

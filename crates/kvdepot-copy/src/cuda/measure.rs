@@ -1,6 +1,6 @@
 //! The short measurement at attach.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use kvdepot_core::Result;
 
@@ -35,6 +35,8 @@ pub(crate) fn all(submitter: &Submitter, mut calibration: Calibration) -> Calibr
         tracing::info!("the copy engines were not measured to the end: {error}");
         calibration.problem = Some(error.to_string());
     }
+    calibration.measured_unix_s =
+        SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     calibration.elapsed_ms = hundredths(begun.elapsed().as_secs_f64() * 1e3);
     tracing::debug!("copy engines: {calibration}");
     calibration

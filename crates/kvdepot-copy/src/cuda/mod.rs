@@ -28,7 +28,7 @@ pub(crate) mod types;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use calibration::Calibration;
+pub use calibration::{Calibration, Choice};
 pub use describe::{DeviceReport, Report, describe};
 pub use device::{DeviceInfo, DeviceSelector};
 pub use driver::Driver;

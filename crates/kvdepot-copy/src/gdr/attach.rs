@@ -39,6 +39,7 @@ pub fn engine_for(
     }
 }
 
-fn asked_for(error: Error) -> Error {
+/// The error of somebody who asked for it.
+pub(crate) fn asked_for(error: Error) -> Error {
     error.with("use_gdr", true)
 }

@@ -31,6 +31,7 @@ mod regions;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use attach::asked_for;
 pub use attach::{engine_for, require};
 pub use choice::{Nic, nearest};
 pub use config::{GdrConfig, NICS_VARIABLE, UseGdr};

@@ -4,4 +4,4 @@ mod faults;
 mod registration;
 pub(crate) mod rig;
 mod schedules;
-mod whole;
+pub(crate) mod whole;

@@ -13,15 +13,17 @@ use crate::cuda::tests::rig::{Rig, Session};
 use crate::cuda::{DeviceSelector, device};
 use crate::{CopyEngine, Direction};
 
-fn bench_config(session: &Session) -> BenchConfig {
+/// Small, and without a library for RDMA.
+pub(crate) fn bench_config(session: &Session) -> BenchConfig {
     BenchConfig {
+        verbs_library: Some("/nowhere/libibverbs.so.1".into()),
         engine: session.config(Mode::Auto),
         op_bytes: vec![4 << 10, 64 << 10],
         transfer_bytes: 256 << 10,
         runs: 2,
         decode_bytes: 4096,
         decode_time: Duration::from_micros(10),
-        registration_timeout: Duration::from_secs(60),
+        ..BenchConfig::new(DeviceSelector::Ordinal(session.device))
     }
 }
 
@@ -39,6 +41,11 @@ fn the_bench_runs_to_its_end_and_says_what_its_figures_are_worth() {
     let json = serde_json::to_value(&result).unwrap();
     assert_eq!(json["rows"][7]["engine"], "auto");
     assert!(result.to_string().contains("both GB/s"));
+    // What cannot be opened says why, as a store that asks for it would be told.
+    let reason = &result.missing[0].reason;
+    assert!(reason.contains("libibverbs was not found") && reason.contains("use_gdr=true"), "{reason}");
+    assert_eq!(json["missing"][0]["engine"], "gdr");
+    assert!(result.to_string().contains(&format!("gdr      not measured: {reason}")), "{result}");
     session.end().unwrap();
 }
 
@@ -78,6 +85,15 @@ fn measurements_are_kept_for_the_next_process() {
         calibration::read(&calibration::file(&dir.path().join("cache"), &engine.device().uuid)).unwrap();
     assert_eq!(kept, measured);
     assert!(measured.to_string().contains("load  128 x     4 KiB: memcpy "), "{measured}");
+    assert!(measured.measured_unix_s > 1_700_000_000, "{}", measured.measured_unix_s);
+    // People who ask are told what `auto` makes of it.
+    let report = describe_with(rig.driver, Some(&dir.path().join("cache"))).unwrap();
+    let choices = &report.devices[rig.device as usize].choices;
+    assert_eq!(choices, &measured.choices());
+    let first = &choices[0];
+    assert!(first.to_device && first.gb_per_s.len() == 3, "{first:?}");
+    assert_eq!(first.auto, measured.choose(Direction::ToDevice, first.op_bytes, first.ops, false));
+    assert_ne!(first.auto_decoding, Method::Kernel);
     drop(engine);
     // The next engine of this process has them without the file.
     std::fs::remove_dir_all(dir.path().join("cache")).unwrap();

@@ -9,6 +9,8 @@ use kvdepot_core::ErrorKind;
 use kvdepot_verbs::Verbs;
 use tempfile::TempDir;
 
+use crate::cuda::bench::{self, BenchConfig};
+use crate::cuda::tests::whole::bench_config;
 use crate::gdr::attach::engine_for;
 use crate::gdr::choice::nearest;
 use crate::gdr::config::{GdrConfig, UseGdr, parse_nics};
@@ -139,4 +141,30 @@ fn what_is_missing_is_named() {
         assert!(error.to_string().contains(words), "{error}");
         lab.end(session).unwrap();
     }
+}
+
+/// The bench measures the engine like the others where it can be opened.
+#[test]
+fn the_bench_has_rows_for_an_adapter() {
+    let lab = Lab::new();
+    let session = lab.session(1);
+    let config = BenchConfig {
+        verbs_library: Some(lab.standin.path().to_owned()),
+        gdr: lab.config(),
+        ..bench_config(&session)
+    };
+    let result = bench::run(lab.rig.driver, &config, |_| ()).unwrap();
+    assert!(result.missing.is_empty(), "{:?}", result.missing);
+    let rows: Vec<_> = result.rows.iter().filter(|row| row.engine == "gdr").collect();
+    assert_eq!(rows.iter().map(|row| row.op_bytes).collect::<Vec<_>>(), config.op_bytes);
+    for row in rows {
+        let rates = [row.load_gb_per_s, row.dump_gb_per_s, row.both_gb_per_s];
+        assert!(rates.iter().all(|&rate| rate > 0.0), "{row:?}");
+        // Measured beside the decoding kernel, whatever a stand-in makes of that.
+        assert!(
+            row.decode_slowdown_by_load.is_finite() && row.decode_slowdown_by_dump.is_finite(),
+            "{row:?}"
+        );
+    }
+    lab.end(session).unwrap();
 }
