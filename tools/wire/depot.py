@@ -11,7 +11,7 @@ from typing import Any
 from typing_extensions import Self
 
 from tools.lab.child import POLL_S
-from tools.wire.servers import HOST, ROOT, NoServerError, Server
+from tools.wire.servers import ROOT, NoServerError, Server
 
 CALL_S = 120.0
 END_S = 20.0
@@ -49,7 +49,7 @@ class Depot:
             "pipeline": "Cache|Remote",
             "pool_gb": POOL_GB,
             "log_level": "error",
-            "remote_servers": [f"{HOST}:{server.port}" for server in servers],
+            "remote_servers": [server.address for server in servers],
             "remote_timeout_ms": TIMEOUT_MS,
             **settings,
         }
