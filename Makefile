@@ -65,12 +65,21 @@ bench-thrash: vllm-env ## Send concurrent hits that exceed the pool
 	@$(VLLM_VENV)/bin/python -m benches.engine.thrash $(ARGS)
 
 .PHONY: bench-wire-faults
-bench-wire-faults: infinistore-env ## Send malformed traffic to our wire door and to InfiniStore's
-	@$(INFINISTORE_VENV)/bin/python -m benches.wire.faults $(ARGS)
+bench-wire-faults: infinistore-env standin-verbs ## Send malformed traffic to our wire door and to InfiniStore's
+	@$(WITH_STANDIN) $(INFINISTORE_VENV)/bin/python -m benches.wire.faults $(ARGS)
 
 .PHONY: bench-wire
-bench-wire: infinistore-env ## Measure the wire door beside InfiniStore's server
-	@$(INFINISTORE_VENV)/bin/python -m benches.wire.throughput $(ARGS)
+bench-wire: infinistore-env standin-verbs ## Measure the wire door beside InfiniStore's server
+	@$(WITH_STANDIN) $(INFINISTORE_VENV)/bin/python -m benches.wire.throughput $(ARGS)
+
+# InfiniStore's server does not start without an RDMA device, over TCP neither.
+STANDIN_VERBS := .work/standin/libibverbs.so.1
+WITH_STANDIN := KVDEPOT_STANDIN_VERBS=$(CURDIR)/$(STANDIN_VERBS)
+
+.PHONY: standin-verbs
+standin-verbs:
+	@$(STEP) "build the stand-in" cargo build --quiet --locked -p kvdepot-standin-verbs
+	@mkdir -p $(dir $(STANDIN_VERBS)) && cp target/debug/libkvdepot_standin_verbs.so $(STANDIN_VERBS)
 
 ##@ Check
 
@@ -99,11 +108,8 @@ test-engine: vllm-env ## Test with a real vLLM on CPU (ARGS: for pytest)
 	@$(VLLM_VENV)/bin/python -m pytest -o filterwarnings=default -o timeout=900 tests/engine $(ARGS)
 
 .PHONY: test-wire
-test-wire: infinistore-env ## Test the wire door with InfiniStore's own client, RDMA by a stand-in (ARGS: for pytest)
-	@$(STEP) "build the stand-in" cargo build --quiet --locked -p kvdepot-standin-verbs
-	@mkdir -p .work/standin && cp target/debug/libkvdepot_standin_verbs.so .work/standin/libibverbs.so.1
-	@KVDEPOT_STANDIN_VERBS=$(CURDIR)/.work/standin/libibverbs.so.1 \
-		$(INFINISTORE_VENV)/bin/python -m pytest -o pythonpath=. tests/wire $(ARGS)
+test-wire: infinistore-env standin-verbs ## Test the wire door with InfiniStore's own client, RDMA by a stand-in (ARGS: for pytest)
+	@$(WITH_STANDIN) $(INFINISTORE_VENV)/bin/python -m pytest -o pythonpath=. tests/wire $(ARGS)
 
 .PHONY: lint
 lint: setup $(CARGO_DENY) ## Check format, lints, types, stubs, spelling and licences
