@@ -166,7 +166,9 @@ class Task:
     @property
     def block_count(self) -> int: ...
     def done(self) -> bool:
-        """Whether the engine's memory is no longer read (dump) or all is in place (load)."""
+        """Whether all of a dump has ended, or nothing is written any more and all that has not failed is in place (load).
+        On a device that hangs a dump ends at its time-out all the same (``failures`` says ``timeout``), though the device
+        may still read its pages; a load ends when the device is through."""
     def wait(self, timeout_ms: int | None = None) -> bool:
         """Waits until done; false when the time passed first. Never raises for a block's failure: see ``failed``."""
     def wait_shard(self, shard: int, timeout_ms: int | None = None) -> bool:

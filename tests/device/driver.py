@@ -106,6 +106,10 @@ class Device:
         """Waits for everything that was launched."""
         self._call("cuStreamSynchronize", c_void_p(self.compute))
 
+    def hang(self, hung: bool) -> None:
+        """On the stand-in: what was launched makes no progress, or goes on."""
+        self._cuda.standin_hang(self.ordinal, c_uint64(self.compute), ctypes.c_bool(hung))
+
     def violations(self) -> str:
         """What the stand-in has to say of wrong use; nothing on a real device."""
         if not self.is_standin:

@@ -24,7 +24,9 @@ WAIT_MS = 20_000
 class Engine:
     """Layers of KV cache on a device, and a store over them."""
 
-    def __init__(self, library: Path, ordinal: int, seed: int, copy_engine: str, layerwise: bool) -> None:
+    def __init__(
+        self, library: Path, ordinal: int, seed: int, copy_engine: str, layerwise: bool, timeout_ms: int = WAIT_MS
+    ) -> None:
         self.random = np.random.default_rng(seed)
         self.device = Device(library, ordinal, seed)
         self.layerwise = layerwise
@@ -39,7 +41,7 @@ class Engine:
         layout = [[LAYERS, sizes]] if layerwise else [[1, sizes * LAYERS]]
         namespace = self.depot.open_namespace(json.dumps({"seed": seed}), json.dumps(layout))
         copy = {"cuda_device": ordinal, "copy_engine": copy_engine}
-        self.store: Store = self.depot.store(namespace, timeout_ms=WAIT_MS, copy_json=json.dumps(copy))
+        self.store: Store = self.depot.store(namespace, timeout_ms=timeout_ms, copy_json=json.dumps(copy))
         bases = np.array([base for layer in self.tensors for base in layer], dtype=np.uint64)
         self.store.register_pages(bases, np.array(sizes * LAYERS, dtype=np.int64), PAGES)
 

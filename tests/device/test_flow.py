@@ -68,6 +68,41 @@ def test_a_wait_that_is_left_out_shows(library: Path, wait: str, layerwise: bool
     assert flow(library, "--without", wait, *["--layerwise"] * layerwise) != {}
 
 
+def hang(library: Path, direction: str, engine: str, layerwise: bool) -> dict[str, Any]:
+    """What was seen of a device that hangs."""
+    program = str(Path(__file__).with_name("hang.py"))
+    options = [direction, "--engine", engine, *["--layerwise"] * layerwise]
+    found: dict[str, Any] = json.loads(run(library, program, str(library), *options).splitlines()[-1])
+    return found
+
+
+@pytest.mark.skipif(REAL, reason="a real device is not made to hang")
+@pytest.mark.parametrize("layerwise", [True, False])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_dump_that_hangs_fails_in_time(library: Path, engine: str, layerwise: bool) -> None:
+    """P2: who waits is told, who goes the other way goes on, and closing returns."""
+    found = hang(library, "dump", engine, layerwise)
+    assert found["beside"] == [True, {}]
+    assert found["hung"] == [True, {"timeout": 4}]
+    assert found["behind"] == [True, {"unavailable": 1}]
+    assert found["half there"] == 0
+    assert found["counted"] == {"timeout": 1, "unavailable": 1}
+    assert found["violations"] == ""
+
+
+@pytest.mark.skipif(REAL, reason="a real device is not made to hang")
+@pytest.mark.parametrize("layerwise", [True, False])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_load_that_hangs_ends_when_nothing_is_written_any_more(library: Path, engine: str, layerwise: bool) -> None:
+    """P1: its pages are not free before; P2: later loads are misses, and closing returns."""
+    found = hang(library, "load", engine, layerwise)
+    assert found["beside"] == [True, {}]
+    assert found["behind"] == {"unavailable": 4}
+    assert found["said before the device was through"] == []
+    assert found["hung"] == [{"timeout": 4}] * len(found["hung"])
+    assert found["violations"] == ""
+
+
 @pytest.mark.skipif(REAL, reason="tables of a real device depend on it")
 def test_doctor_shows_what_was_measured_and_what_auto_makes_of_it(library: Path) -> None:
     kvdepot = ("-m", "kvdepot", "doctor")

@@ -1,9 +1,11 @@
 //! A batch of copies: ops in order, cut into groups that complete as one.
 
 use std::fmt::Debug;
+use std::time::Instant;
 
 use kvdepot_core::{Error, ErrorKind, Result};
 
+use crate::bounded::late;
 use crate::event::DeviceEvent;
 
 /// Which way bytes go.
@@ -43,6 +45,9 @@ pub struct CopyBatch {
     /// Device event to wait for before the first byte (P3), a `CUevent` that was recorded before `run`; 0 = none. The
     /// host engine knows no events.
     pub wait_event: u64,
+    /// Until when somebody waits for the batch; nothing of it is begun after that. A [`crate::Bounded`] engine reports
+    /// all groups of a dump by then, and those of a load when the device is through with it (P2).
+    pub deadline: Option<Instant>,
     /// Whether the engine is decoding: then copies should leave its multiprocessors alone, even if that is slower.
     pub decoding: bool,
 }
@@ -50,7 +55,7 @@ pub struct CopyBatch {
 impl CopyBatch {
     /// An empty batch.
     pub const fn new(direction: Direction) -> Self {
-        Self { direction, ops: Vec::new(), ends: Vec::new(), wait_event: 0, decoding: false }
+        Self { direction, ops: Vec::new(), ends: Vec::new(), wait_event: 0, deadline: None, decoding: false }
     }
 
     /// Ends the current group.
@@ -62,6 +67,11 @@ impl CopyBatch {
     pub fn group(&self, index: usize) -> &[CopyOp] {
         let start = if index == 0 { 0 } else { self.ends[index - 1] };
         &self.ops[start..self.ends[index]]
+    }
+
+    /// Refuses to begin what nobody waits for any more.
+    pub(crate) fn check_deadline(&self) -> Result<()> {
+        if self.deadline.is_some_and(|deadline| deadline <= Instant::now()) { Err(late()) } else { Ok(()) }
     }
 
     /// Refuses ends that do not cut the ops into groups.

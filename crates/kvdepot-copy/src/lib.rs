@@ -1,15 +1,17 @@
 //! What moves bytes between an engine's memory and the pool: one trait, one engine a kind of device.
 //!
 //! P3: a batch waits for its event before it touches device memory, and a group is reported only when its bytes are
-//! where they belong.
+//! where they belong. P2: engines of devices, which may hang, have deadlines before them ([`Bounded`]).
 
 pub mod ahead;
 mod batch;
+pub mod bounded;
 pub mod conformance;
 pub mod cuda;
 pub mod event;
 pub mod gdr;
 pub mod host;
+pub mod limit;
 mod mutation;
 mod pages;
 pub mod pool;
@@ -17,6 +19,7 @@ pub mod select;
 mod stream;
 
 pub use batch::{CopyBatch, CopyOp, Direction, GroupSink};
+pub use bounded::Bounded;
 pub use event::DeviceEvent;
 pub use host::HostEngine;
 pub use pool::{DeviceMemory, PoolRegistration};
@@ -37,10 +40,20 @@ pub trait CopyEngine: Send + Sync + Debug {
     /// wait here for their turn. An error means that nothing was begun and that no group will be reported; once something
     /// was begun, a failure is told to the group that it hit and to all that follow.
     ///
+    /// The engine lets go of `sink` when nothing touches the batch's memory any more. That is after the last report where a
+    /// dump failed because the batch's deadline had passed: what the memory needs to stay valid belongs into the sink (P1).
+    /// A load is reported when nothing is written any more, however late.
+    ///
     /// # Safety
-    /// Until the last group was reported, every op's device and host range must stay valid, and nobody else may write
-    /// a range that is read, nor touch a range that is written.
+    /// Until the engine has let go of `sink`, every op's device and host range must stay valid, and nobody else may write
+    /// a range that is read, nor touch a range that is written. Device memory of a dump that failed by its deadline may be
+    /// written all the same: what the dump brings is undefined then.
     unsafe fn run(&self, batch: CopyBatch, sink: Arc<dyn GroupSink>) -> Result<()>;
+
+    /// Whether a load may be under way after its batch's deadline: then who waits for one needs a limit of its own (P2).
+    fn may_hang(&self) -> bool {
+        false
+    }
 
     /// Makes host memory quick to reach, in the background, as long as what it returns is kept. Batches may name that
     /// memory, or any other, before, meanwhile and after. For engines to which all memory is alike it does nothing.

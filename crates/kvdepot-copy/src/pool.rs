@@ -3,6 +3,8 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
+use crate::limit::{close_wait, within};
+
 /// What an engine keeps for memory that it registered.
 pub trait Registration: Send + Sync + Debug {
     /// Bytes that are registered by now.
@@ -27,6 +29,22 @@ impl PoolRegistration {
     /// Wraps an engine's own.
     pub fn new(registration: Box<dyn Registration>) -> Self {
         Self(Some(registration))
+    }
+
+    /// Undoes it, and lets go of `memory` then. Takes `CLOSE_WAIT` of the caller's time at most: when the driver hangs, the
+    /// memory stays mapped.
+    pub fn end(mut self, memory: impl Send + 'static) {
+        let Some(registration) = self.0.take() else { return };
+        let undo = move || {
+            drop(registration);
+            drop(memory);
+        };
+        let wait = close_wait();
+        if let Err(error) = within("undoing the pool's registration", wait, undo)
+            && !wait.is_zero()
+        {
+            tracing::warn!("the pool stays registered for now: {error}");
+        }
     }
 
     /// Bytes that are registered by now.

@@ -8,7 +8,8 @@ use serde::Deserialize;
 
 use crate::cuda::{CudaConfig, CudaEngine, DeviceSelector, Driver, Method, Mode};
 use crate::gdr::{self, GdrConfig, UseGdr};
-use crate::{CopyEngine, HostEngine};
+use crate::limit::{ATTACH_WAIT, within};
+use crate::{Bounded, CopyEngine, HostEngine};
 
 /// Names that a configuration may give an engine.
 pub const ENGINE_NAMES: [&str; 6] = ["auto", "host", "memcpy", "batch", "kernel", "gdr"];
@@ -75,7 +76,6 @@ impl EngineSpec {
                 ),
             };
         };
-        let use_gdr = if self.copy_engine == "gdr" { UseGdr::Yes } else { self.use_gdr };
         let mode = match self.copy_engine.as_str() {
             "auto" | "gdr" => Mode::Auto,
             "memcpy" => Mode::Fixed(Method::Memcpy),
@@ -92,6 +92,15 @@ impl EngineSpec {
                     .with("known", ENGINE_NAMES.join(", ")));
             }
         };
+        let this = self.clone();
+        let attached =
+            within("attaching to a device", ATTACH_WAIT, move || this.attach(ordinal, mode)).flatten();
+        Ok(Arc::new(Bounded::new(attached?)?))
+    }
+
+    /// May take as long as the driver likes.
+    fn attach(&self, ordinal: u32, mode: Mode) -> Result<Arc<dyn CopyEngine>> {
+        let use_gdr = if self.copy_engine == "gdr" { UseGdr::Yes } else { self.use_gdr };
         let device = DeviceSelector::Ordinal(ordinal);
         let mut by_nic = GdrConfig::new(device.clone());
         if !self.gdr_nics.is_empty() {

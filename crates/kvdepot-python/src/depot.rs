@@ -147,10 +147,13 @@ impl Depot {
 
     fn close(&self, py: Python<'_>) {
         let attachment = self.attachment.lock().take();
+        let engines = std::mem::take(&mut *self.engines.lock());
         py.detach(|| {
             if let Some(attachment) = attachment {
                 attachment.close();
             }
+            // Those that no store has any more close here, without the interpreter lock.
+            drop(engines);
         });
     }
 }

@@ -8,6 +8,8 @@ use std::sync::atomic::Ordering;
 use crate::abi::DRIVER_VERSION;
 use crate::world::world;
 
+pub use crate::world::EVERY_STREAM;
+
 /// Devices that the stand-in has. Each is a world of its own: a test takes one.
 pub const DEVICE_COUNT: usize = 128;
 /// Longest log that a test reads.
@@ -32,6 +34,21 @@ unsafe extern "C" fn standin_fail(device: u32, name: *const c_char, after: u64, 
         let name = unsafe { std::ffi::CStr::from_ptr(name) }.to_string_lossy();
         world.state.lock().faults.plan(&name, after, times, code);
     }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn standin_hang(device: u32, stream: u64, hung: bool) {
+    let Some(world) = world(device as usize) else { return };
+    let mut state = world.state.lock();
+    if hung {
+        state.hung.insert(stream);
+    } else if stream == EVERY_STREAM {
+        state.hung.clear();
+    } else {
+        state.hung.remove(&stream);
+    }
+    drop(state);
+    world.progress.notify_all();
 }
 
 #[unsafe(no_mangle)]
@@ -88,6 +105,7 @@ pub struct Left {
 type Reset = extern "C" fn(u32, u64);
 type Version = extern "C" fn(c_int);
 type Fail = unsafe extern "C" fn(u32, *const c_char, u64, u64, c_int);
+type Hang = extern "C" fn(u32, u64, bool);
 type Calls = unsafe extern "C" fn(u32, *const c_char) -> u64;
 type Log = unsafe extern "C" fn(u32, *mut u8, usize) -> usize;
 type LeftOver = unsafe extern "C" fn(u32, *mut [u64; 6]);
@@ -99,6 +117,7 @@ pub struct Control {
     reset: Reset,
     version: Version,
     fail: Fail,
+    hang: Hang,
     calls: Calls,
     log: Log,
     left: LeftOver,
@@ -126,6 +145,7 @@ impl Control {
                 reset: *library.get::<Reset>(b"standin_reset\0").map_err(missing)?,
                 version: *library.get::<Version>(b"standin_driver_version\0").map_err(missing)?,
                 fail: *library.get::<Fail>(b"standin_fail\0").map_err(missing)?,
+                hang: *library.get::<Hang>(b"standin_hang\0").map_err(missing)?,
                 calls: *library.get::<Calls>(b"standin_calls\0").map_err(missing)?,
                 log: *library.get::<Log>(b"standin_log\0").map_err(missing)?,
                 left: *library.get::<LeftOver>(b"standin_left\0").map_err(missing)?,
@@ -150,6 +170,12 @@ impl Control {
         let name = CString::new(name).unwrap_or_default();
         // SAFETY: the text lives during the call.
         unsafe { (self.fail)(device, name.as_ptr(), after, times, code) };
+    }
+
+    /// Lets a stream make no progress, or makes it go on: what waits for it waits. `EVERY_STREAM` stands for
+    /// all.
+    pub fn hang(&self, device: u32, stream: u64, hung: bool) {
+        (self.hang)(device, stream, hung);
     }
 
     /// How often a call of that name was made.

@@ -8,6 +8,7 @@
 //! - Copies of one batch, and pieces of one kernel, run in any order; a batch source of access order `ANY` may be read
 //!   while the call is still under way.
 //! - Addresses of device memory and of mapped host memory are not addresses of this process: touching them ends it.
+//! - A stream, or all, can be made to hang: what waits for it waits until the test lets it go on.
 //! - Every range is checked when it is queued and again when it is used; what is wrong is refused and written down.
 //!
 //! Each device is a world of its own, so that tests that run side by side take one each. [`Control`] is how a test
@@ -25,7 +26,7 @@ mod rng;
 mod schedule;
 mod world;
 
-pub use control::{Control, DEVICE_COUNT, Left, library_path};
+pub use control::{Control, DEVICE_COUNT, EVERY_STREAM, Left, library_path};
 
 /// Results of the driver API that the stand-in gives.
 pub mod code {

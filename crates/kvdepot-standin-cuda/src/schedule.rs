@@ -79,6 +79,7 @@ impl State {
         let mut ready: Vec<(u64, u64)> = self
             .streams
             .iter()
+            .filter(|&(&handle, _)| !self.is_hung(handle))
             .filter(|(_, stream)| match stream.queue.front() {
                 None => false,
                 Some(Op::Wait { event, number }) => self.reached(*event, *number),
@@ -184,6 +185,9 @@ impl World {
                 if state.rng.percent(20) {
                     MutexGuard::bump(state);
                 }
+            } else if !state.hung.is_empty() {
+                // As long as the test likes.
+                self.progress.wait(state);
             } else if self.progress.wait_for(state, STUCK).timed_out() && !done(state) {
                 state.violation("a wait for work that cannot run".into());
                 return Err(code::LAUNCH_TIMEOUT);

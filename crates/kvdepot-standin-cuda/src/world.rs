@@ -1,7 +1,7 @@
 //! One device: its streams, events and memory, behind one lock.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::LazyLock;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -13,6 +13,8 @@ use crate::memory::Memory;
 use crate::rng::Rng;
 use crate::schedule::{Op, Stream};
 
+/// In the set of hung streams: all of them, those to come included.
+pub const EVERY_STREAM: u64 = u64::MAX;
 /// Most lines that a world's log keeps.
 const LOG_LINES_MAX: usize = 64;
 
@@ -43,6 +45,8 @@ pub(crate) struct State {
     pub(crate) memory: Memory,
     pub(crate) faults: Faults,
     pub(crate) log: Vec<String>,
+    /// Streams that make no progress; `EVERY_STREAM` stands for all.
+    pub(crate) hung: HashSet<u64>,
     /// The code with which a lost context answers everything.
     pub(crate) lost: i32,
     handles: u64,
@@ -62,6 +66,7 @@ impl State {
             memory: Memory::default(),
             faults: Faults::default(),
             log: Vec::new(),
+            hung: HashSet::new(),
             lost: code::SUCCESS,
             handles: 0,
         };
@@ -89,6 +94,10 @@ impl State {
         if self.log.len() < LOG_LINES_MAX {
             self.log.push(what);
         }
+    }
+
+    pub(crate) fn is_hung(&self, stream: u64) -> bool {
+        self.hung.contains(&stream) || self.hung.contains(&EVERY_STREAM)
     }
 
     pub(crate) fn push(&mut self, stream: u64, op: Op) {

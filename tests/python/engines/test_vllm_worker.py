@@ -243,3 +243,20 @@ def test_a_rank_that_is_broken_says_so_without_a_load() -> None:
     assert report is not None
     assert report.broken == "why"
     assert side.take_report() is None
+
+
+def test_closing_waits_for_loads_and_says_whether_all_have_ended() -> None:
+    store = FakeStore()
+    side = loads(store)
+    side.start([Load(1, "r", before_forward=False, blocks={0: blocks(4)})])
+    assert side.close()
+    assert store.next_task.waits == 1
+
+
+def test_closing_does_not_wait_for_ever_for_a_device_that_hangs() -> None:
+    """P2; what the device may still write into is the caller's to keep."""
+    store = FakeStore(next_task=FakeTask(done=False))
+    side = loads(store)
+    side.start([Load(1, "r", before_forward=False, blocks={0: blocks(4)})])
+    assert not side.close()
+    assert store.next_task.waits == 1

@@ -1,6 +1,7 @@
 //! What every copy engine must do; run by each engine's tests over memory that the engine can reach.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use kvdepot_core::Result;
 use parking_lot::{Condvar, Mutex};
@@ -44,6 +45,18 @@ impl Collect {
             self.all.wait(&mut outcomes);
         }
         outcomes.iter().flatten().cloned().collect()
+    }
+
+    /// As `wait`, at most `limit`: None when some group was not reported by then.
+    pub fn wait_for(&self, limit: Duration) -> Option<Vec<Result<()>>> {
+        let deadline = Instant::now() + limit;
+        let mut outcomes = self.outcomes.lock();
+        while outcomes.iter().any(Option::is_none) {
+            if self.all.wait_until(&mut outcomes, deadline).timed_out() {
+                break;
+            }
+        }
+        outcomes.iter().cloned().collect()
     }
 }
 

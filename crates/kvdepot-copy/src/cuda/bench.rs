@@ -15,6 +15,7 @@ use kvdepot_verbs::Verbs;
 use serde::Serialize;
 
 use crate::batch::{CopyBatch, CopyOp, Direction, GroupSink};
+use crate::bounded::late;
 use crate::conformance::Collect;
 use crate::cuda::context::{Context, DeviceBuffer, Priority, Stream};
 use crate::cuda::device::{DeviceInfo, DeviceSelector};
@@ -25,7 +26,7 @@ use crate::cuda::submit::Method;
 use crate::cuda::types::Handle;
 use crate::gdr::{self, GdrConfig, GdrEngine};
 use crate::pages::{PAGE, Pages};
-use crate::{CopyEngine, DeviceMemory, PoolRegistration};
+use crate::{Bounded, CopyEngine, DeviceMemory, PoolRegistration};
 
 /// Groups of a transfer, as the layers of a block.
 const GROUPS: usize = 8;
@@ -53,6 +54,8 @@ pub struct BenchConfig {
     pub decode_time: Duration,
     /// How long registration may take.
     pub registration_timeout: Duration,
+    /// How long one transfer may take (P2).
+    pub transfer_timeout: Duration,
     /// The RDMA library for `gdr`; `None`: the machine's.
     pub verbs_library: Option<PathBuf>,
     /// How `gdr` is made.
@@ -72,6 +75,7 @@ impl BenchConfig {
             decode_bytes: 1 << 30,
             decode_time: Duration::from_millis(20),
             registration_timeout: Duration::from_secs(60),
+            transfer_timeout: Duration::from_secs(60),
         }
     }
 
@@ -164,10 +168,12 @@ pub fn run(
     };
     for mode in modes(driver, &context) {
         let engine = CudaEngine::attach(driver, &CudaConfig { mode, ..config.engine.clone() })?;
+        let engine = Bounded::new(Arc::new(engine))?;
         result.registration_ms = measure_all(&engine, &context, &decode, config, &mut result.rows, &mut row)?;
     }
     // What is wrong with an adapter takes nothing from the other rows.
     let by_adapter = gdr(driver, config)
+        .and_then(|engine| Bounded::new(Arc::new(engine)))
         .and_then(|engine| measure_all(&engine, &context, &decode, config, &mut result.rows, &mut row));
     if let Err(error) = by_adapter {
         result.missing.push(MissingEngine { engine: "gdr".into(), reason: error.to_string() });
@@ -209,12 +215,36 @@ fn modes(driver: &Driver, context: &Arc<Context>) -> Vec<Mode> {
     modes
 }
 
-/// The memory of one direction. In this order: unregistered before it goes.
+/// The memory of one direction, held by every transfer too: what a hung device may still touch is not freed.
 struct Side {
+    memory: Arc<SideMemory>,
+    timeout: Duration,
+}
+
+/// In this order: unregistered before it goes.
+struct SideMemory {
     _registration: PoolRegistration,
     _device_registration: DeviceMemory,
     host: Pages,
     device: DeviceBuffer,
+}
+
+/// Keeps the memory of a transfer.
+struct Transfer {
+    collect: Arc<Collect>,
+    _memory: Arc<SideMemory>,
+}
+
+impl GroupSink for Transfer {
+    fn group_ended(&self, group: usize, outcome: Result<()>) {
+        self.collect.group_ended(group, outcome);
+    }
+}
+
+impl fmt::Debug for Transfer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Transfer")
+    }
 }
 
 impl Side {
@@ -232,16 +262,20 @@ impl Side {
         let device = DeviceBuffer::new(context, config.transfer_bytes)?;
         // SAFETY: the buffer goes after the registration, which goes after the last transfer.
         let of_device = unsafe { engine.register_device(device.address(), config.transfer_bytes) }?;
-        Ok(Self { _registration: registration, _device_registration: of_device, host, device })
+        let memory =
+            SideMemory { _registration: registration, _device_registration: of_device, host, device };
+        Ok(Self { memory: Arc::new(memory), timeout: config.transfer_timeout })
     }
 
     /// A transfer of all memory; neighbours on the device are none on the host.
     fn batch(&self, direction: Direction, op_bytes: usize) -> CopyBatch {
-        let ops = self.host.len() / op_bytes;
+        let memory = &self.memory;
+        let ops = memory.host.len() / op_bytes;
         let mut batch = CopyBatch::new(direction);
+        batch.deadline = Some(Instant::now() + self.timeout);
         for index in 0..ops {
-            let device = self.device.address() + (index * op_bytes) as u64;
-            let host = self.host.address().wrapping_add((ops - 1 - index) * op_bytes);
+            let device = memory.device.address() + (index * op_bytes) as u64;
+            let host = memory.host.address().wrapping_add((ops - 1 - index) * op_bytes);
             batch.ops.push(CopyOp { device, host, len: op_bytes });
             if (index + 1) % ops.div_ceil(GROUPS) == 0 {
                 batch.end_group();
@@ -257,10 +291,12 @@ impl Side {
     fn transfer(&self, engine: &dyn CopyEngine, direction: Direction, op_bytes: usize) -> Result<Duration> {
         let batch = self.batch(direction, op_bytes);
         let collect = Collect::new(batch.ends.len());
+        let sink = Transfer { collect: Arc::clone(&collect), _memory: Arc::clone(&self.memory) };
         let begun = Instant::now();
-        // SAFETY: the memory lives until every group was reported, and nothing else uses it.
-        unsafe { engine.run(batch, Arc::clone(&collect) as Arc<dyn GroupSink>) }?;
-        collect.wait().into_iter().collect::<Result<()>>()?;
+        // SAFETY: the sink keeps the memory, which nothing else uses.
+        unsafe { engine.run(batch, Arc::new(sink)) }?;
+        let outcomes = collect.wait_for(self.timeout).ok_or_else(late)?;
+        outcomes.into_iter().collect::<Result<()>>()?;
         Ok(begun.elapsed())
     }
 }
@@ -272,7 +308,7 @@ fn measure(
     op_bytes: usize,
     runs: usize,
 ) -> Result<BenchRow> {
-    let bytes = sides[0].host.len() as f64;
+    let bytes = sides[0].memory.host.len() as f64;
     let [load, dump] = [(&sides[0], Direction::ToDevice), (&sides[1], Direction::ToHost)];
     let one = |(side, direction): (&Side, Direction)| side.transfer(engine, direction, op_bytes);
     let both = || {

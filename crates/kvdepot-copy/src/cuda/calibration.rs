@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
 use kvdepot_core::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
@@ -13,6 +14,7 @@ use crate::Direction;
 use crate::cuda::measure;
 use crate::cuda::plan::Range;
 use crate::cuda::submit::{Method, Submitter};
+use crate::limit::within;
 
 /// Version of the file; another one is measured again.
 const FORMAT: u32 = 2;
@@ -65,7 +67,7 @@ static MEASURED: LazyLock<Mutex<HashMap<String, Arc<Calibration>>>> = LazyLock::
 
 /// The calibration of the submitter's device: from this process, from the cache, or measured now. Never fails: without
 /// measurements a rule of thumb chooses.
-pub(crate) fn of(submitter: &Submitter, cache_dir: Option<&Path>) -> Arc<Calibration> {
+pub(crate) fn of(submitter: &Arc<Submitter>, cache_dir: Option<&Path>, wait: Duration) -> Arc<Calibration> {
     let wanted = Calibration::empty(submitter);
     let key = format!("{} {} {:?}", wanted.device, wanted.driver_version, wanted.methods);
     // Held while measuring: two engines that measured at a time would measure each other.
@@ -78,7 +80,10 @@ pub(crate) fn of(submitter: &Submitter, cache_dir: Option<&Path>) -> Arc<Calibra
     let path = cache_dir.map(|dir| file(dir, &wanted.device));
     let kept = path.as_deref().and_then(|path| read(path).ok()).filter(|kept| kept.fits(&wanted));
     let calibration = kept.unwrap_or_else(|| {
-        let calibration = measure::all(submitter, wanted);
+        let (submitter, empty) = (Arc::clone(submitter), wanted.clone());
+        let measured = within("measuring copy engines", wait, move || measure::all(&submitter, empty));
+        let calibration =
+            measured.unwrap_or_else(|error| Calibration { problem: Some(error.to_string()), ..wanted });
         if let Some(path) = &path
             && calibration.problem.is_none()
             && let Err(error) = write(path, &calibration)

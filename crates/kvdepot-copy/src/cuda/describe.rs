@@ -10,6 +10,7 @@ use crate::cuda::calibration::{self, Calibration, Choice};
 use crate::cuda::device::{self, DeviceInfo};
 use crate::cuda::driver::Driver;
 use crate::cuda::kernel::CAPABILITY_MIN;
+use crate::limit::{ATTACH_WAIT, within};
 
 /// Driver, devices and engines of this machine, as far as this process sees them.
 #[derive(Debug, Serialize)]
@@ -37,7 +38,9 @@ pub struct DeviceReport {
 
 /// Describes the machine. Makes no context and measures nothing: it may run beside an engine that needs all memory.
 pub fn describe(cache_dir: Option<&Path>) -> Report {
-    match Driver::load().and_then(|driver| describe_with(driver, cache_dir)) {
+    let cache_dir = cache_dir.map(Path::to_owned);
+    let asked = move || describe_with(Driver::load()?, cache_dir.as_deref());
+    match within("describing devices", ATTACH_WAIT, asked).flatten() {
         Ok(report) => report,
         Err(error) => Report { driver: None, problem: Some(error.to_string()), devices: Vec::new() },
     }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvdepot_core::{Error, ErrorKind, Result};
 
@@ -16,6 +17,7 @@ use crate::cuda::lane::{Choose, Lane, LaneParts};
 use crate::cuda::mutation::Mutation;
 use crate::cuda::pools::{PIECE_BYTES, PoolThread, Pools};
 use crate::cuda::submit::{Method, Submitter};
+use crate::limit::MEASURE_WAIT;
 use crate::pool::PoolRegistration;
 use crate::{CopyEngine, cuda};
 
@@ -49,6 +51,8 @@ pub struct CudaConfig {
     pub dump_bytes_in_flight_max: u64,
     /// Where measurements are kept between processes; `None`: only in this process.
     pub cache_dir: Option<PathBuf>,
+    /// How long the measurement at attach may take before a rule of thumb chooses.
+    pub measure_wait: Duration,
     /// What is registered as one; whole pages.
     pub registration_piece_bytes: usize,
 }
@@ -62,6 +66,7 @@ impl CudaConfig {
             kernel_blocks_max: KERNEL_BLOCKS_DEFAULT,
             dump_bytes_in_flight_max: DUMP_BYTES_IN_FLIGHT_DEFAULT,
             cache_dir: None,
+            measure_wait: MEASURE_WAIT,
             registration_piece_bytes: PIECE_BYTES,
         }
     }
@@ -125,7 +130,8 @@ impl CudaEngine {
         let (choose, calibration): (Choose, _) = match config.mode {
             Mode::Fixed(method) => (Arc::new(move |_, _: &[_], _| method), None),
             Mode::Auto => {
-                let calibration = cuda::calibration::of(&submitter, config.cache_dir.as_deref());
+                let calibration =
+                    cuda::calibration::of(&submitter, config.cache_dir.as_deref(), config.measure_wait);
                 let chosen = Arc::clone(&calibration);
                 let choose: Choose = Arc::new(move |direction, ranges: &[_], decoding| {
                     chosen.choose_for(direction, ranges, decoding)

@@ -20,6 +20,7 @@ use crate::cuda::pools::Piece;
 use crate::cuda::submit::{Method, Submitter};
 use crate::cuda::types::Handle;
 use crate::event::DeviceEvent;
+use crate::limit::thread_of_an_engine;
 
 /// Chooses a way for a group's ranges: `(direction, ranges, decoding)`.
 pub(crate) type Choose = Arc<dyn Fn(Direction, &[Range], bool) -> Method + Send + Sync>;
@@ -168,8 +169,12 @@ impl Lane {
         for (index, piece) in pieces.iter().enumerate() {
             let bytes = piece.iter().map(|range| range.len as u64).sum();
             self.shared.enter_gate(bytes);
-            // SAFETY: the caller's contract.
-            let (outcome, after, buffer) = unsafe { self.submit_piece(method, piece) };
+            // The gate, and calls of the driver before, may have taken long.
+            let (outcome, after, buffer) = match batch.check_deadline() {
+                // SAFETY: the caller's contract.
+                Ok(()) => unsafe { self.submit_piece(method, piece) },
+                Err(late) => (Err(late), After::Nothing, None),
+            };
             let ends = index == last || outcome.is_err();
             if let (Direction::ToDevice, true, Ok(()), After::Event(event)) =
                 (self.direction, ends, &outcome, &after)
@@ -258,6 +263,7 @@ impl Shared {
 
     /// The thread: reports groups in order until the lane is dropped and all has ended.
     fn report_all(&self, queue: &Receiver<Pending>) {
+        thread_of_an_engine();
         let entered = self.parts.context.enter();
         for pending in queue {
             let outcome = entered.as_ref().map_err(Clone::clone).and_then(|_| self.wait(&pending.after));

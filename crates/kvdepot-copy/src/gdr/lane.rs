@@ -17,6 +17,7 @@ use crate::gdr::config::GdrConfig;
 use crate::gdr::mutation::{Mistake, Mutation};
 use crate::gdr::posting::Posting;
 use crate::gdr::regions::{InUse, Regions};
+use crate::limit::thread_of_an_engine;
 
 /// Largest request: below every device's limit, and a multiple of a page.
 const REQUEST_BYTES_MAX: usize = 1 << 20;
@@ -174,6 +175,7 @@ impl Worker {
     }
 
     fn run(mut self, jobs: &Receiver<Job>) {
+        thread_of_an_engine();
         for job in jobs {
             let mut reports = Reports { job: &job, next: 0, posted: 0 };
             let mut posting = match self.posting.take().map_or_else(|| self.connect(), Ok) {
@@ -210,6 +212,7 @@ impl Worker {
         }
         posting.begin(batch.ends.len());
         for group in 0..batch.ends.len() {
+            batch.check_deadline()?;
             for op in batch.group(group) {
                 self.push(posting, in_use, group, (op.device, op.host as u64, op.len))?;
             }

@@ -377,6 +377,11 @@ impl LaneGuard {
         self.lane.take()
     }
 
+    /// The lane with what is leased on it; calls fail from now on.
+    pub(crate) fn take(&mut self) -> Option<Lane> {
+        self.lane.take()
+    }
+
     /// The lane holds no lease any more and can serve the next user.
     pub(crate) fn finish(mut self) {
         self.whole = true;

@@ -21,9 +21,14 @@ pub struct DeviceEngine {
 /// A pool that the engine knows. Held by every copy that names it: a pool that was replaced is given up after the last.
 #[derive(Debug)]
 pub(crate) struct RegisteredPool {
-    // Dropped before the mapping.
-    _registration: PoolRegistration,
+    registration: PoolRegistration,
     mapping: Arc<PoolMapping>,
+}
+
+impl Drop for RegisteredPool {
+    fn drop(&mut self) {
+        std::mem::take(&mut self.registration).end(Arc::clone(&self.mapping));
+    }
 }
 
 impl DeviceEngine {
@@ -55,8 +60,11 @@ impl DeviceEngine {
             return Ok(Arc::clone(known));
         }
         let registration = mapping.register_with(&*self.engine)?;
-        let pool = Arc::new(RegisteredPool { _registration: registration, mapping: Arc::clone(mapping) });
-        *registered = Some(Arc::clone(&pool));
+        let pool = Arc::new(RegisteredPool { registration, mapping: Arc::clone(mapping) });
+        let replaced = registered.replace(Arc::clone(&pool));
+        // After the lock: a registration may take long to undo.
+        drop(registered);
+        drop(replaced);
         Ok(pool)
     }
 }

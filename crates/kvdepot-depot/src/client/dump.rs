@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 use kvdepot_copy::{CopyBatch, DeviceEvent, Direction, GroupSink};
 use kvdepot_core::runs::Runs;
 use kvdepot_core::{Error, ErrorKind, Result};
+use kvdepot_io::SlotBuf;
 use parking_lot::{Condvar, Mutex};
 
 use crate::client::attach::{Generation, LaneGuard};
-use crate::client::lane::unexpected;
+use crate::client::device::RegisteredPool;
+use crate::client::lane::{Lane, unexpected};
 use crate::client::store::Work;
 use crate::client::{hash_bytes, partial};
 use crate::message::{Grant, Hashes, Request, Response, Shards};
@@ -70,7 +72,7 @@ fn dump_chunks(work: &Work, rest: &mut Vec<usize>) -> Result<()> {
     while !rest.is_empty() {
         let now: Vec<usize> = rest[..chunk.min(rest.len())].to_vec();
         let Reserved { placed, full } = reserve(work, &generation, &mut lane, &now)?;
-        copy(work, &generation, Direction::ToHost, &placed, None)?;
+        copy(work, &generation, &mut lane, &placed, None)?;
         let leases = placed.iter().map(|placed| placed.lease).collect();
         commit(work, &mut lane, leases, Shards::All)?;
         // What found no room beside this chunk may find it in the chunk's place, once that is committed.
@@ -136,17 +138,36 @@ pub(crate) fn commit(work: &Work, lane: &mut LaneGuard, leases: Vec<u64>, shards
     lane.call(Request::Commit { leases, shards }, deadline).map(|_| ())
 }
 
-/// Copies shards of placed blocks (`only` one, or all), and reports each as soon as it has arrived. Returns when all
-/// bytes are where they belong.
+/// Dumps shards of placed blocks (`only` one, or all), and reports each as soon as it has arrived. Returns when all
+/// bytes are where they belong, or with the task's deadline: then the device may still touch the slots, which are nobody
+/// else's until it is through. So after an error the lane is gone, and its leases end with the last copy (P1, P4).
 pub(crate) fn copy(
+    work: &Work,
+    generation: &Generation,
+    lane: &mut LaneGuard,
+    placed: &[Placed],
+    only: Option<usize>,
+) -> Result<()> {
+    let Some(sink) = begin(work, generation, Direction::ToHost, placed, only)? else { return Ok(()) };
+    // The engine reports dumps by their deadline.
+    let outcome = sink.wait(None).unwrap_or(Ok(()));
+    if outcome.is_err() {
+        sink.keep(lane);
+    }
+    outcome
+}
+
+/// Begins to copy shards of placed blocks; nothing when there are none. The lane must keep their leases until all has
+/// ended well, and be given to what is returned if it does not.
+pub(crate) fn begin(
     work: &Work,
     generation: &Generation,
     direction: Direction,
     placed: &[Placed],
     only: Option<usize>,
-) -> Result<()> {
+) -> Result<Option<Arc<Sink>>> {
     if placed.is_empty() {
-        return Ok(());
+        return Ok(None);
     }
     let slots = placed.iter().map(|placed| generation.pool.slot(&placed.runs)).collect::<Result<Vec<_>>>()?;
     if slots.iter().any(|slot| (slot.len() as u64) < work.layout().block_bytes()) {
@@ -155,6 +176,7 @@ pub(crate) fn copy(
     let shards = only.map_or(0..work.layout().shard_count(), |shard| shard..shard + 1);
     let mut batch = CopyBatch::new(direction);
     batch.wait_event = work.wait_event;
+    batch.deadline = Some(work.state.deadline());
     batch.decoding = work.store.device.is_decoding();
     let mut groups = Vec::new();
     for shard in shards {
@@ -173,15 +195,26 @@ pub(crate) fn copy(
         groups,
         all: Condvar::new(),
         failed: Mutex::new(None),
+        lane: Mutex::new(None),
+        _pool: work.store.device.pool(&generation.pool)?,
+        _slots: slots,
+        last: Mutex::new(None),
     });
-    let _pool = work.store.device.pool(&generation.pool)?;
-    // SAFETY: device ranges are valid by the contract of the store's unsafe calls, until the task is done; the host ranges lie in
-    // leased slots, which `slots` and the caller's leases keep until `wait` has returned.
+    // SAFETY: device ranges are valid by the contract of the store's unsafe calls; the host ranges lie in leased slots, which
+    // the sink keeps mapped, and leased: the lane is the caller's until all has ended well, and the sink's from then on.
     unsafe { work.store.device.engine().run(batch, Arc::clone(&sink) as Arc<dyn GroupSink>) }?;
-    sink.wait()
+    Ok(Some(sink))
 }
 
-struct Sink {
+/// Kept by the engine until the device is through with the batch, whoever waits for it or not.
+pub(crate) struct Sink {
+    // In this order: what ends leases, what is registered, what is mapped, who is told. The work keeps the engine.
+    /// The lane of a copy that failed.
+    lane: Mutex<Option<Lane>>,
+    _pool: Arc<RegisteredPool>,
+    _slots: Vec<SlotBuf>,
+    /// What is left to be done when the device is through.
+    last: Mutex<Option<Box<dyn Send>>>,
     work: Work,
     /// `(shard, blocks)` of each group.
     groups: Vec<(usize, usize)>,
@@ -193,12 +226,30 @@ struct Sink {
 }
 
 impl Sink {
-    fn wait(&self) -> Result<()> {
+    /// The outcome of all groups; None when some have not ended by `deadline`.
+    pub(crate) fn wait(&self, deadline: Option<Instant>) -> Option<Result<()>> {
         let mut left = self.left.lock();
         while *left > 0 {
-            self.all.wait(&mut left);
+            match deadline {
+                None => self.all.wait(&mut left),
+                Some(deadline) => {
+                    if self.all.wait_until(&mut left, deadline).timed_out() && *left > 0 {
+                        return None;
+                    }
+                }
+            }
         }
-        self.failed.lock().take().map_or(Ok(()), Err)
+        Some(self.failed.lock().take().map_or(Ok(()), Err))
+    }
+
+    /// Ends the lane's leases when the device is through.
+    pub(crate) fn keep(&self, lane: &mut LaneGuard) {
+        *self.lane.lock() = lane.take();
+    }
+
+    /// Drops `last` when the device is through.
+    pub(crate) fn end_with(&self, last: Box<dyn Send>) {
+        *self.last.lock() = Some(last);
     }
 }
 

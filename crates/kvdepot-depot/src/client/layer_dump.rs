@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use kvdepot_copy::Direction;
 use kvdepot_core::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
@@ -63,7 +62,7 @@ impl LayerDumpState {
         if std::mem::replace(&mut self.copied[shard], true) {
             return Ok(false);
         }
-        copy(work, generation, Direction::ToHost, &self.placed, Some(shard))?;
+        copy(work, generation, lane, &self.placed, Some(shard))?;
         if !self.copied.iter().all(|&copied| copied) {
             return Ok(false);
         }

@@ -1,11 +1,13 @@
 //! Carrying out a load: leases on slots, copied from, given back, as many blocks at a time as the pool has room for.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use kvdepot_copy::Direction;
-use kvdepot_core::{ErrorKind, Result};
+use kvdepot_copy::bounded::late;
+use kvdepot_core::{Error, ErrorKind, Result};
 
-use crate::client::dump::{self, Placed, chunk_blocks, time_left};
+use crate::client::dump::{self, Placed, Sink, chunk_blocks, time_left};
 use crate::client::hash_bytes;
 use crate::client::lane::unexpected;
 use crate::client::store::Work;
@@ -19,15 +21,36 @@ const LAYERED_CHUNK_BYTES: u64 = 512 << 20;
 /// Runs a load task to its end.
 pub(crate) fn run(work: &Work) {
     let mut rest: Vec<usize> = (0..work.items.len()).collect();
-    if let Err(error) = load_chunks(work, &mut rest) {
-        rest.iter().for_each(|&item| work.fail(item, error.kind()));
-        work.store.attachment.stats.failed("load", &error);
+    let mut under_way = None;
+    let Err(error) = load_chunks(work, &mut rest, &mut under_way) else {
+        work.state.finish();
+        return;
+    };
+    let failed = Box::new(Failed { work: work.clone(), rest, error });
+    if let Some(sink) = under_way {
+        sink.end_with(failed);
     }
-    work.state.finish();
 }
 
-/// Loads from the front of `rest`, which keeps what has not been decided when an error ends it.
-fn load_chunks(work: &Work, rest: &mut Vec<usize>) -> Result<()> {
+/// A load that failed; its task ends when this is dropped. While the device may still write into the engine's pages that
+/// is not yet (P1): who waits has a limit of its own (P2), and this thread goes on with other tasks.
+struct Failed {
+    work: Work,
+    rest: Vec<usize>,
+    error: Error,
+}
+
+impl Drop for Failed {
+    fn drop(&mut self) {
+        self.rest.iter().for_each(|&item| self.work.fail(item, self.error.kind()));
+        self.work.store.attachment.stats.failed("load", &self.error);
+        self.work.state.finish();
+    }
+}
+
+/// Loads from the front of `rest`, which keeps what has not been decided when an error ends it. `under_way` is the copy that
+/// the device is not through with then.
+fn load_chunks(work: &Work, rest: &mut Vec<usize>, under_way: &mut Option<Arc<Sink>>) -> Result<()> {
     let attachment = &work.store.attachment;
     let generation = attachment.generation()?;
     let namespace = attachment.handle(&generation, &work.store.spec)?;
@@ -39,6 +62,7 @@ fn load_chunks(work: &Work, rest: &mut Vec<usize>) -> Result<()> {
         let hashes = Hashes(hash_bytes(ahead.iter().map(|&item| &work.items[item].hash)).into());
         lane.call(Request::Prefetch { namespace, hashes }, Instant::now() + time_left(work)?)?;
     }
+    let limit = work.store.device.engine().may_hang().then(|| work.state.deadline());
     while !rest.is_empty() {
         let now: Vec<usize> = rest[..chunk.min(rest.len())].to_vec();
         let left = time_left(work)?;
@@ -65,7 +89,19 @@ fn load_chunks(work: &Work, rest: &mut Vec<usize>) -> Result<()> {
                 Grant::Have => return Err(unexpected()),
             }
         }
-        dump::copy(work, &generation, Direction::ToDevice, &placed, None)?;
+        if let Some(sink) = dump::begin(work, &generation, Direction::ToDevice, &placed, None)? {
+            let outcome = sink.wait(limit);
+            if !matches!(outcome, Some(Ok(()))) {
+                sink.keep(&mut lane);
+            }
+            match outcome {
+                Some(outcome) => outcome?,
+                None => {
+                    *under_way = Some(sink);
+                    return Err(late());
+                }
+            }
+        }
         missed.iter().for_each(|&(item, kind)| work.fail(item, kind));
         rest.splice(..now.len(), again);
         let leases: Vec<u64> = placed.iter().map(|placed| placed.lease).collect();

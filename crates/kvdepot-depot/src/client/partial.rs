@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use kvdepot_copy::Direction;
 use kvdepot_core::{BlockHash, ErrorKind, Result};
 
 use crate::client::attach::{Generation, LaneGuard};
@@ -64,7 +63,7 @@ impl Partial {
                 Some(Placed { item, lease: open.lease, runs: open.runs.clone() })
             })
             .collect();
-        copy(work, generation, Direction::ToHost, &placed, None)?;
+        copy(work, generation, lane, &placed, None)?;
         for placed in &placed {
             let hash = work.items[placed.item].hash;
             let shards = work.items[placed.item].shards(work.layout());

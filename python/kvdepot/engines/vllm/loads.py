@@ -1,5 +1,6 @@
 """Loads of a worker: those that the step's forward waits for, and those between steps."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from kvdepot._native import Task
 
 logger = connector_logger()
+
+CLOSE_GRACE_MS = 5_000
+"""How much longer than a task's time closing waits for loads: a device that hangs may never end one."""
 
 
 @dataclass(frozen=True)
@@ -196,12 +200,15 @@ class Loads:
                 copy.task.wait()
         self._given_up = [copy for copy in self._given_up if not copy.done()]
 
-    def close(self) -> None:
-        """The engine's memory goes away: no load may write to it after this."""
-        for copy in (*self._copies, *self._given_up, *(c for running in self._between_steps for c in running.copies)):
+    def close(self) -> bool:
+        """Whether no load will write to the engine's memory after this; if not, it must not go away."""
+        copies = (*self._copies, *self._given_up, *(c for running in self._between_steps for c in running.copies))
+        deadline = time.monotonic() + (self._timeout_ms + CLOSE_GRACE_MS) / 1e3
+        for copy in copies:
             if copy.task is not None:
-                copy.task.wait()
+                copy.task.wait(max(0, round((deadline - time.monotonic()) * 1e3)))
         self._copies, self._given_up, self._between_steps = [], [], []
+        return all(copy.done() for copy in copies)
 
     def take_failed_requests(self) -> set[str]:
         """Requests of which vLLM has to compute everything again, since the last call."""

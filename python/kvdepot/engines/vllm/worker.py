@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 logger = connector_logger()
 
+_written_for_ever: list[object] = []
+"""KV caches into which a device that hangs may still write: they stay allocated as long as this process lives (P1)."""
+
 
 class WorkerSide:
     """One rank's connector. Calls come from the worker's one thread; copies run in the core's threads.
@@ -181,7 +184,9 @@ class WorkerSide:
         """``shutdown``: the engine's memory goes away after this."""
         atexit.unregister(self.close)
         self._saves.close()
-        self._loads.close()
+        if not self._loads.close():
+            logger.warning("a device hangs in a load: the KV cache stays allocated until this process ends")
+            _written_for_ever.append(self._kv_caches)
         for store in self._stores.values():
             store.close()
         self._stores.clear()

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use kvdepot_core::{ErrorKind, Result};
 
+use crate::bounded;
 use crate::conformance::{Collect, DeviceMemory, StreamDevice};
+use crate::cuda::tests::hangs;
 use crate::gdr::config::GdrConfig;
 use crate::gdr::engine::GdrEngine;
 use crate::gdr::mutation::{Mistake, Mutation};
@@ -113,4 +115,33 @@ fn a_hung_adapter_is_given_up() {
     );
     drop((memory, engine));
     lab.end(session).unwrap();
+}
+
+/// An event that is never reached holds up the adapter's thread, and nobody else; the slot is kept (P1, P2).
+#[test]
+fn compute_that_hangs_fails_the_copy_in_time_and_keeps_its_slot() {
+    for seed in 0..8 {
+        hang(bounded::Mutation::default(), seed).unwrap_or_else(|what| panic!("seed {seed}: {what}"));
+    }
+}
+
+#[test]
+fn a_slot_that_is_released_despite_the_hung_copy_is_found() {
+    let mistake = bounded::Mutation::of(bounded::Mistake::LetGoAtDeadline);
+    let by_memory = |seed: &u64| hang(mistake, *seed).is_err_and(|what| what.contains(hangs::USED_AGAIN));
+    let caught = (0..8).filter(by_memory).count();
+    eprintln!("LetGoAtDeadline: found in {caught} of 8 schedules");
+    assert!(caught > 0);
+}
+
+fn hang(mistake: bounded::Mutation, seed: u64) -> std::result::Result<(), String> {
+    let lab = Lab::new();
+    let session = lab.session(seed);
+    let control = session.control.unwrap();
+    let direction = if seed.is_multiple_of(2) { Direction::ToHost } else { Direction::ToDevice };
+    let engine = Arc::new(lab.engine(Mutation::default()));
+    let hang = |stream, hung| control.hang(session.device, stream, hung);
+    let outcome = hangs::once(engine, &session, mistake, (direction, (seed / 2).is_multiple_of(2)), hang);
+    control.hang(session.device, kvdepot_standin_cuda::EVERY_STREAM, false);
+    outcome.and(lab.end(session))
 }

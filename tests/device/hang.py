@@ -1,0 +1,90 @@
+"""What a worker sees of a device that hangs, on the stand-in: misses in time, and everything else goes on.
+
+A program of its own, as ``flow.py`` is.
+"""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+from flow import BLOCKS, Engine, Request
+
+TASK_MS = 2_000
+"""Time of a task: long enough for one that does not hang on a busy machine."""
+HANG_MS = 120_000
+"""A hang of this program, not a measure of speed."""
+LOADS_MAX = 5
+"""Loads that are begun before one must be refused."""
+
+
+def of_dumps(engine: Engine) -> dict[str, object]:
+    """What a dump that hangs, one behind it, a load beside it and closing the store come to."""
+    first = Request(engine, "")
+    first.save()
+    pages = np.array(first.source, dtype=np.int64)
+    found: dict[str, object] = {}
+    engine.device.hang(True)
+    event = engine.device.record()
+    late = [bytes([100 + index] * 16) for index in range(BLOCKS)]
+    hung = engine.store.dump_pages(late, pages, event)
+    beside = engine.store.load_pages(first.hashes, np.array(first.target, dtype=np.int64))
+    found["beside"] = (beside.wait(HANG_MS), beside.failures())
+    found["hung"] = (hung.wait(HANG_MS), hung.failures())
+    behind = engine.store.dump_pages([bytes([200] * 16)], pages[:1])
+    found["behind"] = (behind.wait(HANG_MS), behind.failures())
+    found["half there"] = int(engine.store.lookup(late).sum())
+    found["counted"] = json.loads(engine.depot.stats_json())["failures"]["dump"]
+    engine.close()
+    engine.device.hang(False)
+    engine.device.synchronize()
+    found["violations"] = engine.device.violations()
+    return found
+
+
+def of_loads(engine: Engine) -> dict[str, object]:
+    """What a load that hangs, those behind it, a dump beside it and closing the store come to."""
+    first = Request(engine, "")
+    first.save()
+    target = np.array(first.target, dtype=np.int64)
+    found: dict[str, object] = {}
+    engine.device.hang(True)
+    event = engine.device.record()
+    hung = [engine.store.load_pages(first.hashes, target, event)]
+    beside = engine.store.dump_pages([bytes([200] * 16)], np.array(first.source[:1], dtype=np.int64))
+    found["beside"] = (beside.wait(HANG_MS), beside.failures())
+    for _ in range(LOADS_MAX):
+        hung[0].wait(TASK_MS)
+        behind = engine.store.load_pages(first.hashes, target, event)
+        if behind.wait(TASK_MS):
+            found["behind"] = behind.failures()
+            break
+        hung.append(behind)
+    found["said before the device was through"] = [task.done() for task in hung if task.done()]
+    engine.close()
+    engine.device.hang(False)
+    found["hung"] = [task.wait(HANG_MS) and task.failures() for task in hung]
+    engine.device.synchronize()
+    found["violations"] = engine.device.violations()
+    return found
+
+
+def main() -> None:
+    """Prints what was seen, as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("library", type=Path)
+    parser.add_argument("direction", choices=("dump", "load"))
+    parser.add_argument("--engine", default="auto")
+    parser.add_argument("--layerwise", action="store_true")
+    arguments = parser.parse_args()
+    engine = Engine(arguments.library, 0, 1, arguments.engine, arguments.layerwise, TASK_MS)
+    print(json.dumps((of_dumps if arguments.direction == "dump" else of_loads)(engine)))
+    sys.stdout.flush()
+    # Modules end in no order that a driver's threads could rely on.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
