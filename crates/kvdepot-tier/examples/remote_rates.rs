@@ -34,7 +34,8 @@ fn main() -> Result<()> {
 fn measure(server: &str, block_bytes: u64, count: u64, ahead: u64, rounds: u64) -> Result<()> {
     let config = RemoteConfig { servers: vec![server.to_owned()], ..RemoteConfig::default() };
     let layout = BlockLayout::uniform(1, &[block_bytes])?;
-    let bench = Bench::with(Arc::new(RemoteTier::open(config)?), spec(&format!("rates-{block_bytes}"), layout));
+    let bench =
+        Bench::with(Arc::new(RemoteTier::open(config)?), spec(&format!("rates-{block_bytes}"), layout));
     let slots: Vec<SlotBuf> = (0..ahead).map(|n| bench.filled(n)).collect();
     let (mut put, mut get) = (Vec::new(), Vec::new());
     for round in 0..rounds {
