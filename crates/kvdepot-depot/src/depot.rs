@@ -48,8 +48,10 @@ pub(crate) struct Shared {
 impl Shared {
     /// Has queued work handed to the tiers soon, by another thread: an answer to a client must not wait for that.
     pub(crate) fn kick(&self) {
-        // A full channel means that a wake is on its way already.
-        let _ = self.kicks.try_send(());
+        // A full channel means that a wake is on its way already; without tiers there is nothing to hand over.
+        if !self.tiers.is_empty() {
+            let _ = self.kicks.try_send(());
+        }
     }
 
     /// A number for a log line's task.
@@ -174,6 +176,7 @@ impl Drop for Depot {
         }
         self.shared.changed.notify_all();
         for thread in self.threads.drain(..) {
+            thread.thread().unpark();
             let _ = thread.join();
         }
     }
@@ -237,9 +240,10 @@ fn pump_when_kicked(shared: &Arc<Shared>, kicked: &Receiver<()>) {
 
 fn janitor(shared: &Arc<Shared>) {
     while !shared.stopping.load(Ordering::Acquire) {
+        // Woken by nothing but its tick and the end: a thread that every stored block wakes takes a processor from
+        // whoever stores it. A spurious wake only looks over the claims once more.
+        std::thread::park_timeout(JANITOR_TICK);
         let mut state = shared.state.lock();
-        // A spurious or early wake only looks over the claims once more.
-        shared.changed.wait_for(&mut state, JANITOR_TICK);
         claim::expire(shared, &mut state, Instant::now());
         let delayed = std::mem::take(&mut state.delayed);
         for write in delayed {
