@@ -161,6 +161,27 @@ class Rounds:
             self.files.wait_until_quiet()
         return f"{victim}, {delay_s:.2f} s after {'the fork' if starting else 'its start'}"
 
+    def last(self) -> None:
+        """The start after the last kill, with nobody killed any more: what is stored is found again."""
+        engine = self._engine()
+        try:
+            if not engine.ready():
+                raise WrongError(f"the engine did not start after the last kill; its log is {engine.log}")
+            self._look_after_start(engine)
+            few = list(range(BATCH // 2))
+            for _ in range(2):
+                before = self.tally.tokens_found
+                if not self._batch(engine, few):
+                    raise WrongError(f"the engine died without being killed; its log is {engine.log}")
+                self.files.wait_until_quiet()
+            if self.tally.tokens_found == before:
+                raise WrongError(f"nothing that was stored after the last kill is found; the log is {engine.log}")
+            engine.stop()
+        finally:
+            engine.close()
+        self.files.check_caps()
+        self.files.check_log()
+
     def _look_after_start(self, engine: ForkedEngine) -> None:
         """The start after a kill: a depot answers, it is clean, and so is its directory."""
         if not self._batch(engine):
@@ -176,8 +197,9 @@ class Rounds:
             else:
                 self.tally.depots_killed += self.files.kill()
 
-    def _batch(self, engine: ForkedEngine) -> bool:
-        chosen = self._chosen.sample(range(PROMPTS), BATCH)
+    def _batch(self, engine: ForkedEngine, prompts: list[int] | None = None) -> bool:
+        """Sends some prompts, by chance if none are named; False when the engine did not answer."""
+        chosen = prompts or self._chosen.sample(range(PROMPTS), BATCH)
         found = engine.ask({"prompts": [self._prompts[n] for n in chosen]})
         if found is None:
             self.tally.batches_cut += 1
@@ -226,6 +248,8 @@ def main() -> int:
                 with progress.step(f"round {number}"):
                     done = rounds.round()
                 progress.note(done)
+            with progress.step("start once more"):
+                rounds.last()
             with progress.step("judge what is not the reference's"):
                 rounds.prove()
         except (WrongError, LeakError) as error:
