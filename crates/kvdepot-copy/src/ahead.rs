@@ -2,14 +2,12 @@
 //! that is met for the first time costs a copy about as much as its bytes do (figures in docs/benchmarks.md).
 
 use std::fmt;
-use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kvdepot_core::{Error, Result};
 use kvdepot_io::aligned::page_bytes;
-use parking_lot::{Condvar, Mutex};
 
+use crate::background::{Background, Progress};
 use crate::pool::Registration;
 
 /// What is looked at and mapped as one.
@@ -21,23 +19,8 @@ const GIVE_UP_AFTER: Duration = Duration::from_mins(1);
 
 /// A pool that is being mapped; dropping it ends that.
 pub(crate) struct MapAhead {
-    shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
-}
-
-struct Shared {
-    base: usize,
     len: usize,
-    progress: Mutex<Progress>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct Progress {
-    mapped_bytes: usize,
-    stop: bool,
-    ended: bool,
-    failure: Option<Error>,
+    thread: Background,
 }
 
 impl MapAhead {
@@ -46,102 +29,74 @@ impl MapAhead {
     /// # Safety
     /// The range begins at a page and stays mapped, readable, until this is dropped.
     pub(crate) unsafe fn start(base: *mut u8, len: usize) -> Result<Self> {
-        let shared =
-            Arc::new(Shared { base: base.addr(), len, progress: Mutex::default(), changed: Condvar::new() });
-        let ours = Arc::clone(&shared);
-        let thread = std::thread::Builder::new()
-            .name("kvdepot-map".to_owned())
-            .spawn(move || ours.map_all())
-            .map_err(|e| Error::io("cannot start the thread that maps the pool", e))?;
-        Ok(Self { shared, thread: Some(thread) })
+        let base = base.addr();
+        // SAFETY: the caller's contract; dropping this waits for the thread.
+        let thread =
+            Background::start("kvdepot-map", move |progress| unsafe { map_all(base, len, progress) })?;
+        Ok(Self { len, thread })
     }
 }
 
-impl Shared {
-    fn map_all(&self) {
-        let mut failure = None;
-        let mut at = 0;
-        let mut moved = Instant::now();
-        while at < self.len && moved.elapsed() < GIVE_UP_AFTER {
-            let len = PIECE_BYTES.min(self.len - at);
-            // A pool may be populated in part and then left alone: what comes later is for the first use.
-            match self.map_resident(at, len) {
-                Ok(true) => {
-                    at += len;
-                    moved = Instant::now();
-                }
-                Ok(false) => {}
-                Err(error) => {
-                    failure = Some(error);
-                    break;
-                }
-            }
-            let mut progress = self.progress.lock();
-            if progress.mapped_bytes == at && !progress.stop {
-                self.changed.wait_for(&mut progress, RETRY);
-            }
-            progress.mapped_bytes = at;
-            self.changed.notify_all();
-            if progress.stop {
-                break;
-            }
+/// A pool may be populated in part and then left alone: what comes later is for the first use.
+///
+/// # Safety
+/// As for `MapAhead::start`.
+unsafe fn map_all(base: usize, len: usize, progress: &Progress) -> Result<()> {
+    let mut at = 0;
+    let mut moved = Instant::now();
+    while at < len && moved.elapsed() < GIVE_UP_AFTER && progress.goes_on() {
+        let piece = PIECE_BYTES.min(len - at);
+        // SAFETY: the caller's contract.
+        if unsafe { map_resident(base + at, piece) }.map_err(|e| e.with("offset_bytes", at))? {
+            at += piece;
+            moved = Instant::now();
+            progress.add(piece);
+        } else {
+            progress.pause(RETRY);
         }
-        let mut progress = self.progress.lock();
-        (progress.ended, progress.failure) = (true, failure);
-        self.changed.notify_all();
     }
+    Ok(())
+}
 
-    /// Maps a piece if all of it is resident; whether it was.
-    fn map_resident(&self, at: usize, len: usize) -> Result<bool> {
-        let start: *mut libc::c_void = std::ptr::with_exposed_provenance_mut(self.base + at);
-        let failed = |what: &str| {
-            Error::io(what, std::io::Error::last_os_error()).with("offset_bytes", at).with("bytes", len)
-        };
-        let mut resident = vec![0u8; len.div_ceil(page_bytes())];
-        // SAFETY: `start`'s contract: the range is mapped; the vector has a byte for each of its pages.
-        if unsafe { libc::mincore(start, len, resident.as_mut_ptr()) } != 0 {
-            return Err(failed("cannot ask which pages of the pool are resident"));
-        }
-        if resident.iter().any(|page| page & 1 == 0) {
-            return Ok(false);
-        }
-        // SAFETY: as above; this reads pages, as any load would.
-        if unsafe { libc::madvise(start, len, libc::MADV_POPULATE_READ) } != 0 {
-            return Err(failed("cannot map the pool ahead"));
-        }
-        Ok(true)
+/// Maps a piece if all of it is resident; whether it was.
+///
+/// # Safety
+/// The range is mapped and readable.
+unsafe fn map_resident(address: usize, len: usize) -> Result<bool> {
+    let start: *mut libc::c_void = std::ptr::with_exposed_provenance_mut(address);
+    let failed = |what: &str| Error::io(what, std::io::Error::last_os_error()).with("bytes", len);
+    let mut resident = vec![0u8; len.div_ceil(page_bytes())];
+    // SAFETY: the caller's contract; the vector has a byte for each of its pages.
+    if unsafe { libc::mincore(start, len, resident.as_mut_ptr()) } != 0 {
+        return Err(failed("cannot ask which pages of the pool are resident"));
     }
+    if resident.iter().any(|page| page & 1 == 0) {
+        return Ok(false);
+    }
+    // SAFETY: as above; this reads pages, as any load would.
+    if unsafe { libc::madvise(start, len, libc::MADV_POPULATE_READ) } != 0 {
+        return Err(failed("cannot map the pool ahead"));
+    }
+    Ok(true)
 }
 
 impl Registration for MapAhead {
     fn registered_bytes(&self) -> u64 {
-        self.shared.progress.lock().mapped_bytes as u64
+        self.thread.bytes()
     }
 
     fn wait(&self, timeout: Duration) -> bool {
-        let mut progress = self.shared.progress.lock();
-        self.shared.changed.wait_while_for(&mut progress, |progress| !progress.ended, timeout);
-        progress.mapped_bytes == self.shared.len
+        self.thread.wait(timeout) && self.registered_bytes() == self.len as u64
     }
 
     fn failure(&self) -> Option<Error> {
-        self.shared.progress.lock().failure.clone()
-    }
-}
-
-impl Drop for MapAhead {
-    fn drop(&mut self) {
-        self.shared.progress.lock().stop = true;
-        self.shared.changed.notify_all();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        self.thread.failure()
     }
 }
 
 impl fmt::Debug for MapAhead {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "MapAhead({} of {} bytes)", self.registered_bytes(), self.shared.len)
+        write!(f, "MapAhead({} of {} bytes)", self.registered_bytes(), self.len)
     }
 }
 
@@ -222,9 +177,7 @@ mod tests {
         assert_eq!(memory.mapped_pages(), 0);
         // SAFETY: `memory` outlives it.
         let ahead = unsafe { MapAhead::start(memory.client, LEN) }.unwrap();
-        let mut progress = ahead.shared.progress.lock();
-        ahead.shared.changed.wait_while_for(&mut progress, |progress| progress.mapped_bytes == 0, LONG);
-        drop(progress);
+        assert!(ahead.thread.wait_for_bytes(1, LONG), "{ahead:?}");
         assert_eq!(memory.mapped_pages() * page_bytes(), PIECE_BYTES);
         memory.populate(PIECE_BYTES);
         assert!(ahead.wait(LONG), "{ahead:?}");

@@ -3,8 +3,9 @@
 //! P3: a batch waits for its event before it touches device memory, and a group is reported only when its bytes are
 //! where they belong. P2: engines of devices, which may hang, have deadlines before them ([`Bounded`]).
 
-pub mod ahead;
-mod batch;
+mod ahead;
+mod background;
+pub mod batch;
 pub mod bounded;
 pub mod conformance;
 pub mod cuda;

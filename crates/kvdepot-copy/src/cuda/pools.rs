@@ -3,14 +3,13 @@
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kvdepot_core::limits::{BLOCK_ALIGN_BYTES, POOL_EXTENT_BYTES};
 use kvdepot_core::{Error, ErrorKind, Result};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
+use crate::background::{Background, Progress};
 use crate::cuda::context::Context;
 use crate::cuda::types::{ALREADY_REGISTERED, HOST_REGISTER_PORTABLE_DEVICEMAP};
 use crate::pool::Registration;
@@ -65,24 +64,21 @@ impl Pools {
     }
 }
 
-/// How far a registration is.
-struct Progress {
+/// What is registered, and with whom.
+struct Registered {
     context: Arc<Context>,
     pools: Arc<Pools>,
     /// First addresses of what was registered, to be undone.
     ours: Mutex<Vec<usize>>,
-    bytes: AtomicU64,
-    stop: AtomicBool,
-    ended: Mutex<Option<Result<()>>>,
-    wake: Condvar,
 }
 
 /// Registers a range piece by piece, in a thread of its own.
 pub(crate) struct PoolThread {
     base: usize,
     len: usize,
-    progress: Arc<Progress>,
-    thread: Option<JoinHandle<()>>,
+    registered: Arc<Registered>,
+    /// None only while it is started.
+    thread: Option<Background>,
 }
 
 impl PoolThread {
@@ -107,46 +103,35 @@ impl PoolThread {
                 .with("address", format!("{base:#x}"))
                 .with("bytes", len));
         }
-        let progress = Arc::new(Progress {
+        let registered = Arc::new(Registered {
             context: Arc::clone(context),
             pools: Arc::clone(pools),
             ours: Mutex::default(),
-            bytes: AtomicU64::new(0),
-            stop: AtomicBool::new(false),
-            ended: Mutex::default(),
-            wake: Condvar::new(),
         });
-        let shared = Arc::clone(&progress);
+        let shared = Arc::clone(&registered);
         // Undoes the plan if the thread cannot be started.
-        let mut this = Self { base, len, progress, thread: None };
-        let started = std::thread::Builder::new()
-            .name("kvdepot-register".into())
-            .spawn(move || {
-                let outcome = shared.register(base, len, piece_bytes);
-                if let Err(error) = &outcome {
-                    tracing::warn!("copies of a part of the pool go the slow way: {error}");
-                }
-                *shared.ended.lock() = Some(outcome);
-                shared.wake.notify_all();
+        let mut this = Self { base, len, registered, thread: None };
+        this.thread = Some(Background::start("kvdepot-register", move |progress| {
+            shared.register(base, len, piece_bytes, progress).inspect_err(|error| {
+                tracing::warn!("copies of a part of the pool go the slow way: {error}");
             })
-            .map_err(|e| Error::io("cannot start a registration thread", e))?;
-        this.thread = Some(started);
+        })?);
         Ok(this)
     }
 }
 
-impl Progress {
-    fn register(&self, base: usize, len: usize, piece_bytes: usize) -> Result<()> {
+impl Registered {
+    fn register(&self, base: usize, len: usize, piece_bytes: usize, progress: &Progress) -> Result<()> {
         let _entered = self.context.enter()?;
         let begun = Instant::now();
         for start in (0..len).step_by(piece_bytes) {
-            if self.stop.load(Ordering::Relaxed) {
+            if !progress.goes_on() {
                 return Ok(());
             }
             let bytes = piece_bytes.min(len - start);
             self.register_piece(base + start, bytes)
                 .map_err(|e| e.with("registered_bytes", start).with("pool_bytes", len))?;
-            self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+            progress.add(bytes);
         }
         tracing::debug!("registered {len} bytes with {:?} in {:?}", self.context, begun.elapsed());
         Ok(())
@@ -175,39 +160,30 @@ impl Progress {
 
 impl Registration for PoolThread {
     fn registered_bytes(&self) -> u64 {
-        self.progress.bytes.load(Ordering::Relaxed)
+        self.thread.as_ref().map_or(0, Background::bytes)
     }
 
     fn wait(&self, timeout: Duration) -> bool {
-        let deadline = Instant::now() + timeout;
-        let mut ended = self.progress.ended.lock();
-        while ended.is_none() {
-            if self.progress.wake.wait_until(&mut ended, deadline).timed_out() {
-                return ended.is_some();
-            }
-        }
-        true
+        self.thread.as_ref().is_none_or(|thread| thread.wait(timeout))
     }
 
     fn failure(&self) -> Option<Error> {
-        self.progress.ended.lock().as_ref().and_then(|ended| ended.as_ref().err().cloned())
+        self.thread.as_ref().and_then(Background::failure)
     }
 }
 
 impl Drop for PoolThread {
     fn drop(&mut self) {
-        self.progress.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-        self.progress.pools.remove(self.base, self.len);
-        let entered = self.progress.context.enter();
-        for base in self.progress.ours.lock().drain(..) {
+        // Waits for it: nothing is registered from here on.
+        self.thread = None;
+        self.registered.pools.remove(self.base, self.len);
+        let entered = self.registered.context.enter();
+        for base in self.registered.ours.lock().drain(..) {
             if entered.is_ok() {
                 // SAFETY: registered by us; no copy names it any more (`CopyEngine::register_pool`).
                 let code =
-                    unsafe { (self.progress.context.table().mem_host_unregister)(base as *mut c_void) };
-                if let Err(error) = self.progress.context.check("cuMemHostUnregister", code) {
+                    unsafe { (self.registered.context.table().mem_host_unregister)(base as *mut c_void) };
+                if let Err(error) = self.registered.context.check("cuMemHostUnregister", code) {
                     tracing::warn!("{error}");
                 }
             }

@@ -2,14 +2,14 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kvdepot_core::{Error, Result};
 use kvdepot_verbs::{Mr, Pd, PortChoice, Verbs};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use crate::CopyEngine;
+use crate::background::{Background, Progress};
 use crate::batch::{CopyBatch, Direction, GroupSink};
 use crate::cuda::Driver;
 use crate::cuda::context::{Context, DeviceBuffer};
@@ -132,18 +132,12 @@ impl CopyEngine for GdrEngine {
     }
 
     unsafe fn register_pool(&self, base: *mut u8, len: usize) -> Result<PoolRegistration> {
-        let pool = Arc::new(Pool {
-            regions: Arc::clone(&self.regions),
-            state: Mutex::default(),
-            changed: Condvar::new(),
-        });
+        let pool = Arc::new(Pool { regions: Arc::clone(&self.regions), pieces: Mutex::default() });
         let (for_thread, base, piece) = (Arc::clone(&pool), base as u64, self.piece_bytes);
-        let thread = std::thread::Builder::new()
-            .name("kvdepot-gdr-pin".into())
-            // SAFETY: the caller's contract; the registration joins the thread before it ends.
-            .spawn(move || unsafe { for_thread.register_all(base, len, piece) })
-            .map_err(|e| Error::io("cannot start a registration thread", e))?;
-        Ok(PoolRegistration::new(Box::new(PoolThread { pool, thread: Some(thread) })))
+        // SAFETY: the caller's contract; the registration waits for the thread before it ends.
+        let work = move |progress: &Progress| unsafe { for_thread.register_all(base, len, piece, progress) };
+        let thread = Background::start("kvdepot-gdr-pin", work)?;
+        Ok(PoolRegistration::new(Box::new(PoolThread { pool, thread })))
     }
 
     /// Memory that is not registered is registered for the time of each batch that names it, which costs more than the
@@ -163,79 +157,56 @@ impl fmt::Debug for GdrEngine {
 /// A pool, as far as it is registered.
 struct Pool {
     regions: Arc<Regions>,
-    state: Mutex<PoolState>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct PoolState {
-    pieces: Vec<Arc<Mr>>,
-    ended: bool,
-    stop: bool,
-    failure: Option<Error>,
+    pieces: Mutex<Vec<Arc<Mr>>>,
 }
 
 impl Pool {
     /// # Safety
     /// As for `CopyEngine::register_pool`.
-    unsafe fn register_all(&self, base: u64, len: usize, piece_bytes: usize) {
+    unsafe fn register_all(
+        &self,
+        base: u64,
+        len: usize,
+        piece_bytes: usize,
+        progress: &Progress,
+    ) -> Result<()> {
         let mut at = 0;
-        let mut failure = None;
-        while at < len && !self.state.lock().stop {
+        while at < len && progress.goes_on() {
             let piece = piece_bytes.min(len - at);
             // SAFETY: the caller's contract.
-            match unsafe { self.regions.register_host(base + at as u64, piece) } {
-                Ok(mr) => {
-                    regions::add(&self.regions.host, &mr);
-                    self.state.lock().pieces.push(mr);
-                }
-                Err(error) => {
-                    failure = Some(error);
-                    break;
-                }
-            }
+            let mr = unsafe { self.regions.register_host(base + at as u64, piece) }?;
+            regions::add(&self.regions.host, &mr);
+            self.pieces.lock().push(mr);
+            progress.add(piece);
             at += piece;
         }
-        let mut state = self.state.lock();
-        (state.ended, state.failure) = (true, failure);
-        drop(state);
-        self.changed.notify_all();
+        Ok(())
     }
 }
 
 struct PoolThread {
     pool: Arc<Pool>,
-    thread: Option<JoinHandle<()>>,
+    thread: Background,
 }
 
 impl Registration for PoolThread {
     fn registered_bytes(&self) -> u64 {
-        self.pool.state.lock().pieces.iter().map(|mr| mr.len() as u64).sum()
+        self.thread.bytes()
     }
 
     fn wait(&self, timeout: Duration) -> bool {
-        let until = Instant::now() + timeout;
-        let mut state = self.pool.state.lock();
-        while !state.ended {
-            if self.pool.changed.wait_until(&mut state, until).timed_out() {
-                return state.ended;
-            }
-        }
-        true
+        self.thread.wait(timeout)
     }
 
     fn failure(&self) -> Option<Error> {
-        self.pool.state.lock().failure.clone()
+        self.thread.failure()
     }
 }
 
 impl Drop for PoolThread {
     fn drop(&mut self) {
-        self.pool.state.lock().stop = true;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-        for mr in self.pool.state.lock().pieces.drain(..) {
+        self.thread.stop();
+        for mr in self.pool.pieces.lock().drain(..) {
             regions::remove(&self.pool.regions.host, &mr);
         }
     }
