@@ -81,7 +81,9 @@ pub(crate) fn of(submitter: &Arc<Submitter>, cache_dir: Option<&Path>, wait: Dur
     let kept = path.as_deref().and_then(|path| read(path).ok()).filter(|kept| kept.fits(&wanted));
     let calibration = kept.unwrap_or_else(|| {
         let (submitter, empty) = (Arc::clone(submitter), wanted.clone());
-        let measured = within("measuring copy engines", wait, move || measure::all(&submitter, empty));
+        let measured = within("measuring copy engines", wait, move || {
+            measure::all(&submitter, empty, measure::TIME_MAX)
+        });
         let calibration =
             measured.unwrap_or_else(|error| Calibration { problem: Some(error.to_string()), ..wanted });
         if let Some(path) = &path

@@ -11,8 +11,8 @@ use crate::cuda::kernel::Buffers;
 use crate::cuda::plan::Range;
 use crate::cuda::submit::{Method, Submitter};
 
-/// No measurement begins after this long; the last may end a little later.
-const TIME_MAX: Duration = Duration::from_millis(80);
+/// How long measuring takes at attach.
+pub(crate) const TIME_MAX: Duration = Duration::from_millis(80);
 /// What is copied to and from, on either side.
 const SCRATCH_BYTES: usize = 8 << 20;
 /// `(bytes of a copy, copies)`; no product exceeds the scratch memory.
@@ -28,10 +28,12 @@ const CELLS: [(usize, usize); 9] = [
     (256 << 10, 2),
 ];
 
-/// Measures each way in both directions. What cannot be measured is left out, with the reason.
-pub(crate) fn all(submitter: &Submitter, mut calibration: Calibration) -> Calibration {
+/// Measures each way in both directions. What cannot be measured is left out, with the reason. No size, count and
+/// direction but the first is begun after `time_max`; one that was begun is measured for every way, as a choice
+/// between some of them would be none.
+pub(crate) fn all(submitter: &Submitter, mut calibration: Calibration, time_max: Duration) -> Calibration {
     let begun = Instant::now();
-    if let Err(error) = measure(submitter, &mut calibration, begun) {
+    if let Err(error) = measure(submitter, &mut calibration, begun + time_max) {
         tracing::info!("the copy engines were not measured to the end: {error}");
         calibration.problem = Some(error.to_string());
     }
@@ -47,7 +49,7 @@ fn hundredths(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
 }
 
-fn measure(submitter: &Submitter, calibration: &mut Calibration, begun: Instant) -> Result<()> {
+fn measure(submitter: &Submitter, calibration: &mut Calibration, until: Instant) -> Result<()> {
     let context = &submitter.context;
     let _entered = context.enter()?;
     let device = DeviceBuffer::new(context, SCRATCH_BYTES)?;
@@ -66,10 +68,10 @@ fn measure(submitter: &Submitter, calibration: &mut Calibration, begun: Instant)
             })
             .collect();
         for direction in [Direction::ToDevice, Direction::ToHost] {
+            if Instant::now() >= until && !calibration.points.is_empty() {
+                return Ok(());
+            }
             for method in calibration.methods.clone() {
-                if begun.elapsed() > TIME_MAX && !calibration.points.is_empty() {
-                    return Ok(());
-                }
                 // The first run finds the driver's own preparations to do.
                 bench.run(method, direction, &ranges)?;
                 let took = bench.run(method, direction, &ranges)?;

@@ -4,13 +4,15 @@ use std::time::Duration;
 
 use crate::conformance::StreamDevice;
 use crate::cuda::bench::{self, BenchConfig};
-use crate::cuda::calibration;
+use crate::cuda::calibration::{self, Calibration};
+use crate::cuda::context::Context;
 use crate::cuda::describe::describe_with;
 use crate::cuda::engine::{CudaConfig, CudaEngine, Mode};
+use crate::cuda::kernel::CopyKernel;
 use crate::cuda::mutation::Mutation;
-use crate::cuda::submit::Method;
+use crate::cuda::submit::{Method, Submitter};
 use crate::cuda::tests::rig::{Rig, Session};
-use crate::cuda::{DeviceSelector, device};
+use crate::cuda::{DeviceSelector, device, measure};
 use crate::{CopyEngine, Direction};
 
 /// Small, and without a library for RDMA.
@@ -101,6 +103,25 @@ fn measurements_are_kept_for_the_next_process() {
     assert_eq!(again.calibration(), Some(&measured));
     assert!(!dir.path().join("cache").exists());
     drop(again);
+    session.end().unwrap();
+}
+
+#[test]
+fn short_of_time_every_way_is_measured_or_none() {
+    let rig = Rig::standin(13_000);
+    let session = rig.session(1);
+    let config = session.config(Mode::Auto);
+    let context = Context::retain(session.driver, config.device.find(session.driver).unwrap()).unwrap();
+    let kernel = CopyKernel::load(&context, config.kernel_blocks_max).ok();
+    let submitter = Submitter { context, kernel, mutation: Mutation::default() };
+    for (time_max, cells) in [(Duration::ZERO, 1), (Duration::from_millis(1), 1), (Duration::MAX / 4, 18)] {
+        let measured = measure::all(&submitter, Calibration::empty(&submitter), time_max);
+        let choices = measured.choices();
+        assert!(choices.len() >= cells && measured.problem.is_none(), "{time_max:?}: {measured}");
+        assert!(choices.iter().all(|choice| choice.gb_per_s.len() == 3), "{time_max:?}: {measured}");
+        assert!(time_max != Duration::ZERO || choices.len() == 1, "{measured}");
+    }
+    drop(submitter);
     session.end().unwrap();
 }
 
