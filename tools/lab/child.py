@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import Any
 
 from typing_extensions import Self
 
@@ -102,6 +103,15 @@ class Child:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.kill()
+
+
+def end_within(process: "subprocess.Popen[Any]", timeout_s: float) -> None:
+    """Waits for a process that was told to end; kills it when it takes longer."""
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def end_on_signals() -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 from typing_extensions import Self
 
+from tools.lab.child import end_within
 from tools.lab.process_group import named_memory, workers
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -154,11 +155,7 @@ class Warm:
         assert self._process.stdout is not None
         self._process.stdin.close()
         self._process.stdout.close()
-        try:
-            self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_within(self._process, END_S)
 
     def __enter__(self) -> Self:
         return self

@@ -11,11 +11,11 @@ from typing import Any
 from typing_extensions import Self
 
 from tools.lab.ports import LOOPBACK
+from tools.wire.calls import Reply
 from tools.wire.servers import LINK_TYPE, ROOT, Server, preload
 
 CALL_S = 30.0
 Blocks = Sequence[tuple[str, int]]
-Reply = tuple[bool, Any]
 
 
 class PeerError(Exception):

@@ -4,17 +4,16 @@ The client blocks for ever on some answers, and ends its process on others; so i
 """
 
 import asyncio
-import sys
 import time
 from collections.abc import Awaitable, Callable
-from multiprocessing.connection import Connection
 from typing import Any
 
 import infinistore
 import numpy as np
 
+from tools.wire.calls import Reply, serve
+
 Blocks = list[tuple[str, int]]
-Reply = tuple[bool, Any]
 
 
 class Peer:
@@ -122,21 +121,5 @@ class Peer:
         return self.loop.run_until_complete(every())
 
 
-def main() -> None:
-    """Serves calls until the other end is gone."""
-    calls = Connection(int(sys.argv[1]))
-    peer = Peer()
-    while True:
-        try:
-            name, arguments = calls.recv()
-        except EOFError:
-            return
-        try:
-            reply: Reply = (True, getattr(peer, name)(*arguments))
-        except Exception as error:  # noqa: BLE001 - goes to the caller
-            reply = (False, (type(error).__name__, str(error)))
-        calls.send(reply)
-
-
 if __name__ == "__main__":
-    main()
+    serve(Peer())

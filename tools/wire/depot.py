@@ -10,7 +10,7 @@ from typing import Any
 
 from typing_extensions import Self
 
-from tools.lab.child import POLL_S
+from tools.lab.child import POLL_S, end_within
 from tools.wire.servers import ROOT, NoServerError, Server
 
 CALL_S = 120.0
@@ -122,11 +122,7 @@ class Depot:
     def close(self) -> None:
         """Ends the process: by itself, as nobody calls it any more."""
         self._calls.close()
-        try:
-            self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_within(self._process, END_S)
 
     def __enter__(self) -> Self:
         return self

@@ -4,14 +4,13 @@ Run by the interpreter that has kvdepot, which is another one than that of Infin
 """
 
 import hashlib
-import sys
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 import kvdepot
+from tools.wire.calls import serve
 
 LAYERS = 4
 DRAIN_MS = 60_000
@@ -75,21 +74,5 @@ class Depot:
         return stats
 
 
-def main() -> None:
-    """Serves calls until the other end is gone."""
-    calls = Connection(int(sys.argv[1]))
-    depot = Depot()
-    while True:
-        try:
-            name, arguments = calls.recv()
-        except EOFError:
-            return
-        try:
-            reply: tuple[bool, Any] = (True, getattr(depot, name)(*arguments))
-        except Exception as error:  # noqa: BLE001 - goes to the caller
-            reply = (False, (type(error).__name__, str(error)))
-        calls.send(reply)
-
-
 if __name__ == "__main__":
-    main()
+    serve(Depot())

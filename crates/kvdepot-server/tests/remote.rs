@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use common::{Engine, LONG, config, embedded, spec};
 use kvdepot_tier::{RemoteConfig, RemoteTier, Tier, conformance};
-use pool::{claim, layout, over};
+use pool::{claim, hand_over, layout, over};
 use serde_json::json;
 use wire::Wired;
 
@@ -44,16 +44,7 @@ fn what_one_depot_dumped_another_one_finds() {
     let spec = spec("handover", layout());
     let producer = embedded(over(server.at, "Cache|Remote", POOL, &json!({}), &json!({})));
     let consumer = embedded(over(server.at, "Cache|Remote", POOL, &json!({}), &json!({})));
-    let mut from = Engine::new(&producer, &spec, 32);
-    let mut into = Engine::new(&consumer, &spec, 32);
-    from.fill(5);
-    let names: Vec<u64> = (0..32).collect();
-    assert!(from.dump(&names, &from.all_pages()).is_empty());
-    assert!(producer.drain(LONG).unwrap(), "written behind");
-    assert_eq!(claim(&consumer, &spec, 40), (true, 32, 32), "{}", consumer.stats());
-    into.clear();
-    assert!(into.load(&names, &into.all_pages()).is_empty());
-    assert!((0..32).all(|page| into.holds(page, page, 5)));
+    hand_over(&producer, &consumer, &spec);
     // A reset on one side is known to whoever comes after.
     producer.reset(&[Arc::clone(&spec)]).unwrap();
     let third = embedded(over(server.at, "Cache|Remote", POOL, &json!({}), &json!({})));

@@ -12,12 +12,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Engine, LONG, config, embedded, spec};
+use common::{LONG, config, embedded, spec};
 use kvdepot_core::ErrorKind;
 use kvdepot_tier::conformance::{self, Bench};
 use kvdepot_tier::{RemoteConfig, RemoteProtocol, RemoteTier, RemoteTls, Tier, TierServer};
 use kvdepot_wire::own::Token;
-use pool::{claim, layout, over, until};
+use pool::{hand_over, layout, over, until};
 use serde_json::json;
 use wire::Wired;
 
@@ -106,16 +106,7 @@ fn depots_hand_over_through_tls() {
     let depot = || embedded(over(server.at, "Cache|Remote", 64 << 20, &remote, &json!({})));
     let (producer, consumer) = (depot(), depot());
     let spec = spec("handover", layout());
-    let mut from = Engine::new(&producer, &spec, 32);
-    let mut into = Engine::new(&consumer, &spec, 32);
-    from.fill(5);
-    let names: Vec<u64> = (0..32).collect();
-    assert!(from.dump(&names, &from.all_pages()).is_empty());
-    assert!(producer.drain(LONG).unwrap(), "written behind");
-    assert_eq!(claim(&consumer, &spec, 40), (true, 32, 32), "{}", consumer.stats());
-    into.clear();
-    assert!(into.load(&names, &into.all_pages()).is_empty());
-    assert!((0..32).all(|page| into.holds(page, page, 5)));
+    hand_over(&producer, &consumer, &spec);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use kvdepot_depot::DepotConfig;
 use kvdepot_depot::client::{Attachment, Claim, ClaimGroupSpec};
 use serde_json::{Value, json};
 
-use crate::common::{LONG, config, hash};
+use crate::common::{Engine, LONG, config, hash};
 
 pub(crate) const BLOCK: u64 = 64 << 10;
 
@@ -45,6 +45,20 @@ pub(crate) fn claim(attachment: &Arc<Attachment>, spec: &Arc<NamespaceSpec>, cou
     let (settled, units, from_tier) = claim.wait(LONG);
     claim.release();
     (settled, units, from_tier)
+}
+
+/// Dumps 32 blocks by one depot and loads them by the other: all are there, with the same bytes.
+pub(crate) fn hand_over(producer: &Arc<Attachment>, consumer: &Arc<Attachment>, spec: &Arc<NamespaceSpec>) {
+    let mut from = Engine::new(producer, spec, 32);
+    let mut into = Engine::new(consumer, spec, 32);
+    from.fill(5);
+    let names: Vec<u64> = (0..32).collect();
+    assert!(from.dump(&names, &from.all_pages()).is_empty());
+    assert!(producer.drain(LONG).unwrap(), "written behind");
+    assert_eq!(claim(consumer, spec, 40), (true, 32, 32), "{}", consumer.stats());
+    into.clear();
+    assert!(into.load(&names, &into.all_pages()).is_empty());
+    assert!((0..32).all(|page| into.holds(page, page, 5)));
 }
 
 /// What the depot says of itself; a call that was late on a busy machine is repeated.
