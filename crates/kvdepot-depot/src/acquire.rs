@@ -102,7 +102,9 @@ impl Acquire<'_> {
                 Some(Phase::Fetching) => self.asked[i] = true,
                 // Being dumped, or of an epoch that has passed: not to be had now.
                 Some(_) => self.wanted[i] = Wanted::Missed(ErrorKind::NotFound),
-                None if self.asked[i] => self.wanted[i] = Wanted::Missed(ErrorKind::NotFound),
+                None if self.asked[i] || state.is_leaving(&key) => {
+                    self.wanted[i] = Wanted::Missed(ErrorKind::NotFound)
+                }
                 None if full => {}
                 None => match known.tier_of(&key).or_else(|| known.is_unknown(&key).then_some(0)) {
                     None => self.wanted[i] = Wanted::Missed(ErrorKind::NotFound),

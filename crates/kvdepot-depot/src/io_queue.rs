@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kvdepot_core::eviction::SlotId;
-use kvdepot_core::{Error, ErrorKind, Result};
+use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
 use kvdepot_io::SlotBuf;
 use kvdepot_tier::Written;
 
@@ -148,20 +148,21 @@ fn begin_write(shared: &Arc<Shared>, write: Write, buf: SlotBuf) {
 fn write_ended(shared: &Arc<Shared>, write: Write, bytes: usize, outcome: Result<Written>) {
     let mut state = shared.state.lock();
     state.writes_in_flight[write.tier] -= 1;
-    if write.replaces && write.tries < REPLACE_TRIES_MAX && matches!(&outcome, Ok(Written::AlreadyThere)) {
-        // What the tier has is the value before this one.
-        state.delayed.push(Write { tries: write.tries + 1, ..write });
-        let key = state.slot(write.slot).key;
-        drop(state);
-        shared.tiers[write.tier].remove(key);
-        return;
-    }
-    if write.replaces
-        && write.tries < REPLACE_TRIES_MAX
-        && matches!(&outcome, Err(error) if error.kind() == ErrorKind::Busy)
-    {
-        state.delayed.push(Write { tries: write.tries + 1, ..write });
-        return;
+    let key = state.slot(write.slot).key;
+    if write.replaces && write.tries < REPLACE_TRIES_MAX {
+        let again = match &outcome {
+            // What the tier has is the value before this one.
+            Ok(Written::AlreadyThere) => {
+                shared.tiers[write.tier].remove(key);
+                true
+            }
+            Err(error) => error.kind() == ErrorKind::Busy,
+            Ok(Written::New) => false,
+        };
+        if again {
+            state.delayed.push(Write { tries: write.tries + 1, ..write });
+            return;
+        }
     }
     match &outcome {
         Ok(Written::New) => {
@@ -177,10 +178,7 @@ fn write_ended(shared: &Arc<Shared>, write: Write, bytes: usize, outcome: Result
     };
     if write.replaces && !stored {
         // Better nothing under this key than the value before (P1).
-        let key = state.slot(write.slot).key;
-        drop(state);
         shared.tiers[write.tier].remove(key);
-        state = shared.state.lock();
     }
     let slot = state.slot_mut(write.slot);
     slot.saved |= stored;
@@ -194,32 +192,33 @@ fn write_ended(shared: &Arc<Shared>, write: Write, bytes: usize, outcome: Result
     }
     let slot = state.slot_mut(write.slot);
     let (was_dirty, slot_bytes) = (slot.block.is_dirty(), slot.bytes);
-    let key = slot.key;
     slot.block.write_ended(saved);
     if was_dirty {
         state.held.dirty -= slot_bytes;
     }
-    let removed = match state.successors.remove(&write.slot) {
-        None => false,
-        Some(None) => true,
-        Some(Some(slot)) => {
-            state.queue_writes(Write { slot, tier: 0, replaces: true, tries: 0 });
-            false
-        }
-    };
+    match state.successors.remove(&key) {
+        None => {}
+        Some(None) => remove_everywhere(shared, &state, &[key]),
+        Some(Some(slot)) => state.queue_writes(Write { slot, tier: 0, replaces: true, tries: 0 }),
+    }
     state.free_if_over(write.slot);
     claim::admit_queued(shared, &mut state);
     drop(state);
-    if removed {
-        shared.tiers.iter().for_each(|tier| tier.remove(key));
-    }
     shared.changed.notify_all();
+}
+
+/// Has the tiers forget blocks. Under the lock under which the pool forgot them: a block that is stored under the same
+/// key right after would be removed in their place.
+pub(crate) fn remove_everywhere(shared: &Shared, _held: &State, keys: &[BlockKey]) {
+    for tier in &shared.tiers {
+        keys.iter().for_each(|key| tier.remove(*key));
+    }
 }
 
 /// Queues a read of a block that is in no slot; `NoSpace` when the pool has no room for it.
 pub(crate) fn fetch(
     state: &mut State,
-    key: kvdepot_core::BlockKey,
+    key: BlockKey,
     spec: &Arc<kvdepot_core::NamespaceSpec>,
     tier: usize,
     deadline: Instant,

@@ -145,6 +145,7 @@ pub(crate) fn fetch_all(shared: &Arc<Shared>, namespace: NamespaceHandle, blocks
     let Ok(spec) = state.namespaces.get(namespace).map(|entry| Arc::clone(&entry.spec)) else { return };
     for &(key, tier) in blocks {
         if !state.index.contains_key(&key)
+            && !state.is_leaving(&key)
             && io_queue::fetch(&mut state, key, &spec, tier, shared.config.deadline()).is_err()
         {
             break;
@@ -297,8 +298,8 @@ fn enter_epoch(
 
 /// Forgets blocks in pool and tiers: whether each was there, as far as the pool and what tiers know without I/O tell.
 pub(crate) fn remove(shared: &Arc<Shared>, keys: &[BlockKey]) -> Vec<bool> {
-    let known = Known::peek(shared, keys.iter().copied());
     let mut state = shared.state.lock();
+    let known = Known::peek(shared, keys.iter().copied());
     let mut tell = Vec::new();
     let mut was_there = Vec::with_capacity(keys.len());
     for key in keys {
@@ -308,11 +309,9 @@ pub(crate) fn remove(shared: &Arc<Shared>, keys: &[BlockKey]) -> Vec<bool> {
             tell.push(*key);
         }
     }
+    io_queue::remove_everywhere(shared, &state, &tell);
     claim::admit_queued(shared, &mut state);
     drop(state);
-    for tier in &shared.tiers {
-        tell.iter().for_each(|key| tier.remove(*key));
-    }
     shared.changed.notify_all();
     was_there
 }

@@ -107,8 +107,9 @@ pub(crate) struct State {
     pub(crate) writes_in_flight: Vec<usize>,
     /// Writes to be tried again at the janitor's next turn.
     pub(crate) delayed: Vec<Write>,
-    /// What comes after the write of a slot that is under way: the value that replaced it, or its removal.
-    pub(crate) successors: HashMap<SlotId, Option<SlotId>, foldhash::fast::RandomState>,
+    /// Keys whose block tiers still write although the index names it no more, and what comes after that write: the
+    /// block that took its place, or its removal.
+    pub(crate) successors: HashMap<BlockKey, Option<SlotId>, foldhash::fast::RandomState>,
     /// Whether a thread is handing queued work to the tiers now.
     pub(crate) pumping: bool,
     pub(crate) held: Held,
@@ -374,9 +375,23 @@ impl State {
     /// A block's last shard came: visible from now on, and queued for the tiers.
     pub(crate) fn sealed(&mut self, id: SlotId) {
         if let Some(write) = self.seal(id) {
-            self.queue_writes(write);
+            self.write_in_turn(write);
         }
         self.free_if_over(id);
+    }
+
+    /// Has every tier write a block, after the one before it under its key.
+    fn write_in_turn(&mut self, write: Write) {
+        let key = self.slot(write.slot).key;
+        match self.successors.get_mut(&key) {
+            Some(next) => *next = Some(write.slot),
+            None => self.queue_writes(write),
+        }
+    }
+
+    /// Whether a block that was removed is still being written: a tier may show it until it can be removed there.
+    pub(crate) fn is_leaving(&self, key: &BlockKey) -> bool {
+        self.successors.contains_key(key)
     }
 
     /// Has every tier write a block.
@@ -423,10 +438,11 @@ impl State {
             return None;
         }
         let tell = others.iter().filter(|other| self.forget(other).1).copied().collect();
-        let old = self.index.insert(key, id);
-        let waits = old.is_some_and(|old| self.displace(old, Some(id)));
-        if let Some(write) = write.filter(|_| !waits) {
-            self.queue_writes(Write { replaces: true, ..write });
+        if let Some(old) = self.index.insert(key, id) {
+            self.displace(old);
+        }
+        if let Some(write) = write {
+            self.write_in_turn(Write { replaces: true, ..write });
         }
         self.free_if_over(id);
         Some(tell)
@@ -435,33 +451,33 @@ impl State {
     /// Takes a block out of the pool: whether it was there, and whether tiers are to be told now; if not, a write that
     /// is under way is waited for.
     pub(crate) fn forget(&mut self, key: &BlockKey) -> (bool, bool) {
-        let Some(old) = self.index.remove(key) else { return (false, true) };
-        let was_there = self.slot(old).block.is_readable();
-        let waits = self.displace(old, None);
-        (was_there, !waits)
+        let old = self.index.remove(key);
+        let was_there = old.is_some_and(|old| self.slot(old).block.is_readable());
+        if let Some(old) = old {
+            self.displace(old);
+        }
+        (was_there, !self.is_leaving(key))
     }
 
-    /// Dooms a slot that the index names no more. True when tiers still write it: then `successor` has its turn after.
-    fn displace(&mut self, old: SlotId, successor: Option<SlotId>) -> bool {
+    /// Dooms a slot that the index names no more. Where tiers still write it, its removal has its turn after that, unless
+    /// something takes its place before.
+    fn displace(&mut self, old: SlotId) {
         let slot = self.slot_mut(old);
-        let (bytes, dirty, writing) = (slot.bytes, slot.block.is_dirty(), slot.block.is_writing());
+        let (key, bytes) = (slot.key, slot.bytes);
+        let (dirty, writing) = (slot.block.is_dirty(), slot.block.is_writing());
         slot.block.doom();
         if dirty {
             self.held.dirty -= bytes;
         }
         if writing {
-            self.successors.insert(old, successor);
+            self.successors.insert(key, None);
+        } else if let Some(next) = self.successors.get_mut(&key) {
+            // It waited for the write of what it replaced itself.
+            *next = None;
         } else if dirty {
             self.writes.iter_mut().for_each(|queue| queue.retain(|write| write.slot != old));
         }
-        // It may itself be waiting for the write of what it replaced.
-        let mut waits = writing;
-        for next in self.successors.values_mut().filter(|next| **next == Some(old)) {
-            *next = successor;
-            waits = true;
-        }
         self.free_if_over(old);
-        waits
     }
 
     /// Dooms every block of a namespace id that was left behind.
@@ -482,9 +498,9 @@ impl State {
                 self.held.dirty -= slot.bytes;
             }
             slot.block.doom();
-            // Its key is of an epoch that tiers do not know any more: nothing comes after its write.
-            self.successors.retain(|old, next| *old != id && *next != Some(id));
             self.free_if_over(id);
         }
+        // Tiers do not know this epoch any more: nothing comes after its writes.
+        self.successors.retain(|key, _| key.namespace != old);
     }
 }

@@ -1,25 +1,45 @@
 //! P1 for values of any length: whole or absent, under overwriting, class changes, removal, eviction and restarts.
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use kvdepot_core::pipeline::PoolKind;
 use kvdepot_depot::values::{Found, Value, Values};
-use kvdepot_depot::{Depot, DepotConfig};
+use kvdepot_depot::{Depot, DepotConfig, PoolMapping};
+use kvdepot_io::faults::{Fault, FaultDevice, FaultOp, Faults};
+use kvdepot_io::{Device, DirDevice, DirectUse};
+use kvdepot_tier::{PosixConfig, PosixTier};
 
 const LONG: Duration = Duration::from_secs(20);
 const POOL: u64 = 16 << 20;
 
-fn depot(more: serde_json::Value) -> Depot {
+fn config(more: &serde_json::Value) -> DepotConfig {
     let mut value =
         serde_json::json!({"pipeline": "Cache", "pool_bytes": POOL, "timeout_ms": 10_000, "eviction": "lru"});
     for (key, entry) in more.as_object().unwrap() {
         value[key] = entry.clone();
     }
-    Depot::start_private(DepotConfig::from_json(&value.to_string()).unwrap()).unwrap()
+    DepotConfig::from_json(&value.to_string()).unwrap()
+}
+
+fn depot(more: serde_json::Value) -> Depot {
+    Depot::start_private(config(&more)).unwrap()
 }
 
 fn on_disk(directory: &std::path::Path) -> serde_json::Value {
     serde_json::json!({"pipeline": "Cache|Posix", "posix": {"directories": [directory], "io_direct": false}})
+}
+
+/// A depot over the same directory, through a device with faults.
+fn depot_on(directory: &std::path::Path, faults: &Faults) -> Depot {
+    let device = Arc::new(DirDevice::open(directory, DirectUse::Never).unwrap());
+    let device: Arc<dyn Device> = Arc::new(FaultDevice::new(device, faults.clone()));
+    let posix = PosixConfig { directories: vec![directory.to_owned()], ..PosixConfig::default() };
+    let tier = PosixTier::open_on_devices(posix, vec![device]).unwrap();
+    let config = config(&on_disk(directory));
+    let pool = PoolMapping::create_private(config.mapped_bytes()).unwrap();
+    Depot::with_tiers(config, PoolKind::Cache, vec![Arc::new(tier)], pool).unwrap()
 }
 
 fn values(depot: &Depot) -> Values {
@@ -177,23 +197,73 @@ fn values_survive_a_restart_in_the_tier() {
     assert_eq!(get(&values, "k1").unwrap(), sum(10, 1));
 }
 
-/// Values stored again and again, in changing classes, while the tier writes: in the end the last one is on the disk.
+/// Values stored again and again, in changing classes, while the tier writes, now and then slowly: in the end the last one
+/// is on the disk.
 #[test]
 fn the_last_value_of_a_key_is_the_one_on_disk() {
-    let directory = tempfile::tempdir().unwrap();
-    for round in 0..3u8 {
+    for seed in 0..8 {
+        let directory = tempfile::tempdir().unwrap();
+        for round in 0..3u8 {
+            let faults = Faults::seeded(seed);
+            for op in [FaultOp::Create, FaultOp::Publish, FaultOp::Unlink] {
+                faults.chance(op, Fault::Slow(Duration::from_millis(2)), 0.3);
+            }
+            let depot = depot_on(directory.path(), &faults);
+            let values = values(&depot);
+            let expected = round.checked_sub(1).map(|before| sum(20_000 + usize::from(before), 39));
+            assert_eq!(get(&values, "key"), expected, "seed {seed}, round {round}");
+            for count in 0..40u8 {
+                let len = 20_000 + usize::from(count % 3) * 40_000 * usize::from(count != 39);
+                put(&values, "key", &bytes(len, count));
+            }
+            put(&values, "key", &bytes(20_000 + usize::from(round), 39));
+        }
+    }
+}
+
+/// What is done with a key while the tier still writes the first of its values.
+type Deed = fn(&Values);
+
+/// Another value, a removal, or both come while a value is being written: the disk has what came last.
+#[test]
+fn what_came_last_is_on_the_disk_however_late_the_first_is_written() {
+    const SMALL: usize = 20_000;
+    const LARGE: usize = 100_000;
+    let deeds: [(&str, Deed, Option<Sum>); 5] = [
+        ("removed", |values| assert_eq!(values.remove(&[Values::hash(b"key")]), 1), None),
+        ("stored again", |values| put(values, "key", &bytes(SMALL, 2)), Some(sum(SMALL, 2))),
+        ("stored larger", |values| put(values, "key", &bytes(LARGE, 2)), Some(sum(LARGE, 2))),
+        (
+            "stored larger, and smaller again",
+            |values| {
+                put(values, "key", &bytes(LARGE, 2));
+                put(values, "key", &bytes(SMALL, 3));
+            },
+            Some(sum(SMALL, 3)),
+        ),
+        (
+            "removed, and stored again",
+            |values| {
+                values.remove(&[Values::hash(b"key")]);
+                put(values, "key", &bytes(SMALL, 2));
+            },
+            Some(sum(SMALL, 2)),
+        ),
+    ];
+    for (deed, act, expected) in deeds {
+        let directory = tempfile::tempdir().unwrap();
+        let faults = Faults::seeded(1);
+        {
+            let depot = depot_on(directory.path(), &faults);
+            let values = values(&depot);
+            faults.hang(FaultOp::Write);
+            put(&values, "key", &bytes(SMALL, 1));
+            assert!(faults.wait_hung(1, Instant::now() + LONG), "{deed}: the first is not written");
+            act(&values);
+            assert_eq!(get(&values, "key"), expected, "{deed}: at once");
+            faults.release();
+        }
         let depot = depot(on_disk(directory.path()));
-        let values = values(&depot);
-        if round > 0 {
-            assert_eq!(get(&values, "key").unwrap(), sum(20_000 + usize::from(round - 1), 39));
-        }
-        for seed in 0..40u8 {
-            put(
-                &values,
-                "key",
-                &bytes(20_000 + usize::from(seed % 3) * 40_000 * usize::from(seed != 39), seed),
-            );
-        }
-        put(&values, "key", &bytes(20_000 + usize::from(round), 39));
+        assert_eq!(get(&self::values(&depot), "key"), expected, "{deed}: after a restart");
     }
 }

@@ -116,6 +116,7 @@ fn fetch_place(shared: &Shared, state: &mut State, claim: &mut Claim, id: u64, p
     let Some(key) = claim.key(state, group as usize, rank as usize, block as usize) else { return };
     let slot = match state.index.get(&key) {
         Some(&slot) => Some(slot).filter(|&s| state.slot(s).block.phase() == BlockPhase::Fetching),
+        None if state.is_leaving(&key) => None,
         None => {
             let handle = claim.groups[group as usize].namespaces[rank as usize];
             let spec = state.namespaces.get(handle).map(|namespace| Arc::clone(&namespace.spec));

@@ -11,10 +11,10 @@ use kvdepot_io::SlotBuf;
 use smallvec::SmallVec;
 
 use crate::Session;
-use crate::ops;
 use crate::pool::{Readable, Writable};
 use crate::resolver::Known;
 use crate::stats::Stats;
+use crate::{io_queue, ops};
 
 /// A slot that is being filled. Dropping it without publishing gives it back: nobody ever saw it (P1).
 pub struct WriteSlot {
@@ -118,19 +118,21 @@ impl WriteSlot {
             }));
         }
         let tell = state.publish(self.slot, others);
+        if !shared.tiers.is_empty()
+            && let Some(tell) = &tell
+        {
+            let known = Known::peek(shared, tell.iter().copied());
+            let there: Vec<BlockKey> =
+                tell.iter().filter(|key| known.tier_of(key).is_some()).copied().collect();
+            io_queue::remove_everywhere(shared, &state, &there);
+        }
         drop(state);
         shared.changed.notify_all();
         shared.kick();
-        let tell = tell.ok_or_else(|| {
-            Error::new(ErrorKind::NotFound, "the namespace was reset while a block was stored")
-        })?;
-        Stats::add(&shared.stats.dump_blocks_sealed, 1);
-        if !shared.tiers.is_empty() {
-            let known = Known::peek(shared, tell.iter().copied());
-            for key in tell.iter().filter(|key| known.tier_of(key).is_some()) {
-                shared.tiers.iter().for_each(|tier| tier.remove(*key));
-            }
+        if tell.is_none() {
+            return Err(Error::new(ErrorKind::NotFound, "the namespace was reset while a block was stored"));
         }
+        Stats::add(&shared.stats.dump_blocks_sealed, 1);
         Ok(())
     }
 }
