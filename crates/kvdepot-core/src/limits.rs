@@ -87,6 +87,8 @@ pub const REMOTE_QUEUE_MAX: usize = 8192;
 pub const REMOTE_BATCH_BLOCKS_MAX: usize = 32;
 /// Most bytes that one put of several blocks carries: so long does a get behind it wait.
 pub const REMOTE_BATCH_BYTES_MAX: u64 = 8 << 20;
+/// Bytes of waiting puts from which on a second connection of a Remote tier takes some of them: fewer travel together.
+pub const REMOTE_SECOND_WRITER_BYTES: u64 = 256 << 10;
 /// Blocks of which a Remote tier remembers whether they are there.
 pub const REMOTE_KNOWN_KEYS_MAX: usize = 1 << 20;
 /// Batches of reads that go before a waiting write.

@@ -12,6 +12,9 @@ use super::connection::Connection;
 /// How long a value may take to come up from a tier.
 pub(super) const GET_WAIT: Duration = Duration::from_secs(10);
 
+/// Values that are removed between two requests of other connections; more take a thread of their own.
+const REMOVED_AT_ONCE_MAX: usize = 16;
+
 /// A request, its keys hashed.
 #[derive(Debug)]
 pub(super) enum Command {
@@ -72,7 +75,11 @@ impl Connection {
                 self.answer(Reply::Number(leading as i32 - 1)).await
             }
             Command::Delete(hashes) => {
-                let gone = self.apart(move |values| values.remove(&hashes)).await?;
+                let gone = if hashes.len() <= REMOVED_AT_ONCE_MAX {
+                    self.values.remove(&hashes)
+                } else {
+                    self.apart(move |values| values.remove(&hashes)).await?
+                };
                 self.answer(Reply::Number(gone as i32)).await
             }
             Command::Put(hash, bytes) => self.put_value(hash, bytes, buffer).await,

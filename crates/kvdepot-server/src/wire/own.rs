@@ -11,10 +11,14 @@ use kvdepot_wire::{Frame, FrameBuffer};
 use tokio::time::Instant;
 
 use super::connection::Connection;
-use super::stream::Stream;
+use super::stream::{Answer, Source, Stream};
 
 /// Blocks leased at a time by one get: what a slow peer keeps in the pool.
 const LEASES_AT_A_TIME: usize = 16;
+/// Blocks that are removed between two requests of other connections; more take a thread of their own.
+const REMOVED_AT_ONCE_MAX: usize = 256;
+/// Bytes of blocks that are sent as one.
+const TOGETHER_BYTES: u64 = 256 << 10;
 /// Longest wait for tiers.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 /// How long a get waits before it asks again for blocks that found no room in the pool.
@@ -170,7 +174,11 @@ impl Connection {
             }
             Command::Remove(namespace, hashes) => {
                 let keys = keys_in(&self.direct.namespace(namespace)?, &hashes);
-                self.wait_for(move |direct| direct.remove(&keys)).await?;
+                if keys.len() <= REMOVED_AT_ONCE_MAX {
+                    self.direct.remove(&keys);
+                } else {
+                    self.wait_for(move |direct| direct.remove(&keys)).await?;
+                }
                 Response::Done
             }
             Command::Stat => {
@@ -264,13 +272,20 @@ impl Connection {
         let mut asked = Vec::new();
         for (chunk, part) in hashes.chunks(LEASES_AT_A_TIME).enumerate() {
             let first = chunk * LEASES_AT_A_TIME;
+            let mut found = Vec::new();
             for (i, now) in self.direct.read_now(&keys_in(&open, part)).into_iter().enumerate() {
                 let index = (first + i) as u32;
                 match now {
-                    Now::Here(slot) => send_block(&self.stream, id, index, Ok(slot)).await?,
-                    Now::Absent => send_block(&self.stream, id, index, Err(ErrorKind::NotFound)).await?,
+                    Now::Here(slot) => found.push((index, Ok(slot))),
+                    Now::Absent => found.push((index, Err(ErrorKind::NotFound))),
                     Now::Ask => asked.push((index, part[i])),
                 }
+            }
+            // Small ones travel together; between large ones other answers find their turn.
+            let together = (TOGETHER_BYTES / open.block_bytes).max(1) as usize;
+            while !found.is_empty() {
+                let some: Vec<_> = found.drain(..found.len().min(together)).collect();
+                send_blocks(&self.stream, id, &some).await?;
             }
         }
         if asked.is_empty() {
@@ -290,18 +305,26 @@ impl Connection {
     }
 }
 
-async fn send_block(stream: &Stream, id: u64, index: u32, block: Result<ReadSlot, ErrorKind>) -> Result<()> {
-    match block {
-        Ok(slot) => {
-            let block_bytes = slot.block_bytes() as u32;
-            let response = Response::Block { index, status: Status::Ok, block_bytes, crc64: slot.crc64() };
-            respond(stream, id, &response, Some(&slot)).await
-        }
-        Err(kind) => {
-            let response = Response::Block { index, status: Status::Failed(kind), block_bytes: 0, crc64: 0 };
-            respond(stream, id, &response, None).await
-        }
+/// A block's place in its get, and the block or why there is none.
+type Found = (u32, Result<ReadSlot, ErrorKind>);
+
+async fn send_blocks(stream: &Stream, id: u64, blocks: &[Found]) -> Result<()> {
+    let mut heads = Vec::with_capacity(blocks.len() * 64);
+    let mut ends = Vec::with_capacity(blocks.len());
+    for (index, block) in blocks {
+        let (status, block_bytes, crc64) = match block {
+            Ok(slot) => (Status::Ok, slot.block_bytes() as u32, slot.crc64()),
+            Err(kind) => (Status::Failed(*kind), 0, 0),
+        };
+        Response::Block { index: *index, status, block_bytes, crc64 }.encode(id, &mut heads)?;
+        ends.push(heads.len());
     }
+    let starts = std::iter::once(0).chain(ends.iter().copied());
+    let heads = starts.zip(&ends).map(|(start, end)| &heads[start..*end]);
+    let payloads = blocks.iter().map(|(_, block)| block.as_ref().ok().map(|slot| slot as &dyn Source));
+    let answers: Vec<Answer<'_>> =
+        heads.zip(payloads).map(|(head, payload)| Answer { head, payload }).collect();
+    stream.send_all(&answers).await
 }
 
 /// Blocks that tiers have, or may have.
@@ -328,7 +351,7 @@ async fn fetch_blocks(
                 Err(ErrorKind::NoSpace) if !late => asked.push((index, hash)),
                 slot => {
                     found_room = true;
-                    send_block(stream, id, index, slot).await?;
+                    send_blocks(stream, id, &[(index, slot)]).await?;
                 }
             }
         }

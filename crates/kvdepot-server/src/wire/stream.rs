@@ -10,6 +10,7 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_depot::direct::{ReadSlot, WriteSlot};
 use kvdepot_depot::values::{Value, ValueSlot};
 use kvdepot_wire::FrameBuffer;
+use kvdepot_wire::limits::READ_BYTES;
 use rustix::net::sockopt;
 use smallvec::SmallVec;
 use tokio::net::{TcpStream, UnixStream};
@@ -22,6 +23,8 @@ use super::counters::Counters;
 const BYTES_PER_S_MIN: u64 = 1 << 20;
 /// Bytes after which a connection lets others have its thread.
 const TURN_BYTES: usize = 1 << 20;
+/// Payload that is copied from the connection's buffer, with one call for many of its size.
+const BULK_BYTES_MAX: usize = READ_BYTES / 4;
 /// What is read at a time of payload that nobody wants.
 const DISCARD_BYTES: usize = 64 << 10;
 
@@ -65,6 +68,18 @@ impl Source for Value {
 
     fn pieces(&self, start: usize, end: usize) -> SmallVec<[IoSlice<'_>; 4]> {
         self.io_slices(start, end)
+    }
+}
+
+/// An answer, and the payload behind it.
+pub(super) struct Answer<'a> {
+    pub(super) head: &'a [u8],
+    pub(super) payload: Option<&'a dyn Source>,
+}
+
+impl Answer<'_> {
+    fn len(&self) -> usize {
+        self.head.len() + self.payload.map_or(0, Source::len)
     }
 }
 
@@ -192,6 +207,12 @@ impl Stream {
     ) -> Result<()> {
         let deadline = self.deadline(bytes as u64);
         let (mut at, mut turn) = (0, 0);
+        // What is smaller than a call costs is read together with what follows it, and copied.
+        while bytes <= BULK_BYTES_MAX && buffer.len() < bytes {
+            if self.fill(buffer, Some(deadline)).await? == 0 {
+                return Err(closed("a peer left in the middle of its payload"));
+            }
+        }
         while at < bytes && !buffer.is_empty() {
             let mut pieces = sink.pieces(at, bytes);
             let Some(piece) = pieces.first_mut() else { break };
@@ -249,31 +270,30 @@ impl Stream {
 
     /// Sends an answer and its payload as one, when its turn has come.
     pub(super) async fn send(&self, head: &[u8], payload: Option<&dyn Source>) -> Result<()> {
+        self.send_all(&[Answer { head, payload }]).await
+    }
+
+    /// Sends answers as one, when their turn has come.
+    pub(super) async fn send_all(&self, answers: &[Answer<'_>]) -> Result<()> {
         let _turn = self.turn.lock().await;
         if self.broken.load(Ordering::Acquire) {
             return Err(closed("an answer before this one was cut off"));
         }
         // Until all of it is sent: a task that is ended in between leaves a connection that nobody can use.
         self.broken.store(true, Ordering::Release);
-        let payload_bytes = payload.map_or(0, Source::len);
-        let all = head.len() + payload_bytes;
+        let payload_bytes: usize = answers.iter().filter_map(|answer| answer.payload).map(Source::len).sum();
+        let all: usize = answers.iter().map(Answer::len).sum();
         let deadline = self.deadline(all as u64);
-        let (mut at, mut turn) = (0, 0);
-        while at < all {
-            let outcome = {
-                let mut pieces: SmallVec<[IoSlice<'_>; 8]> = SmallVec::new();
-                if at < head.len() {
-                    pieces.push(IoSlice::new(&head[at..]));
-                }
-                if let Some(payload) = payload {
-                    pieces.extend(payload.pieces(at.saturating_sub(head.len()), payload_bytes));
-                }
-                pieces.truncate(IO_VECTORS_MAX);
-                self.socket.try_write_vectored(&pieces)
-            };
+        // The answer that is being sent, and how much of it has left.
+        let (mut index, mut at, mut turn) = (0, 0, 0);
+        while index < answers.len() {
+            let outcome = self.socket.try_write_vectored(&next_pieces(&answers[index..], at));
             match outcome {
                 Ok(count) => {
                     at += count;
+                    while let Some(answer) = answers.get(index).filter(|answer| answer.len() <= at) {
+                        (index, at) = (index + 1, at - answer.len());
+                    }
                     turn += count;
                     if turn >= TURN_BYTES {
                         turn = 0;
@@ -294,4 +314,23 @@ impl Stream {
         self.broken.store(false, Ordering::Release);
         Ok(())
     }
+}
+
+/// What one call sends of some answers, when `sent` bytes of the first have left.
+fn next_pieces<'a>(answers: &'a [Answer<'_>], sent: usize) -> SmallVec<[IoSlice<'a>; 8]> {
+    let (mut pieces, mut skip) = (SmallVec::new(), sent);
+    for Answer { head, payload } in answers {
+        if pieces.len() >= IO_VECTORS_MAX {
+            break;
+        }
+        if skip < head.len() {
+            pieces.push(IoSlice::new(&head[skip..]));
+        }
+        if let Some(payload) = payload {
+            pieces.extend(payload.pieces(skip.saturating_sub(head.len()), payload.len()));
+        }
+        skip = 0;
+    }
+    pieces.truncate(IO_VECTORS_MAX);
+    pieces
 }

@@ -78,7 +78,7 @@ pub(crate) fn server(attachment: &Arc<Attachment>) -> Value {
 }
 
 /// Waits until `what` holds.
-pub(crate) fn until(what: &str, holds: impl Fn() -> bool) {
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = std::time::Instant::now() + LONG;
     while !holds() {
         assert!(std::time::Instant::now() < deadline, "never: {what}");

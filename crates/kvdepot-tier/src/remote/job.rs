@@ -58,6 +58,14 @@ impl Job {
     pub(super) const fn is_write(&self) -> bool {
         matches!(self.what, What::Put { .. })
     }
+
+    /// Bytes of the block that it moves to the server, if it does.
+    pub(super) fn put_bytes(&self) -> Option<u64> {
+        match &self.what {
+            What::Put { from, .. } => Some(from.len() as u64),
+            _ => None,
+        }
+    }
 }
 
 impl std::fmt::Debug for Job {

@@ -2,12 +2,14 @@
 
 use std::io::{IoSlice, Write};
 
-use kvdepot_core::limits::REMOTE_SEND_BYTES_MAX;
+use kvdepot_core::limits::{IO_VECTORS_MAX, REMOTE_SEND_BYTES_MAX};
 use kvdepot_io::IoBuf;
 use smallvec::SmallVec;
 
 use super::again;
 use super::socket::Socket;
+
+type Pieces<'a> = SmallVec<[IoSlice<'a>; 32]>;
 
 /// Sends `front` and then all `bodies`, calling `progressed` after each piece.
 pub(super) fn send_all(
@@ -18,17 +20,14 @@ pub(super) fn send_all(
 ) -> std::io::Result<()> {
     let (mut front_sent, mut body, mut body_sent) = (0, 0, 0);
     while front_sent < front.len() || body < bodies.len() {
-        let slices = bodies.get(body).map(|body| body.slices(body_sent)).unwrap_or_default();
-        let mut pieces: SmallVec<[IoSlice<'_>; 8]> = SmallVec::new();
+        let next = next_pieces(&bodies[body..], body_sent);
+        let mut pieces = Pieces::new();
         pieces.push(IoSlice::new(&front[front_sent..]));
         let mut room = REMOTE_SEND_BYTES_MAX;
-        for slice in &slices {
-            let count = slice.len().min(room);
-            pieces.push(IoSlice::new(&slice[..count]));
+        for piece in next.iter().take(IO_VECTORS_MAX - 1) {
+            let count = piece.len().min(room);
+            pieces.push(IoSlice::new(&piece[..count]));
             room -= count;
-            if room == 0 {
-                break;
-            }
         }
         let count = again(|| stream.write_vectored(&pieces))?;
         if count == 0 {
@@ -37,10 +36,24 @@ pub(super) fn send_all(
         let of_front = count.min(front.len() - front_sent);
         front_sent += of_front;
         body_sent += count - of_front;
-        if bodies.get(body).is_some_and(|sending| sending.len() == body_sent) {
-            (body, body_sent) = (body + 1, 0);
+        while let Some(sending) = bodies.get(body).filter(|sending| sending.len() <= body_sent) {
+            (body, body_sent) = (body + 1, body_sent - sending.len());
         }
         progressed();
     }
     Ok(())
+}
+
+/// What one call sends of the blocks: no more than is good for seeing progress.
+fn next_pieces(bodies: &[IoBuf], sent: usize) -> Pieces<'_> {
+    let (mut pieces, mut bytes, mut skip) = (Pieces::new(), 0, sent);
+    for body in bodies {
+        if bytes >= REMOTE_SEND_BYTES_MAX || pieces.len() >= IO_VECTORS_MAX / 2 {
+            break;
+        }
+        pieces.extend(body.slices(skip));
+        bytes += body.len() - skip;
+        skip = 0;
+    }
+    pieces
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use kvdepot_core::limits::{
     REMOTE_BATCH_BLOCKS_MAX, REMOTE_BATCH_BYTES_MAX, REMOTE_IDLE_LOOK_MS, REMOTE_PAUSE_MS, REMOTE_QUEUE_MAX,
-    REMOTE_READS_IN_A_ROW_MAX,
+    REMOTE_READS_IN_A_ROW_MAX, REMOTE_SECOND_WRITER_BYTES,
 };
 use kvdepot_core::{Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex};
@@ -36,7 +36,9 @@ pub(super) struct Server {
     pub(super) address: String,
     pub(super) shared: Arc<Shared>,
     state: Mutex<State>,
-    /// Signalled when jobs come, and when connections come or go.
+    /// Signalled when jobs come that nobody will take without being woken.
+    work: Condvar,
+    /// Signalled when connections come or go.
     changed: Condvar,
     /// How often it owed an answer for too long.
     silences: AtomicU64,
@@ -50,8 +52,12 @@ struct State {
     conns: Vec<Arc<Conn>>,
     first: VecDeque<Job>,
     writes: VecDeque<Job>,
-    /// Connections that send a block now.
+    /// Bytes of the blocks in `writes`.
+    write_bytes: u64,
+    /// Connections that send blocks now.
     writing: usize,
+    /// Senders that were woken and have not looked for jobs since.
+    woken: usize,
     reads_in_a_row: u32,
     /// What it spoke last.
     dialect: Option<Dialect>,
@@ -62,6 +68,17 @@ struct State {
     last_error: Option<Error>,
 }
 
+impl State {
+    /// Bytes that wait when one more connection takes some of them.
+    const fn second_writer_bytes(&self) -> u64 {
+        match self.dialect {
+            // Each of its puts waits for the answer to the one before.
+            Some(Dialect::Infini) => 0,
+            _ => REMOTE_SECOND_WRITER_BYTES,
+        }
+    }
+}
+
 impl Server {
     pub(super) fn new(address: String, shared: Arc<Shared>) -> Self {
         let state = State {
@@ -70,15 +87,17 @@ impl Server {
             conns: Vec::new(),
             first: VecDeque::new(),
             writes: VecDeque::new(),
+            write_bytes: 0,
             writing: 0,
+            woken: 0,
             reads_in_a_row: 0,
             dialect: None,
             depot: None,
             failures: 0,
             last_error: None,
         };
-        let (state, changed) = (Mutex::new(state), Condvar::new());
-        Self { address, shared, state, changed, silences: AtomicU64::new(0) }
+        let (state, work, changed) = (Mutex::new(state), Condvar::new(), Condvar::new());
+        Self { address, shared, state, work, changed, silences: AtomicU64::new(0) }
     }
 
     pub(super) fn health(&self) -> Health {
@@ -117,17 +136,34 @@ impl Server {
             Error::new(ErrorKind::Busy, "too many requests wait for a remote server")
                 .with("server", &self.address)
         } else {
-            if job.is_write() {
-                state.writes.push_back(job)
-            } else {
-                state.first.push_back(job)
+            match job.put_bytes() {
+                Some(bytes) => {
+                    state.write_bytes += bytes;
+                    state.writes.push_back(job);
+                }
+                None => state.first.push_back(job),
             }
-            drop(state);
-            self.changed.notify_all();
+            self.wake_a_sender(&mut state);
             return;
         };
         drop(state);
         job.fail(error);
+    }
+
+    /// Wakes a sender, unless one will come by itself: what comes meanwhile travels with the job that it was woken for.
+    fn wake_a_sender(&self, state: &mut State) {
+        let for_reads = !state.first.is_empty();
+        let for_writes = !state.writes.is_empty()
+            && (state.writing == 0
+                || (state.write_bytes >= state.second_writer_bytes() && state.writing < self.writers_max()));
+        if (for_reads || for_writes) && state.woken == 0 && self.work.notify_one() {
+            state.woken = 1;
+        }
+    }
+
+    /// One connection is left to those who wait for answers.
+    fn writers_max(&self) -> usize {
+        (self.shared.config.connections - 1).max(1)
     }
 
     /// The next requests for a connection, alike enough to travel as one. Empty: the connection is over.
@@ -135,35 +171,43 @@ impl Server {
         let mut state = self.state.lock();
         loop {
             if is_over() || self.shared.is_stopping() {
+                // It may have been woken for a job, which is another's now.
+                self.wake_a_sender(&mut state);
                 return Vec::new();
             }
-            // One connection is left to those who wait for answers.
-            let may_write =
-                state.writing < (self.shared.config.connections - 1).max(1) && !state.writes.is_empty();
+            let may_write = state.writing < self.writers_max() && !state.writes.is_empty();
             let turn =
                 may_write && (state.first.is_empty() || state.reads_in_a_row >= REMOTE_READS_IN_A_ROW_MAX);
             if turn {
                 state.reads_in_a_row = 0;
                 state.writing += 1;
-                return batch(&mut state.writes);
+                let jobs = batch(&mut state.writes);
+                state.write_bytes -= jobs.iter().filter_map(Job::put_bytes).sum::<u64>();
+                self.wake_a_sender(&mut state);
+                return jobs;
             }
             if !state.first.is_empty() {
                 state.reads_in_a_row = state.reads_in_a_row.saturating_add(1);
-                return batch(&mut state.first);
+                let jobs = batch(&mut state.first);
+                self.wake_a_sender(&mut state);
+                return jobs;
             }
-            self.changed.wait_for(&mut state, Duration::from_millis(REMOTE_IDLE_LOOK_MS));
+            self.work.wait_for(&mut state, Duration::from_millis(REMOTE_IDLE_LOOK_MS));
+            state.woken = 0;
         }
     }
 
     /// A batch of writes has left.
     pub(super) fn write_ended(&self) {
-        self.state.lock().writing -= 1;
-        self.changed.notify_all();
+        let mut state = self.state.lock();
+        state.writing -= 1;
+        self.wake_a_sender(&mut state);
     }
 
     /// Wakes whoever waits in `take`, so that it looks whether its connection is over.
     pub(super) fn wake(&self) {
         drop(self.state.lock());
+        self.work.notify_all();
         self.changed.notify_all();
     }
 
@@ -178,6 +222,13 @@ impl Server {
                 *queue = rest;
                 late.push(over);
             }
+        }
+        if !late.is_empty() {
+            state.write_bytes = state.writes.iter().filter_map(Job::put_bytes).sum();
+        }
+        // Whoever was to take it may hang on its own connection.
+        if !(state.first.is_empty() && state.writes.is_empty()) {
+            self.work.notify_one();
         }
         let conns = state.conns.clone();
         drop(state);
@@ -243,6 +294,7 @@ impl Server {
         is_news |= before != Health::Down;
         let mut waiting: Vec<Job> = state.first.drain(..).collect();
         waiting.extend(state.writes.drain(..));
+        state.write_bytes = 0;
         drop(state);
         self.changed.notify_all();
         if is_news && !is_stopping {
