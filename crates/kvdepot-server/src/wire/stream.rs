@@ -22,7 +22,9 @@ use super::counters::Counters;
 /// Slowest peer that is waited for, once its patience at the beginning is used up.
 const BYTES_PER_S_MIN: u64 = 1 << 20;
 /// Bytes after which a connection lets others have its thread.
-const TURN_BYTES: usize = 1 << 20;
+const TURN_BYTES: usize = 4 << 20;
+/// How long a thread stays awake for the next bytes of a payload: to be woken takes as long.
+const AWAKE: Duration = Duration::from_micros(30);
 /// Payload that is copied from the connection's buffer, with one call for many of its size.
 const BULK_BYTES_MAX: usize = READ_BYTES / 4;
 /// What is read at a time of payload that nobody wants.
@@ -99,11 +101,23 @@ impl Socket {
         }
     }
 
-    fn try_read_vectored(&self, pieces: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        match self {
+    /// Reads what has come, or comes in the next moment.
+    fn try_read_awake(&self, pieces: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        let begun = std::time::Instant::now();
+        let mut outcome = match self {
             Self::Tcp(tcp) => tcp.try_read_vectored(pieces),
             Self::Inside(unix) => unix.try_read_vectored(pieces),
+        };
+        while matches!(&outcome, Err(e) if e.kind() == io::ErrorKind::WouldBlock) && begun.elapsed() < AWAKE {
+            std::thread::yield_now();
+            // The runtime remembers that there was nothing: the system itself is asked.
+            outcome = match self {
+                Self::Tcp(tcp) => rustix::io::readv(tcp, pieces),
+                Self::Inside(unix) => rustix::io::readv(unix, pieces),
+            }
+            .map_err(io::Error::from);
         }
+        outcome
     }
 
     fn try_write_vectored(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
@@ -225,7 +239,7 @@ impl Stream {
             let outcome = {
                 let mut pieces = sink.pieces(at, bytes);
                 pieces.truncate(IO_VECTORS_MAX);
-                self.socket.try_read_vectored(&mut pieces)
+                self.socket.try_read_awake(&mut pieces)
             };
             match outcome {
                 Ok(0) => return Err(closed("a peer left in the middle of its payload")),
@@ -233,7 +247,7 @@ impl Stream {
                     each(sink, at, at + count);
                     at += count;
                     turn += count;
-                    if turn >= TURN_BYTES {
+                    if turn >= TURN_BYTES && at < bytes {
                         turn = 0;
                         tokio::task::yield_now().await;
                     }
@@ -295,7 +309,7 @@ impl Stream {
                         (index, at) = (index + 1, at - answer.len());
                     }
                     turn += count;
-                    if turn >= TURN_BYTES {
+                    if turn >= TURN_BYTES && index < answers.len() {
                         turn = 0;
                         tokio::task::yield_now().await;
                     }
