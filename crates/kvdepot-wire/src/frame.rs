@@ -25,6 +25,22 @@ pub struct FrameBuffer {
     body_bytes_max: fn(u8) -> Option<usize>,
 }
 
+/// Memory of a buffer that waits: nobody sees what was in it.
+#[derive(Debug)]
+pub struct Spare(Vec<u8>);
+
+impl Spare {
+    /// Its size.
+    pub const fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether it has no size.
+    pub const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
 impl FrameBuffer {
     /// For the side that takes requests.
     pub const fn requests() -> Self {
@@ -46,10 +62,24 @@ impl FrameBuffer {
         self.start == self.end
     }
 
-    /// Gives memory back; call it before a long wait. Keeps what has arrived.
-    pub fn release(&mut self) {
-        if self.is_empty() {
-            *self = Self { bytes: Vec::new(), start: 0, end: 0, body_bytes_max: self.body_bytes_max };
+    /// Gives its memory up while nothing is in it; call it before a long wait. Keeps what has arrived.
+    pub fn release(&mut self) -> Option<Spare> {
+        if !self.is_empty() || self.bytes.is_empty() {
+            return None;
+        }
+        (self.start, self.end) = (0, 0);
+        Some(Spare(std::mem::take(&mut self.bytes)))
+    }
+
+    /// Whether it has no memory now.
+    pub const fn is_released(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Takes memory that another buffer gave up, unless it has its own.
+    pub fn reuse(&mut self, spare: Spare) {
+        if self.is_released() {
+            self.bytes = spare.0;
         }
     }
 
@@ -158,8 +188,15 @@ mod tests {
         assert_eq!(buffer.next_frame().unwrap(), None);
         assert!(buffer.bytes.capacity() <= 2 * READ_BYTES);
         buffer.start = buffer.end;
-        buffer.release();
+        let spare = buffer.release().unwrap();
         assert_eq!(buffer.bytes.capacity(), 0);
+        assert!(buffer.is_released() && buffer.release().is_none());
+        // Another buffer's bytes are none of its own.
+        buffer.reuse(spare);
+        assert!(buffer.is_empty() && !buffer.is_released());
+        buffer.extend(&frame(op::STAT, b"own"));
+        assert_eq!(buffer.next_frame().unwrap().unwrap().body, b"own");
+        assert_eq!(buffer.next_frame().unwrap(), None);
     }
 
     #[test]

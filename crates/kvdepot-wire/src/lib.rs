@@ -18,5 +18,5 @@ pub mod infini;
 pub mod limits;
 pub mod own;
 
-pub use frame::{Frame, FrameBuffer};
+pub use frame::{Frame, FrameBuffer, Spare};
 pub use header::{HEADER_BYTES, Header};

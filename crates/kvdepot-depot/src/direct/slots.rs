@@ -104,7 +104,7 @@ impl WriteSlot {
 
     /// All bytes are there: the block takes the place of what was under its key and under `others`, at once; who reads
     /// that keeps it until they let go.
-    pub(crate) fn replace(mut self, others: &[BlockKey]) -> Result<()> {
+    pub(crate) fn replace(mut self, others: impl FnOnce() -> Vec<BlockKey>) -> Result<()> {
         self.over = true;
         let shared = self.session.shared();
         let mut state = shared.state.lock();
@@ -117,7 +117,7 @@ impl WriteSlot {
                 Error::new(ErrorKind::Unsupported, "only blocks of one shard can replace others")
             }));
         }
-        let tell = state.publish(self.slot, others);
+        let tell = state.publish(self.slot, &others());
         if !shared.tiers.is_empty()
             && let Some(tell) = &tell
         {

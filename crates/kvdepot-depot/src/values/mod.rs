@@ -45,6 +45,19 @@ struct Shared {
     stamp: AtomicU64,
 }
 
+impl Shared {
+    /// The key in each class of the mask.
+    fn keys(&self, hash: BlockHash, mask: u64) -> Vec<BlockKey> {
+        let classes = self.classes.iter().enumerate().filter(|(i, _)| mask & 1 << i != 0);
+        classes.map(|(_, class)| BlockKey { namespace: *class.id.read(), hash }).collect()
+    }
+
+    /// Classes where a value can be: those of the pool, or all when there are tiers.
+    fn classes_to_ask(&self) -> u64 {
+        if self.has_tiers { u64::MAX } else { self.used.load(Ordering::Acquire) }
+    }
+}
+
 /// All values of a depot. Clones see the same ones; each is an owner of its own only if made by [`Values::for_owner`].
 #[derive(Clone, Debug)]
 pub struct Values {
@@ -120,13 +133,12 @@ impl Values {
                 .with("value_bytes_max", self.value_bytes_max())
         })?;
         let slot = self.direct.reserve_apart(class.handle, hash)?;
-        // Before the value is visible, so that no reader passes its class over. Pairs with the load in `pool_keys`.
+        // Before the value is visible, so that neither readers nor writers pass its class over.
         let bit = self.shared.classes.iter().position(|other| other.bytes == class.bytes).unwrap_or(0);
         self.shared.used.fetch_or(1 << bit, Ordering::Release);
-        let others = self.keys(hash, !(1 << bit));
         let stamp = self.shared.stamp.fetch_add(1, Ordering::Relaxed);
         let end = class::End { value_bytes, stamp, hash: hash.0 };
-        Ok(ValueSlot::new(slot, class.bytes, end, others, self.shared.has_tiers))
+        Ok(ValueSlot::new(slot, bit, end, Arc::clone(&self.shared)))
     }
 
     /// Largest value that fits.
@@ -134,16 +146,12 @@ impl Values {
         self.shared.classes.last().map_or(0, |class| class.bytes)
     }
 
-    /// The key in each class of the mask.
     fn keys(&self, hash: BlockHash, mask: u64) -> Vec<BlockKey> {
-        let classes = self.shared.classes.iter().enumerate().filter(|(i, _)| mask & 1 << i != 0);
-        classes.map(|(_, class)| BlockKey { namespace: *class.id.read(), hash }).collect()
+        self.shared.keys(hash, mask)
     }
 
-    /// The key in each class where it can be: those of the pool, or all when there are tiers.
     fn keys_to_ask(&self, hash: BlockHash) -> Vec<BlockKey> {
-        let mask = if self.shared.has_tiers { u64::MAX } else { self.shared.used.load(Ordering::Acquire) };
-        self.keys(hash, mask)
+        self.shared.keys(hash, self.shared.classes_to_ask())
     }
 
     fn class_of(&self, key: &BlockKey) -> Option<&Class> {
@@ -283,7 +291,8 @@ impl Values {
         let handles: Vec<NamespaceHandle> = self.shared.classes.iter().map(|class| class.handle).collect();
         self.direct.reset(&handles)?;
         for class in &self.shared.classes {
-            *class.id.write() = self.direct.describe(class.handle)?.id;
+            let id = self.direct.describe(class.handle)?.id;
+            *class.id.write() = id;
         }
         Ok(count)
     }

@@ -1,11 +1,13 @@
 //! A value that is being stored, and one that is read.
 
 use std::io::{IoSlice, IoSliceMut};
+use std::sync::Arc;
 
-use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, Result};
+use kvdepot_core::{BlockHash, Error, ErrorKind, Result};
 use kvdepot_io::SlotBuf;
 use smallvec::SmallVec;
 
+use super::Shared;
 use super::class::{END_BYTES, End};
 use crate::direct::{ReadSlot, WriteSlot};
 
@@ -13,23 +15,14 @@ use crate::direct::{ReadSlot, WriteSlot};
 #[derive(Debug)]
 pub struct ValueSlot {
     slot: WriteSlot,
-    class_bytes: u64,
+    class: usize,
     end: End,
-    /// The key in all other classes.
-    others: Vec<BlockKey>,
-    /// Whether the slot may reach a file: then what lies behind the value must not be another one's bytes (P8).
-    to_files: bool,
+    shared: Arc<Shared>,
 }
 
 impl ValueSlot {
-    pub(super) const fn new(
-        slot: WriteSlot,
-        class_bytes: u64,
-        end: End,
-        others: Vec<BlockKey>,
-        to_files: bool,
-    ) -> Self {
-        Self { slot, class_bytes, end, others, to_files }
+    pub(super) const fn new(slot: WriteSlot, class: usize, end: End, shared: Arc<Shared>) -> Self {
+        Self { slot, class, end, shared }
     }
 
     /// Length of the value.
@@ -51,12 +44,16 @@ impl ValueSlot {
 
     /// All bytes have come: the value takes the place of the one before, at once.
     pub fn publish(mut self) -> Result<()> {
-        if self.to_files {
-            let (start, end) = (self.value_bytes(), self.class_bytes as usize);
-            self.slot.io_slices_mut(start, end).iter_mut().for_each(|piece| piece.fill(0));
+        let class_bytes = self.shared.classes[self.class].bytes as usize;
+        if self.shared.has_tiers {
+            // The slot may reach a file: what lies behind the value must not be another one's bytes (P8).
+            let start = self.value_bytes();
+            self.slot.io_slices_mut(start, class_bytes).iter_mut().for_each(|piece| piece.fill(0));
         }
-        self.slot.write_at(self.class_bytes as usize, &self.end.encode())?;
-        self.slot.replace(&self.others)
+        self.slot.write_at(class_bytes, &self.end.encode())?;
+        let Self { slot, class, end, shared } = self;
+        // Looked up in the moment of replacing: whatever became visible before then has marked its class.
+        slot.replace(|| shared.keys(BlockHash(end.hash), shared.classes_to_ask() & !(1 << class)))
     }
 }
 

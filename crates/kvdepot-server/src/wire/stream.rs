@@ -18,6 +18,7 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use super::counters::Counters;
+use super::spare;
 
 /// Slowest peer that is waited for, once its patience at the beginning is used up.
 const BYTES_PER_S_MIN: u64 = 1 << 20;
@@ -190,10 +191,11 @@ impl Stream {
     /// Reads what has come into the buffer, waiting for it; 0 at the peer's end.
     pub(super) async fn fill(&self, buffer: &mut FrameBuffer, deadline: Option<Instant>) -> Result<usize> {
         loop {
+            spare::lend(buffer);
             match buffer.read_with(|room| self.socket.try_read(room)) {
                 Ok(count) => return Ok(count),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    buffer.release();
+                    spare::take_back(buffer);
                     self.readable(deadline).await?;
                 }
                 Err(e) => return Err(Error::io("a connection broke", e)),
