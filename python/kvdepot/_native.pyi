@@ -152,6 +152,10 @@ class Claim:
         depot at most every half millisecond; a claim that nobody polls for ``timeout_ms`` ends by itself."""
     def wait(self, timeout_ms: int) -> tuple[bool, int, int]:
         """Polls until settled or the time has passed."""
+    def arriving(self) -> tuple[int, int, int, int] | None:
+        """``(units, units_from_tier, blocks_come, blocks_left)`` as of the last poll, while every block of the hit is
+        in the pool or on its way there: ``units`` if all of them come. A load may begin then: it waits for each block
+        itself, and fails those that never come."""
     def settle_now(self) -> tuple[bool, int, int]:
         """Takes what has come so far (best effort): settled from now on."""
     def release(self) -> None:
@@ -207,9 +211,19 @@ class Store:
                 not be recorded again, until the task is done."""
     def begin_dump_pages(self, hashes: Sequence[bytes], pages: npt.NDArray[np.int64]) -> Task:
         """Like ``dump_pages``, but each shard is read only after ``Task.submit_shard`` (layer-wise save)."""
-    def load_pages(self, hashes: Sequence[bytes], pages: npt.NDArray[np.int64], wait_event: int = 0) -> Task:
+    def load_pages(
+        self,
+        hashes: Sequence[bytes],
+        pages: npt.NDArray[np.int64],
+        wait_event: int = 0,
+        patience_ms: int | None = None,
+    ) -> Task:
         """Loads block ``hashes[i]`` into page ``pages[i]``, shard by shard in order, after ``wait_event`` as in
-        ``dump_pages``: nothing that the device still computes may use the pages then."""
+        ``dump_pages``: nothing that the device still computes may use the pages then.
+
+        Args:
+            patience_ms: how long to wait for blocks that are not in the pool, after the others have been copied;
+                ``None`` = as long as the task may take."""
     def dump(self, hashes: Sequence[bytes], shards: npt.NDArray[np.int64], addresses: npt.NDArray[np.uint64]) -> Task:
         """Stores shard ``shards[i]`` of block ``hashes[i]`` from ``addresses[i, t]``; a block is visible when all its
         shards came, in one task or several."""

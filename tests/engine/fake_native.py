@@ -179,6 +179,9 @@ class Claim:
     def wait(self, timeout_ms):
         return self.poll()
 
+    def arriving(self):
+        return None
+
     def settle_now(self):
         self.settled = True
         return (True, self.result, 0)
@@ -283,7 +286,7 @@ class Store:
             part.write_bytes(data)
             os.rename(part, file)
 
-    def load_pages(self, hashes, pages, wait_event=0) -> Task:
+    def load_pages(self, hashes, pages, wait_event=0, patience_ms=None) -> Task:
         assert wait_event == 0
         assert pages.dtype == np.int64
         assert len(hashes) == len(pages)

@@ -31,11 +31,14 @@ struct Acquire<'a> {
     /// Blocks whose fetch was seen: if one is gone then, the fetch failed.
     asked: Vec<bool>,
     deadline: Instant,
+    /// Whoever asks again finds what has come since, so fetches are not bound to this call's wait.
+    fetch_deadline: Instant,
 }
 
 /// Leases blocks for reading. Blocks in a tier are fetched, each at most once; when the pool has no room for more
 /// while some are leased, the answer comes at once and the rest is refused with `no_space`: asked again after the
-/// first were copied, they find room.
+/// first were copied, they find room. Fetches go on when the wait is over; their blocks are refused with `timeout` then, and
+/// may be asked for again.
 pub(crate) fn acquire(
     shared: &Arc<Shared>,
     owner: u64,
@@ -44,26 +47,28 @@ pub(crate) fn acquire(
     wait: Duration,
 ) -> Result<Vec<Grant>> {
     let deadline = Instant::now() + wait.min(Duration::from_millis(shared.config.timeout_ms));
+    let fetch_deadline = shared.config.deadline();
     let mut state = shared.state.lock();
     let keys = keys(&state, namespace, hashes)?;
     let spec = Arc::clone(&state.namespaces.get(namespace)?.spec);
     Stats::add(&shared.stats.load_blocks, keys.len());
     let wanted = keys.iter().map(|_| Wanted::Waiting).collect();
     let asked = vec![false; keys.len()];
-    let mut acquire = Acquire { shared, owner, spec, keys, wanted, asked, deadline };
+    let mut acquire = Acquire { shared, owner, spec, keys, wanted, asked, deadline, fetch_deadline };
     loop {
         acquire.lease_readable(&mut state);
         let (full, begun) = acquire.fetch_missing(&mut state);
-        let waiting = acquire.wanted.iter().any(|w| matches!(w, Wanted::Waiting));
-        let have = acquire.wanted.iter().any(|w| matches!(w, Wanted::Leased(_)));
-        if !waiting || (full && have && !begun) || Instant::now() >= deadline {
-            break;
-        }
+        // Before the time is looked at: what was begun and not handed to a tier would wait for somebody else's turn.
         if begun {
             drop(state);
             io_queue::pump(shared);
             state = shared.state.lock();
             continue;
+        }
+        let waiting = acquire.wanted.iter().any(|w| matches!(w, Wanted::Waiting));
+        let have = acquire.wanted.iter().any(|w| matches!(w, Wanted::Leased(_)));
+        if !waiting || (full && have) || Instant::now() >= deadline {
+            break;
         }
         shared.changed.wait_until(&mut state, deadline);
     }
@@ -108,7 +113,7 @@ impl Acquire<'_> {
                 None if full => {}
                 None => match known.tier_of(&key).or_else(|| known.is_unknown(&key).then_some(0)) {
                     None => self.wanted[i] = Wanted::Missed(ErrorKind::NotFound),
-                    Some(tier) => match io_queue::fetch(state, key, &self.spec, tier, self.deadline) {
+                    Some(tier) => match io_queue::fetch(state, key, &self.spec, tier, self.fetch_deadline) {
                         Ok(_) => (self.asked[i], begun) = (true, true),
                         Err(_) => full = true,
                     },

@@ -253,3 +253,30 @@ fn janitor(shared: &Arc<Shared>) {
         io_queue::pump(shared);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::Hashes;
+    use crate::{acquire::acquire, ops};
+
+    /// Nobody else would hand them over before the janitor's next turn, and who asked may ask again only after that.
+    #[test]
+    fn reads_are_with_the_tier_when_a_question_without_a_wait_is_answered() {
+        let directory = tempfile::tempdir().unwrap();
+        let posix = serde_json::json!({"directories": [directory.path()]});
+        let config = serde_json::json!({"pipeline": "Cache|Posix", "pool_bytes": 8 << 20, "posix": posix});
+        let depot = Depot::start_private(DepotConfig::from_json(&config.to_string()).unwrap()).unwrap();
+        let layout = kvdepot_core::BlockLayout::uniform(1, &[64 << 10]).unwrap();
+        let spec = kvdepot_core::NamespaceSpec::new("{\"model\":\"acquire\"}", layout).unwrap();
+        let (namespace, ..) = ops::open_namespace(&depot.shared, spec.canonical()).unwrap();
+        // Other nodes may have written them: only a read can tell.
+        for round in 0..50u8 {
+            let hashes =
+                Hashes((0..8u8).flat_map(|block| [[round; 15].as_slice(), &[block]].concat()).collect());
+            acquire(&depot.shared, 1, namespace, &hashes, Duration::ZERO).unwrap();
+            let state = depot.shared.state.lock();
+            assert!(state.fetches.is_empty() || state.pumping, "round {round}");
+        }
+    }
+}

@@ -9,7 +9,7 @@ use kvdepot_core::{BlockHash, Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
 /// Version of the local door; both sides must speak the same.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 /// First field of the first frame: whoever sends something else is not a client of ours.
 pub const HELLO_MAGIC: u64 = 0x3154_4f50_4544_564b;
 
@@ -106,7 +106,8 @@ pub enum Request<'a> {
     Commit { leases: Vec<LeaseNumber>, shards: Shards },
     /// Reserved blocks will not come, or leases are no longer needed.
     Release { leases: Vec<LeaseNumber> },
-    /// Lease blocks for reading, filled from a tier where needed, within `wait_ms`.
+    /// Lease blocks for reading, filled from a tier where needed, within `wait_ms`; what is still on its way then is
+    /// refused with `timeout`, and goes on coming.
     Acquire {
         namespace: NamespaceHandle,
         #[serde(borrow)]
@@ -142,6 +143,19 @@ pub enum Grant {
     Refused { kind: Cow<'static, str> },
 }
 
+/// A claim that is not settled, of whose hit every block is leased or on its way from a tier, and none has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Arriving {
+    /// The hit if all of them come, in hash units.
+    pub units: u32,
+    /// Units of it that come from below the pool.
+    pub units_from_tier: u32,
+    /// Blocks that have come from a tier.
+    pub blocks_come: u32,
+    /// Blocks that have not.
+    pub blocks_left: u32,
+}
+
 /// What a depot answers.
 #[expect(missing_docs, reason = "fields are named for what they carry")]
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -163,7 +177,7 @@ pub enum Response {
     /// To `LookupPrefix`.
     Prefix(u32),
     /// To the claim requests.
-    Claim { claim: u64, settled: bool, units: u32, units_from_tier: u32 },
+    Claim { claim: u64, settled: bool, units: u32, units_from_tier: u32, arriving: Option<Arriving> },
     /// To `Reserve` and `Acquire`, one a hash.
     Grants(Vec<Grant>),
     /// To `Drain`.

@@ -227,6 +227,7 @@ fn answer(claim: u64, progress: claim::Progress) -> Response {
         settled: progress.settled,
         units: u32::try_from(progress.units).unwrap_or(u32::MAX),
         units_from_tier: u32::try_from(progress.units_from_tier).unwrap_or(u32::MAX),
+        arriving: progress.arriving,
     }
 }
 

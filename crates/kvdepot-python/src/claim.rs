@@ -26,6 +26,11 @@ impl Claim {
         py.detach(|| self.inner.lock().wait(Duration::from_millis(timeout_ms)))
     }
 
+    fn arriving(&self) -> Option<(u32, u32, u32, u32)> {
+        let arriving = self.inner.lock().arriving()?;
+        Some((arriving.units, arriving.units_from_tier, arriving.blocks_come, arriving.blocks_left))
+    }
+
     fn settle_now(&self, py: Python<'_>) -> (bool, u32, u32) {
         py.detach(|| self.inner.lock().settle_now())
     }

@@ -1,6 +1,7 @@
 //! `Store`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvdepot_core::{BlockHash, Error, ErrorKind};
 use kvdepot_depot::client::Store as CoreStore;
@@ -124,16 +125,20 @@ impl Store {
         self.with_pages(py, &pages, run).map(Task::layered)
     }
 
-    #[pyo3(signature = (hashes, pages, wait_event = 0))]
+    #[pyo3(signature = (hashes, pages, wait_event = 0, patience_ms = None))]
     fn load_pages(
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = hashes)] hashes: Vec<BlockHash>,
         pages: PyReadonlyArray1<'_, i64>,
         wait_event: u64,
+        patience_ms: Option<u64>,
     ) -> PyResult<Task> {
+        let patience = patience_ms.map(Duration::from_millis);
         // SAFETY: as for `dump_pages`; the caller owns the pages until the task is done.
-        let run = |store: &CoreStore, pages: &[i64]| unsafe { store.load_pages(hashes, pages, wait_event) };
+        let run = |store: &CoreStore, pages: &[i64]| unsafe {
+            store.load_pages_within(hashes, pages, wait_event, patience)
+        };
         self.with_pages(py, &pages, run).map(Task::whole)
     }
 

@@ -41,7 +41,7 @@ def sabotage(module):
     load = module.GroupStore.load
     blocks_seen, loads_seen = itertools.count(1), itertools.count(1)
 
-    def sabotaged(self, blocks, after):
+    def sabotaged(self, blocks, after, patience_ms=None):
         order = orders()
         # Counted from the order on: the self-test at the engine's start loads, too.
         if (at := order.get("kill_depot_at_load")) and at == next(loads_seen):
@@ -49,7 +49,7 @@ def sabotage(module):
         if every := order.get("fail_load_every"):
             hashes = [h if next(blocks_seen) % every else hashlib.sha256(h).digest() for h in blocks.hashes]
             blocks = module.Blocks(hashes, blocks.pages)
-        return load(self, blocks, after)
+        return load(self, blocks, after, patience_ms)
 
     module.GroupStore.load = sabotaged
 

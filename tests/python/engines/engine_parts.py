@@ -18,10 +18,19 @@ class FakeClaim:
     def __init__(self, units: int, settled: bool, skip: int, limit: int) -> None:
         self.units, self.settled, self.skip, self.limit, self.released = units, settled, skip, limit, False
         self.polls = 0
+        self.waits: list[int] = []
+        self.on_their_way: tuple[int, int, int, int] | None = None
 
     def poll(self) -> tuple[bool, int, int]:
         self.polls += 1
         return self.settled, min(max(self.units, self.skip), self.limit) if self.settled else 0, 0
+
+    def wait(self, timeout_ms: int) -> tuple[bool, int, int]:
+        self.waits.append(timeout_ms)
+        return self.poll()
+
+    def arriving(self) -> tuple[int, int, int, int] | None:
+        return self.on_their_way
 
     def settle_now(self) -> tuple[bool, int, int]:
         self.settled = True
@@ -93,6 +102,7 @@ class FakeStore:
     writes: bool = True
     next_task: FakeTask = field(default_factory=FakeTask)
     calls: list[tuple[str, list[int]]] = field(default_factory=list)
+    patience_ms: list[int | None] = field(default_factory=list)
 
     @property
     def shard_of_layer(self) -> dict[str, int]:
@@ -111,7 +121,8 @@ class FakeStore:
         self.calls.append(("begin", blocks.pages))
         return self.next_task
 
-    def load(self, blocks: Any, after: ComputePoint) -> FakeTask:
+    def load(self, blocks: Any, after: ComputePoint, patience_ms: int | None = None) -> FakeTask:
+        self.patience_ms.append(patience_ms)
         self.calls.append(("load", blocks.pages))
         self.next_task.events.append(after.handle)
         return self.next_task
@@ -123,6 +134,7 @@ def options(**values: Any) -> Any:
         "hit_ratio": None,
         "persist_token_threshold": 0,
         "wait_ms": 1000,
+        "waits_for_all": True,
         "timeout_ms": 1000,
         "enable_event_sync": True,
     }

@@ -1,13 +1,12 @@
 """The scheduler's side of the vLLM connector: hits, loads, and saves that wait for proof."""
 
-import time
 from typing import Any
 
 import pytest
 from engine_parts import BLOCK, FakeDepot, Step, pages, request, scheduler
 
 from kvdepot.engines.vllm.meta import LoadReport, RankNamespaces
-from kvdepot.engines.vllm.scheduler import CLAIM_PAUSE_S
+from kvdepot.engines.vllm.scheduler import CLAIM_WAIT_MS
 
 
 def admit(side: Any, req: Any, local: int, *table: list[int]) -> int:
@@ -66,18 +65,59 @@ def test_the_policy_says_how_long_a_tier_is_waited_for(wait_ms: int, first: Any)
     assert side.match(req, 0) == (3 * BLOCK, False)
 
 
-def test_only_an_idle_engine_gives_a_waiting_claim_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_an_idle_engine_gives_a_waiting_claim_time() -> None:
     """A processor that schedules nothing over and over is taken from the fetches; running requests are not held up."""
-    pauses: list[float] = []
-    monkeypatch.setattr(time, "sleep", pauses.append)
     depot = FakeDepot(units=9, settled=False)
     side, req = scheduler(depot, wait_ms=10**6), request("r", 4 * BLOCK)
     side.build_step(Step().starts("other", 0, BLOCK, [9]).output())
     assert side.match(req, 0) == (None, False)
-    assert (depot.claims[0].polls, pauses) == (1, [])
+    assert (depot.claims[0].polls, depot.claims[0].waits) == (1, [])
     side.build_step(Step().output())
     assert side.match(req, 0) == (None, False)
-    assert (depot.claims[0].polls, pauses) == (3, [CLAIM_PAUSE_S])
+    assert depot.claims[0].waits == [CLAIM_WAIT_MS]
+
+
+def nearly_there(left: int, idle: bool = True, **values: Any) -> tuple[FakeDepot, tuple[int | None, bool]]:
+    """What is answered for a claim that was begun a second ago, of whose 1000 blocks so many have not come."""
+    depot = FakeDepot(units=9, settled=False)
+    side, req = scheduler(depot, **{"wait_ms": 10**6, **values}), request("r", 4 * BLOCK)
+    assert side.match(req, 0)[0] is None
+    side.build_step((Step() if idle else Step().starts("other", 0, BLOCK, [9])).output())
+    side._requests["r"].offer.started_s -= 1.0  # type: ignore[union-attr]
+    depot.claims[0].on_their_way = (3, 3, 1000 - left, left)
+    return depot, side.match(req, 0)
+
+
+def test_an_idle_engine_begins_a_load_when_its_last_blocks_are_about_to_come() -> None:
+    """Copying what has come takes as long as they do; a thousandth of what took a second takes a millisecond."""
+    depot, answer = nearly_there(left=1)
+    assert answer == (3 * BLOCK, False)
+    assert not depot.claims[0].released
+    assert nearly_there(left=100)[1] == (None, False)
+    assert nearly_there(left=1000)[1] == (None, False)
+
+
+def test_nobody_else_waits_for_blocks_that_have_not_come() -> None:
+    """A step that others compute in, one between which loads go on anyway, and a policy that has a time."""
+    assert nearly_there(left=1, idle=False)[1] == (None, False)
+    assert nearly_there(left=1, use_layerwise=False)[1] == (None, False)
+    assert nearly_there(left=1, waits_for_all=False)[1] == (None, False)
+
+
+def test_a_hit_that_is_arriving_becomes_a_load_that_keeps_its_claim() -> None:
+    depot = FakeDepot(units=9, settled=False)
+    side, req = scheduler(depot, wait_ms=10**6), request("r", 4 * BLOCK)
+    side.match(req, 0)
+    side.build_step(Step().output())
+    side._requests["r"].offer.started_s -= 1.0  # type: ignore[union-attr]
+    depot.claims[0].on_their_way = (3, 2, 999, 1)
+    assert admit(side, req, 0, [7, 8, 9, 10]) == 3 * BLOCK
+    assert side.hit_tier_tokens(req) == 2 * BLOCK
+    (load,) = side.build_step(Step().output()).loads
+    assert (load.before_forward, load.blocks[0].pages) == (True, [7, 8, 9])
+    assert not depot.claims[0].released
+    side.reported(LoadReport({load.load_id: 1}))
+    assert depot.claims[0].released
 
 
 def test_a_step_says_whether_somebody_decodes() -> None:

@@ -9,7 +9,7 @@ import pytest
 from engine_parts import FakeStore, FakeTask, options
 
 from kvdepot.engines.vllm import compute
-from kvdepot.engines.vllm.loads import Loads
+from kvdepot.engines.vllm.loads import STEP_PATIENCE_MS, Loads
 from kvdepot.engines.vllm.meta import Blocks, Load
 from kvdepot.engines.vllm.saves import Saves
 from kvdepot.engines.vllm.stats import DepotStats, stats_from
@@ -167,6 +167,14 @@ def test_a_processor_waits_for_the_whole_load_before_it_computes() -> None:
     side = loads(store)
     side.start([Load(1, "r", before_forward=True, blocks={0: blocks(1)})])
     assert (store.next_task.waits, store.next_task.shards) == (1, [])
+
+
+def test_a_step_has_an_end_to_its_patience_and_loads_between_steps_do_not() -> None:
+    """A step that waits for a block of a slow tier keeps every other request waiting (P2)."""
+    store = FakeStore()
+    load = Load(1, "r", True, {0: blocks(1)})
+    loads(store).start([load, Load(2, "s", False, {0: blocks(2)})])
+    assert store.patience_ms == [STEP_PATIENCE_MS, None]
 
 
 @pytest.mark.parametrize("by_block", [True, False])

@@ -67,6 +67,7 @@ fn admit(shared: &Arc<Shared>, state: &mut State, id: u64) -> bool {
         return false;
     }
     claim.hit = hit;
+    claim.needed_blocks = places.len();
     claim.phase = Phase::Filling;
     // What is there first, so that no fetch of this claim evicts a block that it wants, too.
     for &place in &places {

@@ -21,7 +21,7 @@ use kvdepot_core::limits::CLAIMS_PER_CONNECTION_MAX;
 use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, Result};
 
 use crate::depot::Shared;
-use crate::message::NamespaceHandle;
+use crate::message::{Arriving, NamespaceHandle};
 use crate::resolver::{Job, Known};
 use crate::state::State;
 use crate::stats::Stats;
@@ -63,6 +63,8 @@ pub(crate) struct Claim {
     leases: HashMap<Place, (LeaseId, SlotId)>,
     waiting: HashMap<SlotId, Vec<Place>>,
     fetched_blocks: usize,
+    /// Blocks of the hit that is aimed at, in all groups and ranks.
+    needed_blocks: usize,
     /// Whether the pool was too small for all of it.
     cut: bool,
     polled: Instant,
@@ -93,6 +95,7 @@ pub(crate) struct Progress {
     pub(crate) settled: bool,
     pub(crate) units: usize,
     pub(crate) units_from_tier: usize,
+    pub(crate) arriving: Option<Arriving>,
 }
 
 impl Claim {
@@ -110,8 +113,29 @@ impl Claim {
     fn progress(&self) -> Progress {
         let settled = self.phase == Phase::Settled;
         let units = if settled { self.hit } else { self.skip };
+        let units_from_tier = self.units_of(self.fetched_blocks, units);
+        Progress { settled, units, units_from_tier, arriving: self.arriving() }
+    }
+
+    /// How many of the units beyond `skip`, up to `end`, so many blocks make.
+    fn units_of(&self, blocks: usize, end: usize) -> usize {
         let per_unit = self.groups.iter().map(|g| g.namespaces.len()).sum::<usize>().max(1);
-        Progress { settled, units, units_from_tier: (self.fetched_blocks / per_unit).min(units - self.skip) }
+        (blocks / per_unit).min(end - self.skip)
+    }
+
+    /// Nothing once a block of the hit has failed: then only settling tells how long the hit is.
+    fn arriving(&self) -> Option<Arriving> {
+        let left: usize = self.waiting.values().map(Vec::len).sum();
+        if self.phase != Phase::Filling || self.leases.len() + left < self.needed_blocks {
+            return None;
+        }
+        let short = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        Some(Arriving {
+            units: short(self.hit),
+            units_from_tier: short(self.units_of(self.fetched_blocks + left, self.hit)),
+            blocks_come: short(self.fetched_blocks),
+            blocks_left: short(left),
+        })
     }
 
     /// Longest hit, when a block counts that is in the pool, on its way into it, or known to be in a tier.
@@ -171,6 +195,7 @@ pub(crate) fn open(
         leases: HashMap::new(),
         waiting: HashMap::new(),
         fetched_blocks: 0,
+        needed_blocks: 0,
         cut: false,
         polled: now,
         deadline: shared.config.deadline(),

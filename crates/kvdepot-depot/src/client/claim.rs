@@ -9,7 +9,7 @@ use kvdepot_core::{BlockHash, Error, ErrorKind, NamespaceSpec, Result};
 
 use crate::client::attach::{Attachment, Generation};
 use crate::client::{hash_bytes, lane};
-use crate::message::{ClaimGroup, Hashes, Request, Response};
+use crate::message::{Arriving, ClaimGroup, Hashes, Request, Response};
 
 /// Shortest time between two questions to the depot about one claim.
 const POLL_PAUSE: Duration = Duration::from_micros(500);
@@ -35,6 +35,7 @@ pub struct Claim {
     settled: bool,
     units: u32,
     units_from_tier: u32,
+    arriving: Option<Arriving>,
     asked: Instant,
 }
 
@@ -66,6 +67,7 @@ impl Claim {
             settled: true,
             units: skip,
             units_from_tier: 0,
+            arriving: None,
             asked: Instant::now(),
         };
         if limit > skip
@@ -103,11 +105,12 @@ impl Claim {
         let answer = generation.ask_claims(&self.attachment, request, deadline)?;
         self.asked = Instant::now();
         match answer {
-            Response::Claim { claim, settled, units, units_from_tier } => {
+            Response::Claim { claim, settled, units, units_from_tier, arriving } => {
                 self.id = claim;
                 self.settled = settled;
                 self.units = if settled { units.max(self.skip) } else { self.skip };
                 self.units_from_tier = units_from_tier;
+                self.arriving = arriving;
                 Ok(())
             }
             Response::Ok => Ok(()),
@@ -121,6 +124,7 @@ impl Claim {
         self.settled = true;
         self.units = self.skip;
         self.units_from_tier = 0;
+        self.arriving = None;
     }
 
     /// `(settled, units, units from a tier)`; asks the depot at most every half millisecond.
@@ -129,6 +133,12 @@ impl Claim {
             self.ask_or_miss(false);
         }
         (self.settled, self.units, self.units_from_tier)
+    }
+
+    /// What the last answer said of blocks on their way. A load may begin before they have all come: it waits for each
+    /// block itself, and fails those that never come.
+    pub fn arriving(&self) -> Option<Arriving> {
+        self.arriving.filter(|_| !self.settled)
     }
 
     /// Polls until settled or the time has passed.

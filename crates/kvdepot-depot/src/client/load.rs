@@ -1,7 +1,7 @@
 //! Carrying out a load: leases on slots, copied from, given back, as many blocks at a time as the pool has room for.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kvdepot_copy::Direction;
 use kvdepot_copy::bounded::late;
@@ -17,6 +17,11 @@ use crate::message::{Grant, Hashes, Request, Response};
 const CHUNK_BYTES: u64 = 16 << 20;
 /// Bytes of a chunk when the engine waits layer by layer: its first layer is there when all blocks are.
 const LAYERED_CHUNK_BYTES: u64 = 512 << 20;
+
+/// How long a load of which nothing is there to be copied waits before it looks what has come; twice as long each time, up
+/// to the other one.
+const FIRST_WAIT: Duration = Duration::from_millis(1);
+const LONGEST_WAIT: Duration = Duration::from_millis(64);
 
 /// Runs a load task to its end.
 pub(crate) fn run(work: &Work) {
@@ -63,10 +68,14 @@ fn load_chunks(work: &Work, rest: &mut Vec<usize>, under_way: &mut Option<Arc<Si
         lane.call(Request::Prefetch { namespace, hashes }, Instant::now() + time_left(work)?)?;
     }
     let limit = work.store.device.engine().may_hang().then(|| work.state.deadline());
+    // What is in the pool is copied first, beside the reads of what is not; waited for is only when nothing can be copied.
+    let mut waiting: Option<Waiting> = None;
     while !rest.is_empty() {
         let now: Vec<usize> = rest[..chunk.min(rest.len())].to_vec();
         let left = time_left(work)?;
-        let wait_ms = u32::try_from(left.as_millis()).unwrap_or(u32::MAX);
+        let (wait, last) =
+            waiting.as_ref().map_or((Duration::ZERO, false), |waiting| waiting.next(work, left));
+        let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
         let hashes = Hashes(hash_bytes(now.iter().map(|&item| &work.items[item].hash)).into());
         // The depot answers by the deadline; what is added covers a busy machine.
         let deadline = Instant::now() + left + attachment.call_timeout;
@@ -83,6 +92,7 @@ fn load_chunks(work: &Work, rest: &mut Vec<usize>, under_way: &mut Option<Arc<Si
                 Grant::Leased { lease, runs } => placed.push(Placed { item, lease, runs }),
                 // No room while others of this chunk were leased: there will be when those are given back.
                 Grant::Refused { kind } if kind == ErrorKind::NoSpace.as_str() => again.push(item),
+                Grant::Refused { kind } if !last && kind == ErrorKind::Timeout.as_str() => again.push(item),
                 Grant::Refused { kind } => {
                     missed.push((item, ErrorKind::from_name(&kind).unwrap_or(ErrorKind::NotFound)))
                 }
@@ -102,6 +112,7 @@ fn load_chunks(work: &Work, rest: &mut Vec<usize>, under_way: &mut Option<Arc<Si
                 }
             }
         }
+        waiting = Waiting::after(waiting, placed.is_empty());
         missed.iter().for_each(|&(item, kind)| work.fail(item, kind));
         rest.splice(..now.len(), again);
         let leases: Vec<u64> = placed.iter().map(|placed| placed.lease).collect();
@@ -111,4 +122,31 @@ fn load_chunks(work: &Work, rest: &mut Vec<usize>, under_way: &mut Option<Arc<Si
     }
     lane.finish();
     Ok(())
+}
+
+/// A load of which, once at least, nothing was there to be copied.
+struct Waiting {
+    since: Instant,
+    wait: Duration,
+}
+
+impl Waiting {
+    /// What follows an answer of which `nothing` could be copied, or something. Patience counts from the first wait of a
+    /// load, whatever has come since.
+    fn after(before: Option<Self>, nothing: bool) -> Option<Self> {
+        match (before, nothing) {
+            (None, false) => None,
+            (None, true) => Some(Self { since: Instant::now(), wait: FIRST_WAIT }),
+            (Some(before), false) => Some(Self { wait: Duration::ZERO, ..before }),
+            (Some(before), true) => {
+                Some(Self { wait: (before.wait * 2).clamp(FIRST_WAIT, LONGEST_WAIT), ..before })
+            }
+        }
+    }
+
+    /// How long to wait now, and whether that is the last time.
+    fn next(&self, work: &Work, left: Duration) -> (Duration, bool) {
+        let patience = work.patience.map_or(left, |all| all.saturating_sub(self.since.elapsed()).min(left));
+        (self.wait.min(patience), patience <= self.wait)
+    }
 }

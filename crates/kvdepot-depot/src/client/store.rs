@@ -48,6 +48,8 @@ pub(crate) struct Work {
     pub(crate) pages: Option<Arc<PageTable>>,
     /// Device event that every copy of the task waits for; 0 = none (P3).
     pub(crate) wait_event: u64,
+    /// How long a load waits for a block that is not in the pool; `None`: as long as the task may take.
+    pub(crate) patience: Option<Duration>,
 }
 
 impl Store {
@@ -134,8 +136,24 @@ impl Store {
         pages: &[i64],
         wait_event: u64,
     ) -> Result<Arc<TaskState>> {
+        // SAFETY: the caller's contract.
+        unsafe { self.load_pages_within(hashes, pages, wait_event, None) }
+    }
+
+    /// Like `load_pages`, but a block that is not in the pool is waited for no longer than `patience` after those that are
+    /// have been copied.
+    ///
+    /// # Safety
+    /// As for `load_pages`.
+    pub unsafe fn load_pages_within(
+        &self,
+        hashes: Vec<BlockHash>,
+        pages: &[i64],
+        wait_event: u64,
+        patience: Option<Duration>,
+    ) -> Result<Arc<TaskState>> {
         let work = self.page_work(Operation::Load, hashes, pages, wait_event)?;
-        self.run(Operation::Load, work, load::run)
+        self.run(Operation::Load, Work { patience, ..work }, load::run)
     }
 
     /// Like `dump_pages`, but a shard is read only after `LayerDump::submit_shard`.
@@ -302,6 +320,7 @@ impl Store {
             items: Arc::new(items),
             pages,
             wait_event: 0,
+            patience: None,
         }
     }
 }

@@ -21,6 +21,10 @@ CLOSE_GRACE_MS = 5_000
 """How much longer than a task's time closing waits for loads: a device that hangs may never end one."""
 
 
+STEP_PATIENCE_MS = 1_000
+"""How long a step waits for blocks that have not come into the pool, against expectation: then they are computed."""
+
+
 @dataclass(frozen=True)
 class Copy:
     """One task of a load, and the pages it writes; ``task`` is None when it could not even be started."""
@@ -85,14 +89,14 @@ class Loads:
             for load in self._before_forward:
                 for index, blocks in load.blocks.items():
                     together.setdefault(index, Blocks()).extend(blocks)
-            self._copies = [self._copy(index, blocks) for index, blocks in together.items()]
+            self._copies = [self._copy(index, blocks, STEP_PATIENCE_MS) for index, blocks in together.items()]
             self._wait_for_silent_layers()
         for load in loads:
             if not load.before_forward:
-                copies = [self._copy(index, blocks) for index, blocks in load.blocks.items()]
+                copies = [self._copy(index, blocks, None) for index, blocks in load.blocks.items()]
                 self._between_steps.append(RunningLoad(load, copies))
 
-    def _copy(self, index: int, blocks: Blocks) -> Copy:
+    def _copy(self, index: int, blocks: Blocks, patience_ms: int | None) -> Copy:
         from kvdepot._native import KVDepotError
 
         pages = tuple(blocks.pages)
@@ -106,7 +110,7 @@ class Loads:
         # Kernels of an earlier step may still use the pages for whoever had them before.
         after = self._order.point()
         try:
-            task = store.load(blocks, after)
+            task = store.load(blocks, after, patience_ms)
         except KVDepotError as error:
             self._stats.add_failures("load", {error.kind: len(pages)})
             return Copy(index, None, pages)

@@ -38,6 +38,11 @@ class ConnectorOptions:
         return self._config.copy_json(cuda_device)
 
     @property
+    def waits_for_all(self) -> bool:
+        """Whether a request waits for whatever a tier holds of it."""
+        return self._config.load_policy == "all"
+
+    @property
     def wait_ms(self) -> int:
         """How long a request may wait for blocks that are in a tier."""
         if self._config.load_policy == "best_effort":

@@ -1,5 +1,6 @@
 """The scheduler's side: claims hits for waiting requests, plans loads and saves, keeps leases until they are used."""
 
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
 
 logger = connector_logger()
 
-CLAIM_PAUSE_S = 0.0005
+CLAIM_WAIT_MS = 2
 """How long a claim that is not settled is waited for at a time while the engine has nothing else to do."""
+
+REST_MS_MAX = 20
+"""An idle engine begins a load when the blocks that are still being read will probably have come after so long."""
 
 DECODE_TOKENS_MAX = 16
 """A running request with at most so many tokens in a step decodes, speculated tokens included; else it prefills."""
@@ -99,12 +103,14 @@ class SchedulerSide:
         settled, units, from_tier = offer.claim.poll()
         if not settled and self._idle:
             # Scheduling again at once would keep a processor from the threads that fetch the blocks.
-            time.sleep(CLAIM_PAUSE_S)
-            settled, units, from_tier = offer.claim.poll()
+            settled, units, from_tier = offer.claim.wait(CLAIM_WAIT_MS)
         if not settled and (time.monotonic() - offer.started_s) * 1e3 >= self._options.wait_ms:
             settled, units, from_tier = offer.claim.settle_now()
         if not settled:
-            return None, False
+            arriving = self._nearly_there(offer)
+            if arriving is None:
+                return None, False
+            units, from_tier = arriving
         tokens = units * self._geometry.hash_tokens - local_tokens
         if tokens <= 0:
             state.drop_offer()
@@ -112,6 +118,21 @@ class SchedulerSide:
             return 0, False
         offer.tokens, offer.units_from_tier = tokens, from_tier
         return tokens, not self.loads_before_forward
+
+    def _nearly_there(self, offer: Offer) -> tuple[int, int] | None:
+        """The hit, and what of it comes from a tier, when its load may begin before the last blocks have been read.
+
+        Copying what is there takes about as long as they do. The step that waits for them keeps nobody else waiting,
+        and not for long: its patience has an end, and what has not come is computed (P2).
+        """
+        if not (self._idle and self.loads_before_forward and self._options.waits_for_all):
+            return None
+        arriving = offer.claim.arriving()
+        if arriving is None:
+            return None
+        units, from_tier, come, left = arriving
+        rest_ms = (time.monotonic() - offer.started_s) * 1e3 * left / come if come else math.inf
+        return (units, from_tier) if rest_ms <= REST_MS_MAX else None
 
     def _may_load(self, state: RequestState) -> bool:
         request = state.request

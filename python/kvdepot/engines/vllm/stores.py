@@ -47,9 +47,10 @@ class GroupStore:
         """Prepares to store blocks whose layers are written one after the other."""
         return self.store.begin_dump_pages(blocks.hashes, np.array(blocks.pages, dtype=np.int64))
 
-    def load(self, blocks: Blocks, after: ComputePoint) -> "Task":
-        """Begins to load whole blocks, layer after layer."""
-        return self.store.load_pages(blocks.hashes, np.array(blocks.pages, dtype=np.int64), after.handle)
+    def load(self, blocks: Blocks, after: ComputePoint, patience_ms: int | None = None) -> "Task":
+        """Begins to load whole blocks, layer after layer; what is not in the pool is waited for so long."""
+        pages = np.array(blocks.pages, dtype=np.int64)
+        return self.store.load_pages(blocks.hashes, pages, after.handle, patience_ms)
 
     def set_decoding(self, decoding: bool) -> None:
         """Says whether copies should leave the device's multiprocessors to the engine."""

@@ -1,0 +1,139 @@
+//! Hits of which some blocks are still being read: what is said of them, and loads that begin beside the reads. P1, P2.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{Engine, LONG, config, embedded, hash, spec};
+use kvdepot_core::{BlockLayout, ErrorKind, NamespaceSpec};
+use kvdepot_depot::client::{Attachment, Claim, ClaimGroupSpec, TaskState};
+
+const BLOCK: u64 = 64 << 10;
+const BLOCKS: usize = 24;
+const SEED: u8 = 5;
+/// More readers than blocks, so that those that hang keep nobody from reading the others.
+const READERS: usize = 2 * BLOCKS;
+/// Much longer than any test takes.
+const TIMEOUT_MS: u64 = 600_000;
+
+fn depot(directory: &Path, faults: Option<&str>) -> Arc<Attachment> {
+    let mut posix = serde_json::json!({"directories": [directory], "read_threads": READERS});
+    if let Some(faults) = faults {
+        posix["faults"] = faults.into();
+    }
+    let more = serde_json::json!({"pipeline": "Cache|Posix", "posix": posix, "timeout_ms": TIMEOUT_MS});
+    embedded(config(16 << 20, more))
+}
+
+/// A depot that has just started over files of `BLOCKS` blocks, reading them with `faults`, and a clean engine.
+fn restarted(directory: &Path, name: &str, faults: &str) -> (Arc<Attachment>, Arc<NamespaceSpec>, Engine) {
+    let spec = spec(name, BlockLayout::uniform(4, &[BLOCK / 4]).unwrap());
+    let names: Vec<u64> = (0..BLOCKS as u64).collect();
+    {
+        let attachment = depot(directory, None);
+        let mut engine = Engine::new(&attachment, &spec, BLOCKS);
+        engine.fill(SEED);
+        assert!(engine.dump(&names, &engine.all_pages()).is_empty());
+        assert!(attachment.drain(LONG).unwrap());
+    }
+    let attachment = depot(directory, Some(faults));
+    let engine = Engine::new(&attachment, &spec, BLOCKS);
+    (attachment, spec, engine)
+}
+
+fn claim(attachment: &Arc<Attachment>, spec: &Arc<NamespaceSpec>) -> Claim {
+    let group = ClaimGroupSpec { namespaces: vec![Arc::clone(spec)], window_blocks: 0, hashes_per_block: 1 };
+    let hashes: Vec<_> = (0..BLOCKS as u64).map(hash).collect();
+    Claim::open(attachment, &[group], &hashes, 0, u32::try_from(BLOCKS).unwrap()).unwrap()
+}
+
+fn load(engine: &Engine, patience: Option<Duration>) -> Arc<TaskState> {
+    let hashes = (0..BLOCKS as u64).map(hash).collect();
+    // SAFETY: the tensors live in the engine; what the task has not copied yet nobody relies on.
+    unsafe { engine.store.load_pages_within(hashes, &engine.all_pages(), 0, patience) }.unwrap()
+}
+
+fn held(engine: &Engine) -> Vec<usize> {
+    (0..BLOCKS).filter(|&page| engine.holds(page, page, SEED)).collect()
+}
+
+/// Asks again and again until the answer fits; fails when it never does.
+fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + LONG;
+    loop {
+        if let Some(found) = ask() {
+            return found;
+        }
+        assert!(Instant::now() < end, "never came: {what}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn what_has_come_is_copied_while_the_rest_is_read_and_what_never_comes_fails_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let (attachment, spec, engine) = restarted(directory.path(), "beside", "read_hang=0.25,seed=3");
+    let mut claim = claim(&attachment, &spec);
+    // Every block has been begun, so all that does not hang comes.
+    let came = until("all blocks that do not hang", || {
+        claim.poll();
+        let arriving = claim.arriving().unwrap();
+        assert_eq!(arriving.blocks_come + arriving.blocks_left, BLOCKS as u32);
+        assert_eq!((arriving.units, arriving.units_from_tier), (BLOCKS as u32, BLOCKS as u32));
+        let hung = attachment.stats()["depot"]["fetches_queued"].as_u64().unwrap();
+        (hung == u64::from(arriving.blocks_left) && arriving.blocks_left < BLOCKS as u32 / 2)
+            .then_some(arriving.blocks_come as usize)
+    });
+    assert!((1..BLOCKS).contains(&came), "the seed makes some blocks hang and not all: {came} came");
+    let patient = load(&engine, None);
+    until("copies beside hung reads", || (held(&engine).len() >= came).then_some(()));
+    assert!(!patient.done(), "a load without an end to its patience waits for what is being read");
+    // Another one with little patience: the same blocks, and an end, long before the time-out of the task.
+    let other = Engine::new(&attachment, &spec, BLOCKS);
+    let hasty = load(&other, Some(Duration::from_millis(30)));
+    assert!(hasty.wait(Some(LONG)), "{}", attachment.stats());
+    let failed = hasty.failed();
+    assert!(failed.iter().all(|&(_, kind)| kind == ErrorKind::Timeout), "{failed:?}");
+    let held = held(&other);
+    assert!(failed.iter().all(|(block, _)| !held.contains(block)));
+    assert!(held.len() >= came && held.len() + failed.len() == BLOCKS, "{held:?} {failed:?}");
+    // A device that never answers cannot be waited for: its threads and this depot end with the process.
+    std::mem::forget((patient, engine, claim, attachment));
+}
+
+#[test]
+fn nothing_is_said_to_arrive_once_a_block_has_failed() {
+    let directory = tempfile::tempdir().unwrap();
+    let (attachment, spec, engine) =
+        restarted(directory.path(), "failing", "read_eio=0.25,read_hang=0.25,seed=11");
+    let mut claim = claim(&attachment, &spec);
+    until("the first failure", || {
+        let settled = claim.poll().0;
+        assert!(!settled, "the seed makes a block hang: {}", attachment.stats());
+        claim.arriving().is_none().then_some(())
+    });
+    let failed = attachment.stats()["depot"]["fetches_queued"].as_u64().unwrap();
+    assert!(failed > 0, "the claim is not settled, so something is under way");
+    let (settled, units, _) = claim.settle_now();
+    assert!(settled && (units as usize) < BLOCKS);
+    assert!(claim.arriving().is_none());
+    std::mem::forget((engine, claim, attachment));
+}
+
+#[test]
+fn a_settled_claim_has_nothing_on_its_way() {
+    let directory = tempfile::tempdir().unwrap();
+    let (attachment, spec, engine) = restarted(directory.path(), "whole", "read_slow=1,slow_ms=20");
+    let mut claim = claim(&attachment, &spec);
+    let seen = claim.arriving();
+    assert!(seen.is_some_and(|arriving| arriving.units as usize == BLOCKS), "{seen:?}");
+    assert_eq!(claim.wait(LONG).1 as usize, BLOCKS);
+    assert!(claim.arriving().is_none());
+    // Begun before its blocks had come, with patience for them, a load is whole.
+    let task = load(&engine, Some(LONG));
+    assert!(task.wait(Some(LONG)) && task.failed().is_empty());
+    assert_eq!(held(&engine).len(), BLOCKS);
+}
