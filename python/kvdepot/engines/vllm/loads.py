@@ -21,7 +21,7 @@ CLOSE_GRACE_MS = 5_000
 """How much longer than a task's time closing waits for loads: a device that hangs may never end one."""
 
 
-STEP_PATIENCE_MS = 1_000
+STEP_PATIENCE_MS = 250
 """How long a step waits for blocks that have not come into the pool, against expectation: then they are computed."""
 
 
