@@ -45,13 +45,13 @@ pub(crate) fn acquire(
     namespace: NamespaceHandle,
     hashes: &Hashes<'_>,
     wait: Duration,
+    last: bool,
 ) -> Result<Vec<Grant>> {
     let deadline = Instant::now() + wait.min(Duration::from_millis(shared.config.timeout_ms));
     let fetch_deadline = shared.config.deadline();
     let mut state = shared.state.lock();
     let keys = keys(&state, namespace, hashes)?;
     let spec = Arc::clone(&state.namespaces.get(namespace)?.spec);
-    Stats::add(&shared.stats.load_blocks, keys.len());
     let wanted = keys.iter().map(|_| Wanted::Waiting).collect();
     let asked = vec![false; keys.len()];
     let mut acquire = Acquire { shared, owner, spec, keys, wanted, asked, deadline, fetch_deadline };
@@ -73,7 +73,7 @@ pub(crate) fn acquire(
         shared.changed.wait_until(&mut state, deadline);
     }
     drop(state);
-    Ok(acquire.grants())
+    Ok(acquire.grants(last))
 }
 
 impl Acquire<'_> {
@@ -123,20 +123,25 @@ impl Acquire<'_> {
         (full, begun)
     }
 
-    fn grants(self) -> Vec<Grant> {
+    /// Each block is counted once, however often it is asked for: when it is leased or missed.
+    fn grants(self, last: bool) -> Vec<Grant> {
         let late = Instant::now() >= self.deadline;
-        let mut missed = 0;
+        let (mut leased, mut missed) = (0, 0);
         let grants = self.wanted.into_iter().map(|wanted| {
-            let kind = match wanted {
-                Wanted::Leased(grant) => return grant,
-                Wanted::Missed(kind) => kind,
-                Wanted::Waiting if late => ErrorKind::Timeout,
-                Wanted::Waiting => ErrorKind::NoSpace,
+            let (kind, is_missed) = match wanted {
+                Wanted::Leased(grant) => {
+                    leased += 1;
+                    return grant;
+                }
+                Wanted::Missed(kind) => (kind, true),
+                Wanted::Waiting if late => (ErrorKind::Timeout, last),
+                Wanted::Waiting => (ErrorKind::NoSpace, false),
             };
-            missed += 1;
+            missed += usize::from(is_missed);
             Grant::Refused { kind: kind.as_str().into() }
         });
         let grants = grants.collect();
+        Stats::add(&self.shared.stats.load_blocks, leased + missed);
         Stats::add(&self.shared.stats.load_blocks_missed, missed);
         grants
     }

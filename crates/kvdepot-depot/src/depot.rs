@@ -274,7 +274,7 @@ mod tests {
         for round in 0..50u8 {
             let hashes =
                 Hashes((0..8u8).flat_map(|block| [[round; 15].as_slice(), &[block]].concat()).collect());
-            acquire(&depot.shared, 1, namespace, &hashes, Duration::ZERO).unwrap();
+            acquire(&depot.shared, 1, namespace, &hashes, Duration::ZERO, true).unwrap();
             let state = depot.shared.state.lock();
             assert!(state.fetches.is_empty() || state.pumping, "round {round}");
         }

@@ -107,12 +107,13 @@ pub enum Request<'a> {
     /// Reserved blocks will not come, or leases are no longer needed.
     Release { leases: Vec<LeaseNumber> },
     /// Lease blocks for reading, filled from a tier where needed, within `wait_ms`; what is still on its way then is
-    /// refused with `timeout`, and goes on coming.
+    /// refused with `timeout`, and goes on coming. `last`: the caller asks for that no more, so it counts as missed.
     Acquire {
         namespace: NamespaceHandle,
         #[serde(borrow)]
         hashes: Hashes<'a>,
         wait_ms: u32,
+        last: bool,
     },
     /// Move namespaces to their next epoch.
     Reset { namespaces: Vec<NamespaceHandle> },

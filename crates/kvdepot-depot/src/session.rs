@@ -81,9 +81,9 @@ impl Session {
                 ops::release(shared, self.owner, &leases)?;
                 Response::Ok
             }
-            Request::Acquire { namespace, hashes, wait_ms } => {
+            Request::Acquire { namespace, hashes, wait_ms, last } => {
                 let wait = Duration::from_millis(wait_ms.into());
-                Response::Grants(acquire::acquire(shared, self.owner, namespace, &hashes, wait)?)
+                Response::Grants(acquire::acquire(shared, self.owner, namespace, &hashes, wait, last)?)
             }
             Request::Reset { namespaces } => Response::Epochs(ops::reset(shared, &namespaces)?),
             Request::Drain { wait_ms } => {

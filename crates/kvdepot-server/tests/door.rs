@@ -85,7 +85,7 @@ fn requests_about_nothing_fail_and_the_connection_goes_on() {
         Request::Commit { leases: vec![1, 2, 3], shards: Shards::All },
         Request::Commit { leases: vec![9], shards: Shards::Some(vec![u32::MAX]) },
         Request::Release { leases: vec![0] },
-        Request::Acquire { namespace: 3, hashes: hashes(), wait_ms: u32::MAX },
+        Request::Acquire { namespace: 3, hashes: hashes(), wait_ms: u32::MAX, last: true },
         Request::Reset { namespaces: vec![8] },
     ];
     for request in nonsense {
@@ -108,7 +108,12 @@ fn leases_are_good_for_their_owner_only() {
         socket
     };
     let (mut one, mut two) = (greet(), greet());
-    let acquire = Request::Acquire { namespace: 0, hashes: Hashes(hash(1).0.to_vec().into()), wait_ms: 1000 };
+    let acquire = Request::Acquire {
+        namespace: 0,
+        hashes: Hashes(hash(1).0.to_vec().into()),
+        wait_ms: 1000,
+        last: true,
+    };
     let Some(Response::Grants(grants)) = say(&mut one, &encode(2, &acquire).unwrap()) else {
         panic!("no grants")
     };

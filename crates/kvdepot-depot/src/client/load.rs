@@ -79,7 +79,7 @@ fn load_chunks(work: &Work, rest: &mut Vec<usize>, under_way: &mut Option<Arc<Si
         let hashes = Hashes(hash_bytes(now.iter().map(|&item| &work.items[item].hash)).into());
         // The depot answers by the deadline; what is added covers a busy machine.
         let deadline = Instant::now() + left + attachment.call_timeout;
-        let answer = lane.call(Request::Acquire { namespace, hashes, wait_ms }, deadline)?;
+        let answer = lane.call(Request::Acquire { namespace, hashes, wait_ms, last }, deadline)?;
         let Response::Grants(grants) = answer else { return Err(unexpected()) };
         if grants.len() != now.len() {
             return Err(unexpected());

@@ -194,7 +194,7 @@ impl Direct {
         let shared = self.session.shared();
         let bytes: Vec<u8> = hashes.iter().flat_map(|hash| hash.0).collect();
         let owner = self.session.owner();
-        let grants = acquire::acquire(shared, owner, handle, &Hashes(bytes.into()), wait)?;
+        let grants = acquire::acquire(shared, owner, handle, &Hashes(bytes.into()), wait, true)?;
         let mut state = shared.state.lock();
         let mut out = Vec::with_capacity(grants.len());
         for grant in grants {
