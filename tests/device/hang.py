@@ -20,14 +20,19 @@ LOADS_MAX = 5
 """Loads that are begun before one must be refused."""
 
 
-def of_dumps(engine: Engine) -> dict[str, object]:
-    """What a dump that hangs, one behind it, a load beside it and closing the store come to."""
+def hung_behind(engine: Engine) -> tuple[Request, int]:
+    """A request that was saved, and an event that does not come while the device hangs."""
     first = Request(engine, "")
     first.save()
+    engine.device.hang(True)
+    return first, engine.device.record()
+
+
+def of_dumps(engine: Engine) -> dict[str, object]:
+    """What a dump that hangs, one behind it, a load beside it and closing the store come to."""
+    first, event = hung_behind(engine)
     pages = np.array(first.source, dtype=np.int64)
     found: dict[str, object] = {}
-    engine.device.hang(True)
-    event = engine.device.record()
     late = [bytes([100 + index] * 16) for index in range(BLOCKS)]
     hung = engine.store.dump_pages(late, pages, event)
     beside = engine.store.load_pages(first.hashes, np.array(first.target, dtype=np.int64))
@@ -46,12 +51,9 @@ def of_dumps(engine: Engine) -> dict[str, object]:
 
 def of_loads(engine: Engine) -> dict[str, object]:
     """What a load that hangs, those behind it, a dump beside it and closing the store come to."""
-    first = Request(engine, "")
-    first.save()
+    first, event = hung_behind(engine)
     target = np.array(first.target, dtype=np.int64)
     found: dict[str, object] = {}
-    engine.device.hang(True)
-    event = engine.device.record()
     hung = [engine.store.load_pages(first.hashes, target, event)]
     beside = engine.store.dump_pages([bytes([200] * 16)], np.array(first.source[:1], dtype=np.int64))
     found["beside"] = (beside.wait(HANG_MS), beside.failures())

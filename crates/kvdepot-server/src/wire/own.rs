@@ -94,15 +94,10 @@ impl Command {
     }
 }
 
-async fn respond(
-    stream: &Stream,
-    id: u64,
-    response: &Response<'_>,
-    payload: Option<&ReadSlot>,
-) -> Result<()> {
+async fn respond(stream: &Stream, id: u64, response: &Response<'_>) -> Result<()> {
     let mut head = Vec::with_capacity(64);
     response.encode(id, &mut head)?;
-    stream.send(&head, payload.map(|slot| slot as _)).await
+    stream.send(&head, None).await
 }
 
 fn keys_in(open: &OpenNamespace, hashes: &[BlockHash]) -> Vec<BlockKey> {
@@ -142,7 +137,7 @@ impl Connection {
     pub(super) async fn fail(&self, id: u64, error: &Error) -> Result<()> {
         self.door.counters.failed(error.kind());
         let message = error.to_string();
-        respond(&self.stream, id, &Response::Failed { kind: error.kind(), message: &message }, None).await
+        respond(&self.stream, id, &Response::Failed { kind: error.kind(), message: &message }).await
     }
 
     async fn try_serve(&self, id: u64, command: Command) -> Result<()> {
@@ -159,7 +154,7 @@ impl Connection {
             Command::Exists(namespace, hashes) => {
                 let there = self.exist(namespace, &hashes).await?;
                 let bytes: Vec<u8> = there.into_iter().map(u8::from).collect();
-                return respond(&self.stream, id, &Response::Present(&bytes), None).await;
+                return respond(&self.stream, id, &Response::Present(&bytes)).await;
             }
             Command::Prefix(namespace, hashes) => {
                 let open = self.direct.namespace(namespace)?;
@@ -183,13 +178,13 @@ impl Connection {
             }
             Command::Stat => {
                 let text = self.direct.stats().to_string();
-                return respond(&self.stream, id, &Response::Stats(&text), None).await;
+                return respond(&self.stream, id, &Response::Stats(&text)).await;
             }
             Command::Greeting(_) | Command::Get(..) | Command::Put(..) => {
                 return Err(Error::new(ErrorKind::Protocol, "this request does not belong here"));
             }
         };
-        respond(&self.stream, id, &response, None).await
+        respond(&self.stream, id, &response).await
     }
 
     async fn exist(&self, namespace: NamespaceId, hashes: &[BlockHash]) -> Result<Vec<bool>> {
@@ -252,7 +247,7 @@ impl Connection {
             }
             statuses.push(status);
         }
-        respond(&self.stream, id, &Response::Stored(statuses), None).await
+        respond(&self.stream, id, &Response::Stored(statuses)).await
     }
 
     /// What is in the pool is sent now; the rest by a task of its own, so that requests behind this one do not wait for

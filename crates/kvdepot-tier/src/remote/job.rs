@@ -59,11 +59,11 @@ impl Job {
         matches!(self.what, What::Put { .. })
     }
 
-    /// Bytes of the block that it moves to the server, if it does.
-    pub(super) fn put_bytes(&self) -> Option<u64> {
+    /// Bytes of blocks that it moves to the server.
+    pub(super) fn write_bytes(&self) -> u64 {
         match &self.what {
-            What::Put { from, .. } => Some(from.len() as u64),
-            _ => None,
+            What::Put { from, .. } => from.len() as u64,
+            _ => 0,
         }
     }
 }

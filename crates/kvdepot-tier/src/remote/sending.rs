@@ -25,6 +25,9 @@ pub(super) fn send_all(
         pieces.push(IoSlice::new(&front[front_sent..]));
         let mut room = REMOTE_SEND_BYTES_MAX;
         for piece in next.iter().take(IO_VECTORS_MAX - 1) {
+            if room == 0 {
+                break;
+            }
             let count = piece.len().min(room);
             pieces.push(IoSlice::new(&piece[..count]));
             room -= count;
@@ -48,7 +51,7 @@ pub(super) fn send_all(
 fn next_pieces(bodies: &[IoBuf], sent: usize) -> Pieces<'_> {
     let (mut pieces, mut bytes, mut skip) = (Pieces::new(), 0, sent);
     for body in bodies {
-        if bytes >= REMOTE_SEND_BYTES_MAX || pieces.len() >= IO_VECTORS_MAX / 2 {
+        if bytes >= REMOTE_SEND_BYTES_MAX || pieces.len() >= IO_VECTORS_MAX - 1 {
             break;
         }
         pieces.extend(body.slices(skip));

@@ -52,12 +52,10 @@ struct State {
     conns: Vec<Arc<Conn>>,
     first: VecDeque<Job>,
     writes: VecDeque<Job>,
-    /// Bytes of the blocks in `writes`.
-    write_bytes: u64,
     /// Connections that send blocks now.
     writing: usize,
-    /// Senders that were woken and have not looked for jobs since.
-    woken: usize,
+    /// A sender was woken and has not looked for jobs since.
+    is_woken: bool,
     reads_in_a_row: u32,
     /// What it spoke last.
     dialect: Option<Dialect>,
@@ -69,13 +67,18 @@ struct State {
 }
 
 impl State {
-    /// Bytes that wait when one more connection takes some of them.
-    const fn second_writer_bytes(&self) -> u64 {
-        match self.dialect {
+    /// Whether enough blocks wait for one more connection to take some of them.
+    fn is_worth_another_writer(&self) -> bool {
+        let enough_bytes = match self.dialect {
             // Each of its puts waits for the answer to the one before.
-            Some(Dialect::Infini) => 0,
+            Some(Dialect::Infini) => 1,
             _ => REMOTE_SECOND_WRITER_BYTES,
-        }
+        };
+        let mut bytes = 0;
+        self.writes.iter().any(|job| {
+            bytes += job.write_bytes();
+            bytes >= enough_bytes
+        })
     }
 }
 
@@ -87,9 +90,8 @@ impl Server {
             conns: Vec::new(),
             first: VecDeque::new(),
             writes: VecDeque::new(),
-            write_bytes: 0,
             writing: 0,
-            woken: 0,
+            is_woken: false,
             reads_in_a_row: 0,
             dialect: None,
             depot: None,
@@ -136,13 +138,8 @@ impl Server {
             Error::new(ErrorKind::Busy, "too many requests wait for a remote server")
                 .with("server", &self.address)
         } else {
-            match job.put_bytes() {
-                Some(bytes) => {
-                    state.write_bytes += bytes;
-                    state.writes.push_back(job);
-                }
-                None => state.first.push_back(job),
-            }
+            let queue = if job.is_write() { &mut state.writes } else { &mut state.first };
+            queue.push_back(job);
             self.wake_a_sender(&mut state);
             return;
         };
@@ -152,12 +149,14 @@ impl Server {
 
     /// Wakes a sender, unless one will come by itself: what comes meanwhile travels with the job that it was woken for.
     fn wake_a_sender(&self, state: &mut State) {
-        let for_reads = !state.first.is_empty();
-        let for_writes = !state.writes.is_empty()
-            && (state.writing == 0
-                || (state.write_bytes >= state.second_writer_bytes() && state.writing < self.writers_max()));
-        if (for_reads || for_writes) && state.woken == 0 && self.work.notify_one() {
-            state.woken = 1;
+        if state.is_woken {
+            return;
+        }
+        let is_wanted = !state.first.is_empty()
+            || (state.writing == 0 && !state.writes.is_empty())
+            || (state.writing < self.writers_max() && state.is_worth_another_writer());
+        if is_wanted {
+            state.is_woken = self.work.notify_one();
         }
     }
 
@@ -182,7 +181,6 @@ impl Server {
                 state.reads_in_a_row = 0;
                 state.writing += 1;
                 let jobs = batch(&mut state.writes);
-                state.write_bytes -= jobs.iter().filter_map(Job::put_bytes).sum::<u64>();
                 self.wake_a_sender(&mut state);
                 return jobs;
             }
@@ -193,7 +191,7 @@ impl Server {
                 return jobs;
             }
             self.work.wait_for(&mut state, Duration::from_millis(REMOTE_IDLE_LOOK_MS));
-            state.woken = 0;
+            state.is_woken = false;
         }
     }
 
@@ -222,9 +220,6 @@ impl Server {
                 *queue = rest;
                 late.push(over);
             }
-        }
-        if !late.is_empty() {
-            state.write_bytes = state.writes.iter().filter_map(Job::put_bytes).sum();
         }
         // Whoever was to take it may hang on its own connection.
         if !(state.first.is_empty() && state.writes.is_empty()) {
@@ -294,7 +289,6 @@ impl Server {
         is_news |= before != Health::Down;
         let mut waiting: Vec<Job> = state.first.drain(..).collect();
         waiting.extend(state.writes.drain(..));
-        state.write_bytes = 0;
         drop(state);
         self.changed.notify_all();
         if is_news && !is_stopping {
