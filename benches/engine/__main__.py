@@ -1,8 +1,8 @@
 """Measures the time to the first token of real vLLM on CPU: cold, hits of kvdepot, hits of vLLM's own caches.
 
-Configurations take turns, one engine process each, for some rounds. A hit is compared with cold runs that its own
-process does in between. The time is vLLM's own, from a request's arrival to its first token. Look at the ratios, and
-at the load beside them.
+Configurations take turns, one engine process each, for some rounds. A hit is compared with cold runs, and with hits in
+vLLM's own prefix cache, that its own process does in between. The time is vLLM's own, from a request's arrival to its
+first token. Look at the ratios, and at the load beside them.
 """
 
 import argparse
@@ -14,9 +14,9 @@ from dataclasses import asdict
 from benches.engine.rounds import Bench, run_round
 from benches.engine.runs import EngineKind, pool_bytes_for
 from benches.engine.summary import Round, print_summary, summarize
-from tools.lab.child import ChildError, end_on_signals
 from tools.lab.machine import load_average, machine
 from tools.lab.models import ModelSize, make_model
+from tools.lab.program import run_program
 from tools.lab.progress import Progress
 from tools.lab.settings import add_set_option
 
@@ -34,39 +34,29 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> int:
+def measure(arguments: argparse.Namespace, progress: Progress) -> int:
     """Runs all rounds; exit status 1 when an engine failed or an output was wrong."""
-    arguments = parse()
-    end_on_signals()
-    progress = Progress()
     size = ModelSize()
     lengths = tuple(arguments.tokens)
     rounds: list[Round] = []
     before = load_average()
-    try:
-        with progress.step("make a model of random weights"):
-            model = make_model(size)
-        kind = EngineKind.for_prompts(model, arguments.dtype, lengths)
-        bench = Bench(
-            kind=kind,
-            lengths=lengths,
-            repeats=arguments.repeats,
-            pool_bytes=pool_bytes_for(size, arguments.dtype, lengths, arguments.repeats),
-            keep_page_cache=arguments.keep_page_cache,
-            settings=dict(arguments.settings),
-        )
-        for number in range(1, arguments.rounds + 1):
+    with progress.step("make a model of random weights"):
+        model = make_model(size)
+    kind = EngineKind.for_prompts(model, arguments.dtype, lengths)
+    bench = Bench(
+        kind=kind,
+        lengths=lengths,
+        repeats=arguments.repeats,
+        pool_bytes=pool_bytes_for(size, arguments.dtype, lengths, arguments.repeats),
+        keep_page_cache=arguments.keep_page_cache,
+        settings=dict(arguments.settings),
+    )
+    for number in range(1, arguments.rounds + 1):
 
-            def step(text: str, number: int = number) -> AbstractContextManager[None]:
-                return progress.step(f"round {number} of {arguments.rounds}: {text}")
+        def step(text: str, number: int = number) -> AbstractContextManager[None]:
+            return progress.step(f"round {number} of {arguments.rounds}: {text}")
 
-            rounds.append(run_round(bench, step))
-    except ChildError as error:
-        progress.failure(str(error))
-        return 1
-    except KeyboardInterrupt:
-        progress.failure("interrupted; nothing is left running")
-        return 130
+        rounds.append(run_round(bench, step))
     rows = summarize(rounds, lengths)
     loads = [load for one in rounds for result in one.values() for load in result.load_average]
     conditions: dict[str, object] = {
@@ -86,6 +76,12 @@ def main() -> int:
     for title in wrong:
         progress.failure(f"{title}: other output than vLLM alone")
     return 1 if wrong else 0
+
+
+def main() -> int:
+    """Reads the command line and measures."""
+    arguments = parse()
+    return run_program(lambda progress: measure(arguments, progress))
 
 
 if __name__ == "__main__":

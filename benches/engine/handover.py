@@ -10,10 +10,10 @@ from statistics import median
 
 from benches.engine.rounds import COLD, HIT, Bench
 from benches.engine.runs import EngineKind, kvdepot_transfer, run_engine, send, settle
-from tools.lab.child import ChildError, end_on_signals
 from tools.lab.depot import DepotHome
 from tools.lab.machine import load_average, machine
 from tools.lab.models import WORK, ModelSize, make_model
+from tools.lab.program import run_program
 from tools.lab.progress import Progress
 from tools.wire.servers import Server
 
@@ -31,36 +31,26 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> int:
+def measure(arguments: argparse.Namespace, progress: Progress) -> int:
     """Runs both engines; exit status 1 when one failed or an output differs."""
-    arguments = parse()
-    end_on_signals()
-    progress = Progress()
     lengths = tuple(arguments.tokens)
     root = WORK / "bench-engine" / "handover"
-    try:
-        with progress.step("make a model of random weights"):
-            kind = EngineKind.for_prompts(make_model(ModelSize()), arguments.dtype, lengths)
-        bench = Bench(kind, lengths, arguments.repeats, 0, keep_page_cache=False, settings={})
-        with Server("kvdepot") as server:
-            remote = {"pipeline": "Cache|Remote", "directories": None, "remote_servers": [server.address]}
-            every = [send(f"{COLD}/{n}", [one]) for n in lengths for one in bench.prompts(n)]
-            values = {**remote, "pool_gb": POOL_GB}
-            with (
-                progress.step("the producer computes"),
-                DepotHome(root / "producer", values) as home,
-                home.start() as depot,
-            ):
-                first = run_engine("producer", kind, kvdepot_transfer(home), [*every, settle(home=home)])
-                depot.wait_until_clean(DRAIN_S)
-            with progress.step("the consumer takes over"), DepotHome(root / "consumer", values) as home, home.start():
-                second = run_engine("consumer", kind, kvdepot_transfer(home), bench.hit_then_cold([]))
-    except ChildError as error:
-        progress.failure(str(error))
-        return 1
-    except KeyboardInterrupt:
-        progress.failure("interrupted; nothing is left running")
-        return 130
+    with progress.step("make a model of random weights"):
+        kind = EngineKind.for_prompts(make_model(ModelSize()), arguments.dtype, lengths)
+    bench = Bench(kind, lengths, arguments.repeats, 0, keep_page_cache=False, settings={})
+    with Server("kvdepot") as server:
+        remote = {"pipeline": "Cache|Remote", "directories": None, "remote_servers": [server.address]}
+        every = [send(f"{COLD}/{n}", [one]) for n in lengths for one in bench.prompts(n)]
+        values = {**remote, "pool_gb": POOL_GB}
+        with (
+            progress.step("the producer computes"),
+            DepotHome(root / "producer", values) as home,
+            home.start() as depot,
+        ):
+            first = run_engine("producer", kind, kvdepot_transfer(home), [*every, settle(home=home)])
+            depot.wait_until_clean(DRAIN_S)
+        with progress.step("the consumer takes over"), DepotHome(root / "consumer", values) as home, home.start():
+            second = run_engine("consumer", kind, kvdepot_transfer(home), bench.hit_then_cold(settle(home=home)))
     rows = {}
     for n in lengths:
         hit, cold = second.sent[f"{HIT}/{n}"], second.sent[f"{COLD}/{n}"]
@@ -83,6 +73,12 @@ def main() -> int:
             )
         print("\n".join(f"{name}: {value}" for name, value in conditions.items()))
     return 0 if all(row["same_output"] for row in rows.values()) else 1
+
+
+def main() -> int:
+    """Reads the command line and measures."""
+    arguments = parse()
+    return run_program(lambda progress: measure(arguments, progress))
 
 
 if __name__ == "__main__":

@@ -16,10 +16,10 @@ from rich.table import Table
 
 from benches.engine.rounds import COLD, WARM_UP
 from benches.engine.runs import EngineKind, Result, Step, kvdepot_transfer, pool_bytes_for, run_engine, send
-from tools.lab.child import ChildError, end_on_signals
 from tools.lab.depot import DepotHome
 from tools.lab.machine import load_average, machine
 from tools.lab.models import WORK, ModelSize, make_model
+from tools.lab.program import run_program
 from tools.lab.progress import Progress
 from tools.lab.settings import add_set_option
 
@@ -59,37 +59,27 @@ def ratio_interval(ratios: list[float]) -> tuple[float, float]:
     return low, high
 
 
-def main() -> int:
+def measure(arguments: argparse.Namespace, progress: Progress) -> int:
     """Runs all pairs; exit status 1 when an engine failed."""
-    arguments = parse()
-    end_on_signals()
-    progress = Progress()
     size = ModelSize()
     pool_gb = pool_bytes_for(size, arguments.dtype, arguments.tokens, arguments.repeats) / (1 << 30)
     pairs: list[dict[str, Result]] = []
     before = load_average()
-    try:
-        with progress.step("make a model of random weights"):
-            model = make_model(size)
-        kind = EngineKind.for_prompts(model, arguments.dtype, arguments.tokens)
-        for number in range(arguments.pairs):
-            plan = steps(arguments.tokens, arguments.repeats, number)
-            results: dict[str, Result] = {}
-            for side in ("plain", "kvdepot") if number % 2 == 0 else ("kvdepot", "plain"):
-                with progress.step(f"pair {number + 1} of {arguments.pairs}: {side}"):
-                    if side == "plain":
-                        results[side] = run_engine("overhead-plain", kind, None, plan)
-                        continue
-                    values = {"pool_gb": pool_gb, **dict(arguments.settings)}
-                    with DepotHome(WORK / "bench-engine" / "overhead", values) as home, home.start():
-                        results[side] = run_engine("overhead-kvdepot", kind, kvdepot_transfer(home), plan)
-            pairs.append(results)
-    except ChildError as error:
-        progress.failure(str(error))
-        return 1
-    except KeyboardInterrupt:
-        progress.failure("interrupted; nothing is left running")
-        return 130
+    with progress.step("make a model of random weights"):
+        model = make_model(size)
+    kind = EngineKind.for_prompts(model, arguments.dtype, arguments.tokens)
+    for number in range(arguments.pairs):
+        plan = steps(arguments.tokens, arguments.repeats, number)
+        results: dict[str, Result] = {}
+        for side in ("plain", "kvdepot") if number % 2 == 0 else ("kvdepot", "plain"):
+            with progress.step(f"pair {number + 1} of {arguments.pairs}: {side}"):
+                if side == "plain":
+                    results[side] = run_engine("overhead-plain", kind, None, plan)
+                    continue
+                values = {"pool_gb": pool_gb, **dict(arguments.settings)}
+                with DepotHome(WORK / "bench-engine" / "overhead", values) as home, home.start():
+                    results[side] = run_engine("overhead-kvdepot", kind, kvdepot_transfer(home), plan)
+        pairs.append(results)
     rows = {}
     for length in arguments.tokens:
         times = {
@@ -129,6 +119,12 @@ def main() -> int:
     Console(width=120).print(table)
     print("\n".join(f"{name}: {value}" for name, value in conditions.items()))
     return 0
+
+
+def main() -> int:
+    """Reads the command line and measures."""
+    arguments = parse()
+    return run_program(lambda progress: measure(arguments, progress))
 
 
 if __name__ == "__main__":

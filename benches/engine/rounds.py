@@ -1,6 +1,6 @@
 """One round: every configuration once, each in an engine process of its own, because a connector is chosen at start."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,8 @@ DRAIN_S = 120.0
 WARM_UP: Prompts = [(999_999, 1025)]
 SEEDS_PER_LENGTH = 1000
 OTHER_SEED = 500
-COLD, HIT = "cold", "hit"
+COLD, OWN, HIT = "cold", "own", "hit"
+"""Computed; found in vLLM's own prefix cache; found where the configuration keeps it."""
 
 Progress = Callable[[str], AbstractContextManager[None]]
 
@@ -51,27 +52,36 @@ class Bench:
         first = length * SEEDS_PER_LENGTH
         return [(first + number, length + 1) for number in range(self.repeats)]
 
-    def cold_then_hit(self, stored: Sequence[Step]) -> list[Step]:
-        """Computes each prompt, then sends it again; ``stored`` goes between."""
-        steps = [send("warm-up", WARM_UP), *stored, send("warm-up", WARM_UP)]
+    def cold_then_hit(self, stored: Step, kept: bool) -> list[Step]:
+        """Computes each prompt, sends it again, and, if it is ``kept`` elsewhere, once more after vLLM forgot it.
+
+        Each hit comes behind the same pause, so that both have the same minute and the same engine.
+        """
+        steps = [send("warm-up", WARM_UP), stored, *([forget()] if kept else []), send("warm-up", WARM_UP)]
         for length in self.lengths:
             for one in self.prompts(length):
-                steps += [send(f"{COLD}/{length}", [one]), *stored, send(f"{HIT}/{length}", [one])]
+                steps += [send(f"{COLD}/{length}", [one]), stored, send(f"{OWN}/{length}", [one])]
+                if kept:
+                    steps += [stored, forget(), send(f"{HIT}/{length}", [one])]
         return steps
 
-    def hit_then_cold(self, stored: Sequence[Step]) -> list[Step]:
-        """Sends each prompt, which an earlier process has stored, then computes another; the warm-up is a hit, too."""
+    def hit_then_cold(self, stored: Step) -> list[Step]:
+        """Sends each prompt, which an earlier process has stored, and again, then computes another one.
+
+        The warm-up is a hit, too.
+        """
         steps = [send("warm-up", WARM_UP)]
         for length in self.lengths:
             for seed, tokens in self.prompts(length):
-                other = (seed + OTHER_SEED, tokens)
-                steps += [send(f"{HIT}/{length}", [(seed, tokens)]), send(f"{COLD}/{length}", [other]), *stored]
+                one, other = (seed, tokens), (seed + OTHER_SEED, tokens)
+                steps += [send(f"{HIT}/{length}", [one]), stored, send(f"{OWN}/{length}", [one])]
+                steps += [send(f"{COLD}/{length}", [other]), stored]
         return steps
 
 
 def plain(bench: Bench) -> Result:
     """No connector: cold, and vLLM's own prefix cache, after as long a pause as the others take to store."""
-    return run_engine("plain", bench.kind, None, bench.cold_then_hit([settle()]))
+    return run_engine("plain", bench.kind, None, bench.cold_then_hit(settle(), kept=False))
 
 
 def kvdepot(bench: Bench) -> Mapping[str, Result]:
@@ -80,28 +90,28 @@ def kvdepot(bench: Bench) -> Mapping[str, Result]:
     with DepotHome(WORK / "bench-engine" / "kvdepot", values) as home:
         transfer = kvdepot_transfer(home)
         with home.start() as depot:
-            steps = bench.cold_then_hit([settle(home=home), forget()])
+            steps = bench.cold_then_hit(settle(home=home), kept=True)
             first = run_engine("kvdepot", bench.kind, transfer, steps)
             depot.wait_until_clean(DRAIN_S)
         prepare_page_cache(bench, home.files())
         with home.start():
-            steps = bench.hit_then_cold([settle(home=home)])
+            steps = bench.hit_then_cold(settle(home=home))
             return {"first": first, "restarted": run_engine("kvdepot-restarted", bench.kind, transfer, steps)}
 
 
 def native_memory(bench: Bench) -> Result:
     """The tier in host memory that vLLM brings."""
     transfer = native_transfer(bench.pool_bytes, None)
-    return run_engine("native-memory", bench.kind, transfer, bench.cold_then_hit([settle(), forget()]))
+    return run_engine("native-memory", bench.kind, transfer, bench.cold_then_hit(settle(), kept=True))
 
 
 def native_files(bench: Bench) -> Result:
     """The file tier that vLLM brings: hits of a new process on files of an ended one."""
     directory = empty_directory(WORK / "bench-engine" / "native-files")
     transfer = native_transfer(bench.pool_bytes, directory)
-    stored = [settle(directory=directory)]
+    stored = settle(directory=directory)
     every = [one for length in bench.lengths for one in bench.prompts(length)]
-    run_engine("native-files", bench.kind, transfer, [send("warm-up", WARM_UP), send("all", every), *stored])
+    run_engine("native-files", bench.kind, transfer, [send("warm-up", WARM_UP), send("all", every), stored])
     prepare_page_cache(bench, (path for path in directory.rglob("*") if path.is_file()))
     return run_engine("native-files-restarted", bench.kind, transfer, bench.hit_then_cold(stored))
 

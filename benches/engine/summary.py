@@ -7,14 +7,17 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from benches.engine.rounds import COLD, HIT
+from benches.engine.rounds import COLD, HIT, OWN
 from benches.engine.runs import Result, Sent
 
 Round = dict[str, Result]
 
+TABLE_COLUMNS = 144
+"""Terminal columns of the widest table."""
+
 ROWS: tuple[tuple[str, str, str], ...] = (
     ("cold, no connector", "plain", COLD),
-    ("vLLM's own prefix cache", "plain", HIT),
+    ("vLLM's own prefix cache", "plain", OWN),
     ("kvdepot, from the pool", "kvdepot", HIT),
     ("kvdepot, after restart, from disk", "kvdepot-restarted", HIT),
     ("kvdepot, nothing found", "kvdepot", COLD),
@@ -32,12 +35,15 @@ class Cell:
     Attributes:
         faster: for a hit, how many times longer the cold runs took that its own process did in between; for a cold
             row, how the cold runs without a connector of the same round compare with it.
+        of_own: how many times longer a hit takes than those in vLLM's own prefix cache, of the same length, that its
+            own process did in between; nothing for a cold row.
     """
 
     ttft_ms: float
     fastest_ms: float
     slowest_ms: float
     faster: float
+    of_own: float | None
     hit_tokens: tuple[int, ...]
     same_output: bool
 
@@ -49,15 +55,17 @@ class Cell:
             return one[process].sent[f"{step}/{length}"]
 
         mine = [sent(one, process, step) for one in rounds]
-        cold = [sent(one, process if step == HIT else "plain", COLD) for one in rounds]
+        cold = [sent(one, "plain" if step == COLD else process, COLD) for one in rounds]
+        own = [] if step == COLD else [sent(one, process, OWN) for one in rounds]
         # A hit computes on fewer tokens at once than a cold run does, so in bfloat16 it rounds as other hits do.
-        like = [sent(one, "plain", step) for one in rounds]
+        like = [sent(one, "plain", COLD if step == COLD else OWN) for one in rounds]
         times = [ms for one in mine for ms in one.ttft_ms]
         return Cell(
             ttft_ms=median(one.median_ms for one in mine),
             fastest_ms=min(times),
             slowest_ms=max(times),
             faster=median(c.median_ms / m.median_ms for c, m in zip(cold, mine, strict=True)),
+            of_own=median(m.median_ms / o.median_ms for m, o in zip(mine, own, strict=True)) if own else None,
             hit_tokens=tuple(sorted({tokens for one in mine for tokens in one.hit_tokens})),
             same_output=all(m.outputs == other.outputs for m, other in zip(mine, like, strict=True)),
         )
@@ -73,7 +81,7 @@ def print_summary(rows: dict[str, dict[int, Cell]], lengths: Sequence[int], capt
     for length in lengths:
         table = Table(title=f"Time to first token, {length} tokens", title_style="bold", caption_justify="left")
         table.add_column("", no_wrap=True)
-        for column in ("median", "min … max", "cold takes", "hit tokens", "output"):
+        for column in ("median", "min … max", "of own cache", "cold takes", "hit tokens", "output"):
             table.add_column(column, justify="right", no_wrap=True)
         for title, cells in rows.items():
             cell = cells[length]
@@ -81,9 +89,10 @@ def print_summary(rows: dict[str, dict[int, Cell]], lengths: Sequence[int], capt
                 title,
                 f"{cell.ttft_ms:,.0f} ms",
                 f"{cell.fastest_ms:,.0f} … {cell.slowest_ms:,.0f}",
+                f"{cell.of_own:.2f}×" if cell.of_own is not None else "",
                 f"{cell.faster:.2f}×",
                 " … ".join(str(tokens) for tokens in (cell.hit_tokens[0], cell.hit_tokens[-1])[: len(cell.hit_tokens)]),
                 "same" if cell.same_output else "[red]differs[/]",
             )
-        Console(width=120).print(table)
+        Console(width=TABLE_COLUMNS).print(table)
     print(caption)

@@ -30,10 +30,10 @@ from benches.engine.runs import (
     send,
     settle,
 )
-from tools.lab.child import ChildError, end_on_signals
 from tools.lab.depot import DepotHome
 from tools.lab.machine import load_average
 from tools.lab.models import WORK, ModelSize, make_model
+from tools.lab.program import run_program
 from tools.lab.progress import Progress
 from tools.lab.settings import add_set_option
 
@@ -133,32 +133,22 @@ def print_outcomes(outcomes: Sequence[Outcome], title: str, full: int) -> None:
     Console(width=120).print(table)
 
 
-def main() -> int:
+def measure(arguments: argparse.Namespace, progress: Progress) -> int:
     """Runs what was asked for."""
-    arguments = parse()
-    end_on_signals()
-    progress = Progress()
     size = ModelSize()
     prompts = [(FIRST_SEED + number, arguments.tokens + 1) for number in range(arguments.requests)]
     stored_bytes = arguments.requests * arguments.tokens * size.kv_bytes_per_token(arguments.dtype)
     pool_bytes = int(arguments.pool_part * stored_bytes)
     outcomes = []
-    try:
-        with progress.step("make a model of random weights"):
-            model = make_model(size)
-        kind = EngineKind(model, arguments.dtype, arguments.tokens + 1 + ANSWER_TOKENS, arguments.requests)
-        if arguments.system in {"both", "kvdepot"}:
-            with progress.step(f"{KVDEPOT}: fill, start again, send all at once"):
-                outcomes.append(on_kvdepot(kind, prompts, pool_bytes, dict(arguments.settings)))
-        if arguments.system in {"both", "native"}:
-            with progress.step(f"{NATIVE}: fill, start again, send all at once"):
-                outcomes.append(on_native(kind, prompts, pool_bytes))
-    except ChildError as error:
-        progress.failure(str(error))
-        return 1
-    except KeyboardInterrupt:
-        progress.failure("interrupted; nothing is left running")
-        return 130
+    with progress.step("make a model of random weights"):
+        model = make_model(size)
+    kind = EngineKind(model, arguments.dtype, arguments.tokens + 1 + ANSWER_TOKENS, arguments.requests)
+    if arguments.system in {"both", "kvdepot"}:
+        with progress.step(f"{KVDEPOT}: fill, start again, send all at once"):
+            outcomes.append(on_kvdepot(kind, prompts, pool_bytes, dict(arguments.settings)))
+    if arguments.system in {"both", "native"}:
+        with progress.step(f"{NATIVE}: fill, start again, send all at once"):
+            outcomes.append(on_native(kind, prompts, pool_bytes))
     full = arguments.tokens - arguments.tokens % BLOCK_TOKENS
     if arguments.json:
         rows = [
@@ -181,6 +171,12 @@ def main() -> int:
     for problem in problems:
         progress.failure(problem)
     return 1 if problems else 0
+
+
+def main() -> int:
+    """Reads the command line and measures."""
+    arguments = parse()
+    return run_program(lambda progress: measure(arguments, progress))
 
 
 if __name__ == "__main__":

@@ -15,10 +15,11 @@ from pathlib import Path
 from tools.demo.client import HITS, QUERIES, Client, RequestError
 from tools.demo.report import COLD, RESTARTED, WARM, Phase, as_object, print_report, problems, warnings
 from tools.demo.server import BLOCK_TOKENS, Server
-from tools.lab.child import Child, ChildError, end_on_signals
+from tools.lab.child import Child, ChildError
 from tools.lab.depot import Depot, DepotHome
 from tools.lab.machine import load_average, machine
 from tools.lab.models import WORK, ModelSize, make_model, prompt
+from tools.lab.program import run_program
 from tools.lab.progress import Progress
 from tools.lab.settings import add_set_option
 
@@ -154,11 +155,8 @@ def parse() -> argparse.Namespace:
     return arguments
 
 
-def main() -> int:
+def demonstrate(arguments: argparse.Namespace, progress: Progress) -> int:
     """Runs the demonstration."""
-    arguments = parse()
-    end_on_signals()
-    progress = Progress()
     size = ModelSize()
     stored_bytes = arguments.prompts * arguments.tokens * size.kv_bytes_per_token(arguments.dtype)
     pool_gb = round(2 * stored_bytes / GIB + 0.25, 2)
@@ -168,12 +166,6 @@ def main() -> int:
             model = make_model(size)
         prompts = [prompt(seed, arguments.tokens) for seed in range(arguments.prompts)]
         phases = Demo(prompts, arguments.answer_tokens, arguments.dtype, model, home, progress).run()
-    except (ChildError, RequestError, OSError) as error:
-        progress.failure(str(error))
-        return 1
-    except KeyboardInterrupt:
-        progress.failure("interrupted; nothing is left running")
-        return 130
     finally:
         home.remove()
     show(phases, arguments, home.blocks)
@@ -182,6 +174,12 @@ def main() -> int:
     for problem in problems(phases):
         progress.failure(problem)
     return 1 if problems(phases) else 0
+
+
+def main() -> int:
+    """Reads the command line and demonstrates."""
+    arguments = parse()
+    return run_program(lambda progress: demonstrate(arguments, progress), (ChildError, RequestError, OSError))
 
 
 if __name__ == "__main__":

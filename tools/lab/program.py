@@ -1,0 +1,22 @@
+"""Programs of ours, run to their end: what they start ends with them, and what went wrong is one line."""
+
+from collections.abc import Callable
+
+from tools.lab.child import ChildError, end_on_signals
+from tools.lab.progress import Progress
+
+FAILED, INTERRUPTED = 1, 130
+
+
+def run_program(body: Callable[[Progress], int], failures: tuple[type[Exception], ...] = (ChildError,)) -> int:
+    """The exit status of ``body``, or of how it ended; ``failures`` say by themselves what was wrong."""
+    end_on_signals()
+    progress = Progress()
+    try:
+        return body(progress)
+    except failures as error:
+        progress.failure(str(error))
+        return FAILED
+    except KeyboardInterrupt:
+        progress.failure("interrupted; nothing is left running")
+        return INTERRUPTED
