@@ -15,6 +15,7 @@ pub mod faults;
 pub mod iobuf;
 pub mod noop;
 pub mod psync;
+pub mod socket;
 pub mod transfer;
 
 pub use aligned::AlignedBuf;

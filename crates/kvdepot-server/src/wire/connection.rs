@@ -19,7 +19,8 @@ use super::door::Door;
 use super::infini::Command as InfiniCommand;
 use super::own::{Command as OwnCommand, Greeting};
 use super::rdma::QueuePair;
-use super::stream::{Socket, Stream, keep_alive};
+use super::socket::{Socket, keep_alive};
+use super::stream::Stream;
 use super::tls;
 
 /// How long a visitor may take to prove that it knows the token.

@@ -9,6 +9,7 @@ mod http;
 mod infini;
 mod own;
 mod rdma;
+mod socket;
 mod spare;
 mod stream;
 mod tls;

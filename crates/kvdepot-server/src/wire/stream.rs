@@ -11,23 +11,22 @@ use kvdepot_depot::direct::{ReadSlot, WriteSlot};
 use kvdepot_depot::values::{Value, ValueSlot};
 use kvdepot_wire::FrameBuffer;
 use kvdepot_wire::limits::READ_BYTES;
-use rustix::net::sockopt;
 use smallvec::SmallVec;
-use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use super::counters::Counters;
+use super::socket::{Socket, Wake};
 use super::spare;
 
 /// Slowest peer that is waited for, once its patience at the beginning is used up.
 const BYTES_PER_S_MIN: u64 = 1 << 20;
 /// Bytes after which a connection lets others have its thread.
 const TURN_BYTES: usize = 4 << 20;
-/// How long a thread stays awake for the next bytes of a payload: to be woken takes as long.
-const AWAKE: Duration = Duration::from_micros(30);
 /// Payload that is copied from the connection's buffer, with one call for many of its size.
 const BULK_BYTES_MAX: usize = READ_BYTES / 4;
+/// Payload of which it is likely that most has not come yet.
+const LARGE_BYTES: usize = 64 << 10;
 /// What is read at a time of payload that nobody wants.
 const DISCARD_BYTES: usize = 64 << 10;
 
@@ -86,74 +85,6 @@ impl Answer<'_> {
     }
 }
 
-/// What carries a connection.
-#[derive(Debug)]
-pub(super) enum Socket {
-    Tcp(TcpStream),
-    /// The inner end of a TLS connection.
-    Inside(UnixStream),
-}
-
-impl Socket {
-    fn try_read(&self, room: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Self::Tcp(tcp) => tcp.try_read(room),
-            Self::Inside(unix) => unix.try_read(room),
-        }
-    }
-
-    /// Reads what has come, or comes in the next moment.
-    fn try_read_awake(&self, pieces: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        let begun = std::time::Instant::now();
-        let mut outcome = match self {
-            Self::Tcp(tcp) => tcp.try_read_vectored(pieces),
-            Self::Inside(unix) => unix.try_read_vectored(pieces),
-        };
-        while matches!(&outcome, Err(e) if e.kind() == io::ErrorKind::WouldBlock) && begun.elapsed() < AWAKE {
-            std::thread::yield_now();
-            // The runtime remembers that there was nothing: the system itself is asked.
-            outcome = match self {
-                Self::Tcp(tcp) => rustix::io::readv(tcp, pieces),
-                Self::Inside(unix) => rustix::io::readv(unix, pieces),
-            }
-            .map_err(io::Error::from);
-        }
-        outcome
-    }
-
-    fn try_write_vectored(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
-        match self {
-            Self::Tcp(tcp) => tcp.try_write_vectored(pieces),
-            Self::Inside(unix) => unix.try_write_vectored(pieces),
-        }
-    }
-
-    async fn readable(&self) -> io::Result<()> {
-        match self {
-            Self::Tcp(tcp) => tcp.readable().await,
-            Self::Inside(unix) => unix.readable().await,
-        }
-    }
-
-    async fn writable(&self) -> io::Result<()> {
-        match self {
-            Self::Tcp(tcp) => tcp.writable().await,
-            Self::Inside(unix) => unix.writable().await,
-        }
-    }
-}
-
-/// Has the kernel notice a dead host, so that its connection's leases end (P4).
-pub(super) fn keep_alive(tcp: &TcpStream) {
-    let kept = sockopt::set_socket_keepalive(tcp, true)
-        .and_then(|()| sockopt::set_tcp_keepidle(tcp, Duration::from_secs(60)))
-        .and_then(|()| sockopt::set_tcp_keepintvl(tcp, Duration::from_secs(10)))
-        .and_then(|()| sockopt::set_tcp_keepcnt(tcp, 6));
-    if let Err(error) = kept {
-        tracing::debug!("a dead host behind this connection will be noticed late: {error}");
-    }
-}
-
 /// A socket that one task reads, and many send answers to in turn.
 #[derive(Debug)]
 pub(super) struct Stream {
@@ -174,12 +105,13 @@ fn late(what: &str) -> Error {
     Error::new(ErrorKind::Timeout, what.to_owned())
 }
 
+fn stopped() -> Error {
+    late("a peer stopped in the middle of a message")
+}
+
 impl Stream {
     pub(super) fn new(socket: Socket, stall: Duration, counters: Arc<Counters>) -> Result<Self> {
-        if let Socket::Tcp(tcp) = &socket {
-            // Answers are whole messages: none of them may wait for an acknowledgement of the one before.
-            tcp.set_nodelay(true).map_err(|e| Error::io("cannot prepare a connection", e))?;
-        }
+        socket.prepare()?;
         Ok(Self { socket, turn: Mutex::new(()), broken: AtomicBool::new(false), stall, counters })
     }
 
@@ -206,9 +138,9 @@ impl Stream {
     async fn readable(&self, deadline: Option<Instant>) -> Result<()> {
         let ready = match deadline {
             None => self.socket.readable().await,
-            Some(deadline) => tokio::time::timeout_at(deadline, self.socket.readable())
-                .await
-                .map_err(|_| late("a peer stopped in the middle of a message"))?,
+            Some(deadline) => {
+                tokio::time::timeout_at(deadline, self.socket.readable()).await.map_err(|_| stopped())?
+            }
         };
         ready.map_err(|e| Error::io("a connection broke", e))
     }
@@ -237,15 +169,25 @@ impl Stream {
             each(sink, at, at + count);
             at += count;
         }
+        let mut wake = Wake::any(&self.socket);
+        let mut is_told = true;
         while at < bytes {
+            if bytes - at >= LARGE_BYTES {
+                wake.at(bytes - at);
+            }
             let outcome = {
                 let mut pieces = sink.pieces(at, bytes);
                 pieces.truncate(IO_VECTORS_MAX);
-                self.socket.try_read_awake(&mut pieces)
+                if is_told {
+                    self.socket.try_read_vectored(&mut pieces)
+                } else {
+                    self.socket.read_little(&mut pieces)
+                }
             };
             match outcome {
                 Ok(0) => return Err(closed("a peer left in the middle of its payload")),
                 Ok(count) => {
+                    is_told = true;
                     each(sink, at, at + count);
                     at += count;
                     turn += count;
@@ -254,10 +196,18 @@ impl Stream {
                         tokio::task::yield_now().await;
                     }
                 }
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock && is_told => {
+                    wake.at(bytes - at);
                     let patience = deadline.min(Instant::now() + self.stall);
-                    self.readable(Some(patience)).await?;
+                    let told = self.readable(Some(patience)).await;
+                    // Something may have come, though less than is told of.
+                    let is_late = told.as_ref().is_err_and(|e| e.kind() == ErrorKind::Timeout);
+                    is_told = !(is_late && Instant::now() < deadline);
+                    if is_told {
+                        told?;
+                    }
                 }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Err(stopped()),
                 Err(e) => return Err(Error::io("a connection broke", e)),
             }
         }
@@ -349,4 +299,66 @@ fn next_pieces<'a>(answers: &'a [Answer<'_>], sent: usize) -> SmallVec<[IoSlice<
     }
     pieces.truncate(IO_VECTORS_MAX);
     pieces
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    const STALL: Duration = Duration::from_secs(5);
+    /// Less than wakes a reader of so many.
+    static PART: [u8; 20_000] = [7; 20_000];
+    const BYTES: usize = 20 << 20;
+
+    impl Sink for Vec<u8> {
+        fn pieces(&mut self, start: usize, end: usize) -> SmallVec<[IoSliceMut<'_>; 4]> {
+            SmallVec::from_iter([IoSliceMut::new(&mut self[start..end])])
+        }
+    }
+
+    async fn pair() -> (Stream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let socket = Socket::Tcp(listener.accept().await.unwrap().0);
+        (Stream::new(socket, STALL, Arc::new(Counters::new())).unwrap(), peer)
+    }
+
+    /// Time passes here as soon as nothing else can happen.
+    async fn send_slowly(peer: &mut TcpStream, parts: usize) {
+        for _ in 0..parts {
+            tokio::time::sleep(STALL * 2 / 3).await;
+            peer.write_all(&PART).await.unwrap();
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_moves_is_waited_for_though_it_does_not_wake_the_reader() {
+        let (stream, mut peer) = pair().await;
+        let (mut buffer, mut received) = (FrameBuffer::requests(), vec![0; BYTES]);
+        let send = async {
+            send_slowly(&mut peer, 5).await;
+            peer.write_all(&vec![7; BYTES - 5 * PART.len()]).await.unwrap();
+        };
+        // Fails at once: nobody would take what is being sent.
+        let receive =
+            async { stream.receive(&mut buffer, &mut received, BYTES, |_, _, _| {}).await.unwrap() };
+        let begun = Instant::now();
+        tokio::join!(receive, send);
+        assert!(received.iter().all(|&byte| byte == 7));
+        assert!(begun.elapsed() >= STALL * 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_stops_is_left() {
+        let (stream, mut peer) = pair().await;
+        let (mut buffer, mut received) = (FrameBuffer::requests(), vec![0; BYTES]);
+        let receive = stream.receive(&mut buffer, &mut received, BYTES, |_, _, _| {});
+        let begun = Instant::now();
+        let (outcome, ()) = tokio::join!(receive, send_slowly(&mut peer, 1));
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Timeout);
+        assert!(begun.elapsed() < STALL * 3);
+    }
 }

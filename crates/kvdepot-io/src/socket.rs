@@ -1,0 +1,75 @@
+//! What sockets can do that no kept library reaches.
+
+use std::io::{Error, Result};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// Has a socket count as readable only when so many bytes have come, or its peer has ended; 1 is where all begin.
+///
+/// Linux makes room for as many, as far as its limits on receive buffers go, and wakes the reader before if there is
+/// no room for more. A read takes what has come all the same.
+pub fn set_low_water(socket: BorrowedFd<'_>, bytes: usize) -> Result<()> {
+    let value = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
+    let length = size_of_val(&value) as libc::socklen_t;
+    // SAFETY: the descriptor is open for as long as it is borrowed, and the kernel reads `length` bytes of a value that
+    // lives during the call.
+    let outcome = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_RCVLOWAT,
+            (&raw const value).cast(),
+            length,
+        )
+    };
+    if outcome == 0 { Ok(()) } else { Err(Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsFd;
+
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    use super::*;
+
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (listener.accept().unwrap().0, there)
+    }
+
+    fn is_readable(socket: &TcpStream, wait_ms: i64) -> bool {
+        let wait = Timespec { tv_sec: 0, tv_nsec: wait_ms * 1_000_000 };
+        poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&wait)).unwrap() > 0
+    }
+
+    #[test]
+    fn a_reader_is_woken_by_enough_or_by_the_end() {
+        let (mut here, mut there) = pair();
+        set_low_water(here.as_fd(), 1000).unwrap();
+        there.write_all(&[7; 999]).unwrap();
+        assert!(!is_readable(&here, 20), "999 bytes are not enough");
+        there.write_all(&[7; 1]).unwrap();
+        assert!(is_readable(&here, 900));
+        let mut room = [0; 600];
+        here.read_exact(&mut room).unwrap();
+        assert!(!is_readable(&here, 0), "400 bytes are left");
+        drop(there);
+        assert!(is_readable(&here, 900), "more will not come");
+        let mut rest = Vec::new();
+        here.read_to_end(&mut rest).unwrap();
+        assert_eq!(rest.len(), 400);
+    }
+
+    #[test]
+    fn a_lower_mark_wakes_for_what_has_come_before() {
+        let (here, mut there) = pair();
+        set_low_water(here.as_fd(), 1000).unwrap();
+        there.write_all(&[7; 10]).unwrap();
+        assert!(!is_readable(&here, 20));
+        set_low_water(here.as_fd(), 1).unwrap();
+        assert!(is_readable(&here, 900));
+    }
+}

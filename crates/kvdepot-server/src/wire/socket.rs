@@ -1,0 +1,128 @@
+//! What carries a connection, and what the system is told about it.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use kvdepot_core::{Error, Result};
+use kvdepot_io::socket::set_low_water;
+use rustix::net::sockopt;
+use tokio::net::{TcpStream, UnixStream};
+
+/// Payload that wakes its reader. One that takes every packet from under the sender's hands makes both of them slower
+/// than one after the other would be; copying so much takes little beside its way through a network.
+const WAKE_BYTES_MAX: usize = 256 << 10;
+/// Send buffer for a peer on this machine: what is under way to it stays in the processor's caches. Linux doubles it.
+const LOCAL_SEND_BYTES: usize = 208 << 10;
+
+/// What carries a connection.
+#[derive(Debug)]
+pub(super) enum Socket {
+    Tcp(TcpStream),
+    /// The inner end of a TLS connection.
+    Inside(UnixStream),
+}
+
+impl Socket {
+    /// Prepares it for messages that are sent as wholes.
+    pub(super) fn prepare(&self) -> Result<()> {
+        let Self::Tcp(tcp) = self else { return Ok(()) };
+        // No answer may wait for an acknowledgement of the one before.
+        tcp.set_nodelay(true).map_err(|e| Error::io("cannot prepare a connection", e))?;
+        let ends = (tcp.peer_addr(), tcp.local_addr());
+        if matches!(ends, (Ok(peer), Ok(local)) if peer.ip() == local.ip())
+            && let Err(error) = sockopt::set_socket_send_buffer_size(tcp, LOCAL_SEND_BYTES)
+        {
+            tracing::debug!("a connection on this machine keeps its send buffer: {error}");
+        }
+        Ok(())
+    }
+
+    pub(super) fn try_read(&self, room: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(tcp) => tcp.try_read(room),
+            Self::Inside(unix) => unix.try_read(room),
+        }
+    }
+
+    pub(super) fn try_read_vectored(&self, pieces: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(tcp) => tcp.try_read_vectored(pieces),
+            Self::Inside(unix) => unix.try_read_vectored(pieces),
+        }
+    }
+
+    /// Reads what has come, even if it was too little for the runtime to be told of it.
+    pub(super) fn read_little(&self, pieces: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        let outcome = match self {
+            Self::Tcp(tcp) => rustix::io::readv(tcp, pieces),
+            Self::Inside(unix) => rustix::io::readv(unix, pieces),
+        };
+        Ok(outcome?)
+    }
+
+    pub(super) fn try_write_vectored(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(tcp) => tcp.try_write_vectored(pieces),
+            Self::Inside(unix) => unix.try_write_vectored(pieces),
+        }
+    }
+
+    pub(super) async fn readable(&self) -> io::Result<()> {
+        match self {
+            Self::Tcp(tcp) => tcp.readable().await,
+            Self::Inside(unix) => unix.readable().await,
+        }
+    }
+
+    pub(super) async fn writable(&self) -> io::Result<()> {
+        match self {
+            Self::Tcp(tcp) => tcp.writable().await,
+            Self::Inside(unix) => unix.writable().await,
+        }
+    }
+}
+
+/// How much of a payload wakes its reader; any byte again when this is dropped.
+#[derive(Debug)]
+pub(super) struct Wake<'a> {
+    socket: &'a Socket,
+    bytes: usize,
+}
+
+impl<'a> Wake<'a> {
+    pub(super) const fn any(socket: &'a Socket) -> Self {
+        Self { socket, bytes: 1 }
+    }
+
+    /// From now on all that is left wakes the reader, or a good part of it.
+    pub(super) fn at(&mut self, left: usize) {
+        let bytes = left.clamp(1, WAKE_BYTES_MAX);
+        // The system knows such a mark for TCP only.
+        if let Socket::Tcp(tcp) = self.socket
+            && bytes != self.bytes
+        {
+            match set_low_water(tcp.as_fd(), bytes) {
+                Ok(()) => self.bytes = bytes,
+                Err(error) => tracing::debug!("a connection keeps the bytes that wake it: {error}"),
+            }
+        }
+    }
+}
+
+impl Drop for Wake<'_> {
+    fn drop(&mut self) {
+        self.at(1);
+    }
+}
+
+/// Has the kernel notice a dead host, so that its connection's leases end (P4).
+pub(super) fn keep_alive(tcp: &TcpStream) {
+    let kept = sockopt::set_socket_keepalive(tcp, true)
+        .and_then(|()| sockopt::set_tcp_keepidle(tcp, Duration::from_secs(60)))
+        .and_then(|()| sockopt::set_tcp_keepintvl(tcp, Duration::from_secs(10)))
+        .and_then(|()| sockopt::set_tcp_keepcnt(tcp, 6));
+    if let Err(error) = kept {
+        tracing::debug!("a dead host behind this connection will be noticed late: {error}");
+    }
+}
