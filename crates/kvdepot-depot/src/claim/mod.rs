@@ -252,8 +252,10 @@ impl Claim {
 pub(crate) fn fetch_ended(shared: &Shared, state: &mut State, slot: SlotId, waiters: Vec<u64>, ok: bool) {
     // A namespace may have been reset while its blocks were on their way.
     let ok = ok && state.slot(slot).block.is_readable();
-    for id in waiters {
-        let Some(mut claim) = state.claims.map.remove(&id) else { continue };
+    let mut claims: Vec<(u64, Claim)> =
+        waiters.into_iter().filter_map(|id| Some((id, state.claims.map.remove(&id)?))).collect();
+    // All have their leases before any of them settles: one that gives its lease back may free the slot (P4).
+    for (_, claim) in &mut claims {
         for place in claim.waiting.remove(&slot).unwrap_or_default() {
             if ok && claim.phase == Phase::Filling {
                 match state.lease(claim.owner, slot) {
@@ -265,6 +267,8 @@ pub(crate) fn fetch_ended(shared: &Shared, state: &mut State, slot: SlotId, wait
                 }
             }
         }
+    }
+    for (id, mut claim) in claims {
         if claim.waiting.is_empty() && claim.phase == Phase::Filling {
             settle(state, &mut claim);
         }

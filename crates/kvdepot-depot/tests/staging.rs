@@ -1,0 +1,181 @@
+//! A pool that keeps nothing: what several wait for, or what was reset on its way, is given back once and whole. P1, P4.
+#![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use kvdepot_core::pipeline::PoolKind;
+use kvdepot_core::{BlockKey, BlockLayout, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
+use kvdepot_depot::message::{ClaimGroup, Hashes, NamespaceHandle, Request, Response};
+use kvdepot_depot::{Depot, DepotConfig, PoolMapping, Session};
+use kvdepot_io::SlotBuf;
+use kvdepot_tier::{Done, Presence, Tier, TierUsage, Written};
+
+const POOL: u64 = 1 << 20;
+const BLOCK: u64 = 64 << 10;
+/// A hang of the test itself, not a measure of speed.
+const HANG: Duration = Duration::from_secs(60);
+
+/// A tier that holds every block, and reads them when the test lets it.
+#[derive(Debug)]
+struct Reads(Sender<(BlockKey, SlotBuf, End)>);
+
+struct End(Done<()>);
+
+impl std::fmt::Debug for End {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("End")
+    }
+}
+
+impl Tier for Reads {
+    fn name(&self) -> &'static str {
+        "Reads"
+    }
+
+    fn open_namespace(&self, _: &NamespaceSpec) -> Result<u32> {
+        Ok(0)
+    }
+
+    fn set_epoch(&self, _: &NamespaceSpec, _: u32) -> Result<()> {
+        Ok(())
+    }
+
+    fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
+        out.clear();
+        out.extend(keys.iter().map(|_| Presence::Present));
+    }
+
+    fn probe(&self, keys: Vec<BlockKey>, _: Instant, done: Done<usize>) {
+        done(Ok(keys.len()));
+    }
+
+    fn read(&self, key: BlockKey, dst: SlotBuf, _: Instant, done: Done<()>) {
+        self.0.send((key, dst, End(done))).unwrap();
+    }
+
+    fn write(&self, _: BlockKey, _: SlotBuf, _: Instant, done: Done<Written>) {
+        done(Ok(Written::AlreadyThere));
+    }
+
+    fn remove(&self, _: BlockKey) {}
+
+    fn touch(&self, _: &[BlockKey]) {}
+
+    fn usage(&self) -> TierUsage {
+        TierUsage::default()
+    }
+
+    fn keys(&self, _: NamespaceId) -> Vec<BlockKey> {
+        Vec::new()
+    }
+
+    fn drain(&self, _: Instant) -> bool {
+        true
+    }
+}
+
+struct Lab {
+    depot: Depot,
+    namespace: NamespaceHandle,
+    reads: Receiver<(BlockKey, SlotBuf, End)>,
+}
+
+impl Lab {
+    fn new() -> Self {
+        let (send, reads) = unbounded();
+        let config = serde_json::json!({"pipeline": "Cache", "pool_bytes": POOL, "timeout_ms": 60_000});
+        let config = DepotConfig::from_json(&config.to_string()).unwrap();
+        let pool = PoolMapping::create_private(POOL).unwrap();
+        let depot = Depot::with_tiers(config, PoolKind::Staging, vec![Arc::new(Reads(send))], pool).unwrap();
+        let spec = NamespaceSpec::new("{\"model\":\"staging\"}", BlockLayout::uniform(1, &[BLOCK]).unwrap());
+        let namespace = depot.direct().open_namespace(spec.unwrap().canonical()).unwrap().handle;
+        Self { depot, namespace, reads }
+    }
+
+    /// A claim on blocks 0 and 1.
+    fn claim(&self, session: &Session) -> u64 {
+        let groups =
+            vec![ClaimGroup { namespaces: vec![self.namespace], window_blocks: 0, hashes_per_block: 1 }];
+        let hashes = Hashes([[0; 16], [1; 16]].concat().into());
+        match session.handle(Request::ClaimOpen { groups, hashes, skip: 0, limit: 2 }) {
+            Response::Claim { claim, settled: false, .. } => claim,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The reads of blocks 0 and 1.
+    fn both_reads(&self) -> [End; 2] {
+        let mut reads: Vec<_> = (0..2).map(|_| self.reads.recv_timeout(HANG).unwrap()).collect();
+        reads.sort_by_key(|(key, ..)| key.hash.0);
+        reads.into_iter().map(|(.., end)| end).collect::<Vec<_>>().try_into().unwrap()
+    }
+
+    fn wait_until_empty(&self, what: &str) {
+        let end = Instant::now() + HANG;
+        loop {
+            let stats = self.depot.direct().stats();
+            let count = |name: &str| stats[name].as_u64().unwrap();
+            if count("pool_blocks") == 0
+                && count("pool_leased_bytes") == 0
+                && count("pool_free_bytes") == POOL
+            {
+                return;
+            }
+            assert!(Instant::now() < end, "{what}: {stats}");
+            std::thread::yield_now();
+        }
+    }
+}
+
+fn lost() -> Error {
+    Error::new(ErrorKind::Io, "a read that fails")
+}
+
+#[test]
+fn two_that_wait_for_one_block_settle_without_it_when_the_one_before_it_is_lost() {
+    let lab = Lab::new();
+    let sessions = [lab.depot.session(), lab.depot.session()];
+    let claims = sessions.each_ref().map(|session| lab.claim(session));
+    let [first, second] = lab.both_reads();
+    (first.0)(Err(lost()));
+    (second.0)(Ok(()));
+    for (session, claim) in sessions.iter().zip(claims) {
+        match session.handle(Request::ClaimPoll { claim, settle: false }) {
+            Response::Claim { settled: true, units: 0, .. } => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    drop(sessions);
+    lab.wait_until_empty("nobody wants the block that was read");
+}
+
+#[test]
+fn two_that_wait_for_one_block_both_have_it() {
+    let lab = Lab::new();
+    let sessions = [lab.depot.session(), lab.depot.session()];
+    let claims = sessions.each_ref().map(|session| lab.claim(session));
+    lab.both_reads().into_iter().for_each(|read| (read.0)(Ok(())));
+    for (session, claim) in sessions.into_iter().zip(claims) {
+        match session.handle(Request::ClaimPoll { claim, settle: false }) {
+            Response::Claim { settled: true, units: 2, .. } => {}
+            other => panic!("{other:?}"),
+        }
+        // The other one still reads it when this one has gone.
+        drop(session);
+    }
+    lab.wait_until_empty("both are through");
+}
+
+#[test]
+fn what_was_reset_while_it_was_read_gives_its_room_back() {
+    let lab = Lab::new();
+    let session = lab.depot.session();
+    lab.claim(&session);
+    let reads = lab.both_reads();
+    lab.depot.direct().reset(&[lab.namespace]).unwrap();
+    reads.into_iter().for_each(|read| (read.0)(Ok(())));
+    drop(session);
+    lab.wait_until_empty("blocks of an epoch that has passed");
+}
