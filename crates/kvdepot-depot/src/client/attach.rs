@@ -249,21 +249,34 @@ impl Attachment {
         self.wake.notify_all();
     }
 
+    /// Opens the namespaces that this generation does not know yet; the first error, when all were tried.
+    fn open_missing(self: &Arc<Self>, generation: &Arc<Generation>) -> Result<()> {
+        let specs = self.namespaces.lock().clone();
+        let mut outcome = Ok(());
+        for spec in specs {
+            outcome = outcome.and(self.open(generation, &spec).map(drop));
+        }
+        outcome
+    }
+
     fn try_attach(self: &Arc<Self>) -> Result<()> {
         let Target::Socket { path, .. } = &self.target else { return Ok(()) };
         let (lane, welcome, pool) = Lane::connect(path, Instant::now() + HANDSHAKE_WAIT, true)?;
         let pool = pool.ok_or_else(unexpected)?;
         let generation = Arc::new(Generation::new(welcome, pool));
         generation.lanes.lock().push(lane);
-        let specs = self.namespaces.lock().clone();
-        for spec in specs {
-            if let Err(error) = self.open(&generation, &spec) {
-                tracing::warn!("a namespace cannot be opened: {error}");
-            }
+        if let Err(error) = self.open_missing(&generation) {
+            tracing::warn!("a namespace cannot be opened, it is tried again: {error}");
         }
         // The lane that opened everything is warm: the scheduler's first claim must not wait for a connect.
         *generation.claims.lock() = generation.lanes.lock().pop();
-        *self.current.write() = Some(generation);
+        let mut current = self.current.write();
+        // Who finds it lost from here on finds it in its place, and takes it away again.
+        if generation.lost.load(Ordering::Acquire) {
+            return Err(Error::new(ErrorKind::Unavailable, "the depot was lost while it was attached"));
+        }
+        *current = Some(generation);
+        drop(current);
         tracing::info!("attached to the depot at {}", path.display());
         Ok(())
     }
@@ -282,6 +295,8 @@ fn keep_attached(weak: &Weak<Attachment>) {
             // Who has nothing to ask would take a dead depot for a living one, until a load on it fails.
             if generation.hung_up() {
                 this.lost(&generation, "it hung up");
+            } else if let Err(error) = this.open_missing(&generation) {
+                tracing::debug!("a namespace cannot be opened, it is tried again: {error}");
             }
         } else {
             match this.try_attach() {
