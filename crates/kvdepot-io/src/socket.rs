@@ -3,6 +3,8 @@
 use std::io::{Error, Result};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use rustix::process::Pid;
+
 /// Has a socket count as readable only when so many bytes have come, or its peer has ended; 1 is where all begin.
 ///
 /// Linux makes room for as many, as far as its limits on receive buffers go, and wakes the reader before if there is
@@ -24,11 +26,31 @@ pub fn set_low_water(socket: BorrowedFd<'_>, bytes: usize) -> Result<()> {
     if outcome == 0 { Ok(()) } else { Err(Error::last_os_error()) }
 }
 
+/// The process at the other end of a unix socket that was connected here: the one that listened. None if it cannot be
+/// seen from here, as that of another container.
+pub fn peer_process(socket: BorrowedFd<'_>) -> Option<Pid> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = size_of_val(&peer) as libc::socklen_t;
+    // SAFETY: the descriptor is open for as long as it is borrowed, and the kernel writes at most `length` bytes into a
+    // value of plain numbers that lives during the call.
+    let outcome = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut length,
+        )
+    };
+    if outcome == 0 { Pid::from_raw(peer.pid) } else { None }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsFd;
+    use std::os::unix::net::{UnixListener, UnixStream};
 
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -61,6 +83,17 @@ mod tests {
         let mut rest = Vec::new();
         here.read_to_end(&mut rest).unwrap();
         assert_eq!(rest.len(), 400);
+    }
+
+    #[test]
+    fn a_peer_is_the_process_that_listened() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("peer.sock");
+        let _listener = UnixListener::bind(&path).unwrap();
+        let here = UnixStream::connect(&path).unwrap();
+        assert_eq!(peer_process(here.as_fd()), Some(rustix::process::getpid()));
+        let (tcp, _there) = pair();
+        assert_eq!(peer_process(tcp.as_fd()), None);
     }
 
     #[test]

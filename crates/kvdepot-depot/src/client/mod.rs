@@ -11,6 +11,7 @@ mod load;
 mod partial;
 pub mod plan;
 mod spawn;
+mod starved;
 pub mod store;
 pub mod task;
 
