@@ -201,8 +201,7 @@ fn prepare(
         }
     }
     if puts.is_empty() {
-        let left = gets.len();
-        Ok((Asked::Get { items: gets, left }, bodies))
+        Ok((Asked::Get { answered: vec![false; gets.len()], items: gets }, bodies))
     } else {
         Ok((Asked::Put { items: puts, sending: true, early: None }, bodies))
     }

@@ -35,7 +35,8 @@ pub(super) enum Asked {
     },
     Get {
         items: Vec<Option<GetItem>>,
-        left: usize,
+        /// Of which the answer has come.
+        answered: Vec<bool>,
     },
     /// While `sending`, a thread reads the blocks' memory: their ends wait for it (P1). An answer may come before.
     Put {
@@ -216,16 +217,17 @@ impl Pending {
     /// clears `receiving` when the block's bytes have come.
     pub(super) fn block(&mut self, id: u64, index: u32) -> Result<Option<GetItem>> {
         self.answered = true;
-        let Some(Asked::Get { items, left }) = self.requests.get_mut(&id) else {
+        let Some(Asked::Get { items, answered }) = self.requests.get_mut(&id) else {
             return Err(out_of_turn().with("request", id));
         };
-        let count = items.len();
-        let item = items
-            .get_mut(index as usize)
-            .ok_or_else(|| out_of_turn().with("request", id).with("index", index).with("blocks", count))?;
-        let item = item.take();
-        *left -= 1;
-        if *left == 0 {
+        let (at, count) = (index as usize, items.len());
+        // Twice the same would let another one of the request be forgotten before its answer.
+        if answered.get(at).is_none_or(|answered| *answered) {
+            return Err(out_of_turn().with("request", id).with("index", index).with("blocks", count));
+        }
+        answered[at] = true;
+        let item = items[at].take();
+        if answered.iter().all(|answered| *answered) {
             self.requests.remove(&id);
         }
         self.receiving = true;
@@ -278,4 +280,38 @@ pub(super) enum Answer {
 
 fn out_of_turn() -> Error {
     Error::new(ErrorKind::Protocol, "a remote server answered what nobody asked")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, channel};
+
+    use kvdepot_io::SlotBuf;
+
+    use super::*;
+
+    const ID: u64 = 7;
+
+    fn asked(pending: &mut Pending, blocks: usize) -> Receiver<usize> {
+        let (send, ended) = channel();
+        let item = |index| {
+            let send = send.clone();
+            let into = IoBuf::payload(SlotBuf::anonymous(4096), 4096).unwrap();
+            GetItem { into, deadline: Instant::now(), done: Box::new(move |_| send.send(index).unwrap()) }
+        };
+        let items: Vec<_> = (0..blocks).map(|index| Some(item(index))).collect();
+        assert!(pending.enter(ID, Asked::Get { answered: vec![false; blocks], items }).is_none());
+        ended
+    }
+
+    #[test]
+    fn a_block_that_is_answered_twice_ends_the_connection_and_no_other_block_is_forgotten() {
+        let mut pending = Pending::default();
+        let ended = asked(&mut pending, 2);
+        drop(pending.block(ID, 0).unwrap().unwrap());
+        assert!(pending.block(ID, 0).is_err());
+        assert!(pending.block(ID, 2).is_err(), "there is none");
+        pending.close(&out_of_turn()).into_iter().for_each(|end| end());
+        assert_eq!(ended.try_iter().collect::<Vec<_>>(), [1]);
+    }
 }
