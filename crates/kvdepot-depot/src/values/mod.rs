@@ -25,7 +25,7 @@ pub use slot::{Value, ValueSlot};
 const KEY_DOMAIN: &[u8] = b"kvdepot value key v1\0";
 
 /// Most values that a prefix look-up asks for at a time.
-const PREFIX_BATCH_MAX: usize = 256;
+const PREFIX_BATCH_MAX: usize = 64;
 
 #[derive(Debug)]
 struct Class {

@@ -225,9 +225,18 @@ impl Connection {
         self.stream.send(&answer, None).await
     }
 
-    /// Tries again while the pool has no room, up to the configured wait.
-    pub(super) async fn patiently<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
-        let deadline = Instant::now() + Duration::from_millis(self.door.config.put_wait_ms);
+    /// Until when a put that begins now may wait for room in the pool, however many blocks it has: its client waits for
+    /// an answer, and takes longer silence for the server's end (P2).
+    pub(super) fn room_deadline(&self) -> Instant {
+        Instant::now() + Duration::from_millis(self.door.config.put_wait_ms)
+    }
+
+    /// Tries again while the pool has no room, until the deadline; once at least.
+    pub(super) async fn patiently<T>(
+        &self,
+        deadline: Instant,
+        mut attempt: impl FnMut() -> Result<T>,
+    ) -> Result<T> {
         loop {
             match attempt() {
                 Err(error) if error.kind() == ErrorKind::Busy && Instant::now() < deadline => {

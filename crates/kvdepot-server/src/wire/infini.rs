@@ -15,6 +15,9 @@ pub(super) const GET_WAIT: Duration = Duration::from_secs(10);
 /// Values that are removed between two requests of other connections; more take a thread of their own.
 const REMOVED_AT_ONCE_MAX: usize = 16;
 
+/// Keys whose longest prefix is found between two requests of other connections; more take a thread of their own.
+const MATCHED_AT_ONCE_MAX: usize = 64;
+
 /// A request, its keys hashed.
 #[derive(Debug)]
 pub(super) enum Command {
@@ -68,7 +71,10 @@ impl Connection {
                 self.answer(Reply::Number(i32::from(!there))).await
             }
             Command::Match(hashes) => {
-                let leading = match self.values.exist_now(&hashes) {
+                // Each is looked up in every size class, under the lock of all who use the depot.
+                let now =
+                    if hashes.len() <= MATCHED_AT_ONCE_MAX { self.values.exist_now(&hashes) } else { None };
+                let leading = match now {
                     Some(there) => there.iter().take_while(|there| **there).count(),
                     None => self.apart(move |values| values.prefix(&hashes)).await?,
                 };
@@ -107,7 +113,7 @@ impl Connection {
         if bytes == 0 {
             return self.refuse(code::INVALID, ErrorKind::Protocol).await;
         }
-        let reserved = self.patiently(|| self.values.reserve(hash, bytes.into())).await;
+        let reserved = self.patiently(self.room_deadline(), || self.values.reserve(hash, bytes.into())).await;
         let mut slot = match reserved {
             Ok(slot) => slot,
             Err(error) => {

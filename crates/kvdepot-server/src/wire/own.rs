@@ -220,9 +220,10 @@ impl Connection {
             }
         };
         let bytes = block_bytes as usize;
+        let deadline = self.room_deadline();
         let mut statuses = Vec::with_capacity(blocks.len());
         for &(hash, crc64) in blocks {
-            let status = match self.patiently(|| self.direct.reserve(open.handle, hash)).await {
+            let status = match self.patiently(deadline, || self.direct.reserve(open.handle, hash)).await {
                 Ok(Some(mut slot)) => {
                     let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
                     let digested = |slot: &kvdepot_depot::direct::WriteSlot, start, end| {
