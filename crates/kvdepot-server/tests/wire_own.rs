@@ -94,6 +94,28 @@ fn a_wrong_checksum_stores_nothing() {
     assert_eq!(wired.stat("pool_filling_bytes"), 0);
 }
 
+/// P2: the wait for room is one of the whole put, not of each of its blocks: its client takes long silence for the end.
+#[test]
+fn a_put_of_many_blocks_waits_for_room_once() {
+    const WAIT_MS: u64 = 1_000;
+    const BLOCKS: u64 = 40;
+    let directory = tempfile::tempdir().unwrap();
+    // What is not written yet may take 70 % of the pool, and nothing is ever written.
+    let posix = json!({"directories": [directory.path()], "faults": "write_hang=1"});
+    let depot = config(16 * MIB, json!({"pipeline": "Cache|Posix", "posix": posix, "timeout_ms": 500}));
+    let wired = Wired::open(depot, json!({"put_wait_ms": WAIT_MS}));
+    let mut own = wired.own(None).unwrap();
+    let namespace = own.open("a", 2_000_000);
+    let block = bytes(2_000_000, 1);
+    let batch: Vec<(BlockHash, &[u8])> = (0..BLOCKS).map(|n| (hash(n), &block[..])).collect();
+    let begun = std::time::Instant::now();
+    let Answer::Stored(statuses) = own.put(namespace, &batch) else { panic!("no statuses") };
+    let refused = statuses.iter().filter(|status| **status == Status::Failed(ErrorKind::Busy)).count();
+    assert!((30..40).contains(&refused), "{statuses:?}");
+    let least = std::time::Duration::from_millis(WAIT_MS);
+    assert!((least..least * 15).contains(&begun.elapsed()), "{refused} blocks: {:?}", begun.elapsed());
+}
+
 /// A get that waits for a slow tier does not hold up what was asked after it.
 #[test]
 fn answers_come_as_they_are_ready() {
