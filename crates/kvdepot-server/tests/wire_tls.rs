@@ -9,8 +9,9 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
-use common::config;
+use common::{LONG, config};
 use kvdepot_core::ErrorKind;
 use kvdepot_wire::infini::{Reply, Request, TcpOp};
 use rustls::pki_types::{CertificateDer, ServerName};
@@ -22,12 +23,17 @@ type Tls = StreamOwned<ClientConnection, TcpStream>;
 
 /// A server with a certificate of its own, and what a client needs to trust it.
 fn open(directory: &Path) -> (Wired, Arc<ClientConfig>) {
+    open_with(directory, json!({"drain_ms": 20_000}))
+}
+
+/// The same, with more configuration of the door.
+fn open_with(directory: &Path, mut wire: serde_json::Value) -> (Wired, Arc<ClientConfig>) {
     let made = rcgen::generate_simple_self_signed(vec!["depot.test".to_owned()]).unwrap();
     let (certificate, key) = (directory.join("certificate.pem"), directory.join("key.pem"));
     std::fs::write(&certificate, made.cert.pem()).unwrap();
     std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
-    let tls = json!({"certificate_file": certificate, "key_file": key});
-    let wired = Wired::open(config(64 << 20, json!({})), json!({"tls": tls, "drain_ms": 20_000}));
+    wire["tls"] = json!({"certificate_file": certificate, "key_file": key});
+    let wired = Wired::open(config(64 << 20, json!({})), wire);
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from(made.cert.der().to_vec())).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -50,15 +56,36 @@ fn put(stream: &mut Tls, key: &str, value: &[u8]) -> Reply {
     Reply::Code(i32::from_le_bytes(code))
 }
 
-fn get(stream: &mut Tls, key: &str) -> Vec<u8> {
+fn ask_for(stream: &mut Tls, key: &str) {
     let mut out = Vec::new();
     Request::Tcp { key: key.as_bytes(), op: TcpOp::Get }.encode(&mut out).unwrap();
     stream.write_all(&out).unwrap();
+}
+
+/// Length of the value that comes.
+fn begin_value(stream: &mut Tls) -> usize {
     let mut head = [0; 8];
     stream.read_exact(&mut head).unwrap();
-    let mut value = vec![0; u32::from_le_bytes(head[4..].try_into().unwrap()) as usize];
+    u32::from_le_bytes(head[4..].try_into().unwrap()) as usize
+}
+
+fn take_value(stream: &mut Tls) -> Vec<u8> {
+    let mut value = vec![0; begin_value(stream)];
     stream.read_exact(&mut value).unwrap();
     value
+}
+
+fn get(stream: &mut Tls, key: &str) -> Vec<u8> {
+    ask_for(stream, key);
+    take_value(stream)
+}
+
+fn http(wired: &Wired, trust: &Arc<ClientConfig>, path: &str) -> String {
+    let mut http = tls(wired.manage, trust);
+    write!(http, "GET {path} HTTP/1.1\r\nHost: depot\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    let _ = http.read_to_end(&mut answer);
+    String::from_utf8(answer).unwrap()
 }
 
 #[test]
@@ -70,15 +97,57 @@ fn values_come_back_through_tls_until_the_door_closes() {
         assert_eq!(put(&mut stream, "key", &bytes(len, 1)), Reply::Code(200));
         assert!(get(&mut stream, "key") == bytes(len, 1), "{len} bytes");
     }
-    let mut http = tls(wired.manage, &trust);
-    http.write_all(b"GET /kvmap_len HTTP/1.1\r\nHost: depot\r\nConnection: close\r\n\r\n").unwrap();
-    let mut answer = Vec::new();
-    let _ = http.read_to_end(&mut answer);
-    assert!(answer.ends_with(b"{\"len\":1}"), "{}", String::from_utf8_lossy(&answer));
+    let answer = http(&wired, &trust, "/kvmap_len");
+    assert!(answer.ends_with("{\"len\":1}"), "{answer}");
     wired.close();
     let mut rest = Vec::new();
     let _ = stream.read_to_end(&mut rest);
     assert!(rest.is_empty());
+}
+
+/// P2, P4: it keeps neither its place nor descriptors nor buffers.
+#[test]
+fn who_stops_in_the_middle_of_an_answer_is_shown_out() {
+    const LEN: usize = 30_000_000;
+    let directory = tempfile::tempdir().unwrap();
+    let (wired, trust) = open_with(directory.path(), json!({"stall_timeout_ms": 500}));
+    let mut stopped = tls(wired.at, &trust);
+    assert_eq!(put(&mut stopped, "large", &bytes(LEN, 1)), Reply::Code(200));
+    ask_for(&mut stopped, "large");
+    assert_eq!(begin_value(&mut stopped), LEN);
+    let wanted =
+        ["kvdepot_wire_connections 0", "kvdepot_wire_connections_refused_total{reason=\"timeout\"} 1"];
+    let deadline = Instant::now() + LONG;
+    loop {
+        let metrics = http(&wired, &trust, "/metrics");
+        if wanted.iter().all(|wanted| metrics.lines().any(|line| line == *wanted)) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "the connection does not end:\n{metrics}");
+    }
+    wired.wait_stat("pool_leased_bytes", 0);
+    let mut rest = Vec::new();
+    assert!(stopped.read_to_end(&mut rest).is_err(), "no orderly end says that this was all");
+    assert!(rest.len() < LEN);
+}
+
+/// What was asked for comes, though its answers are read late and the peer has said all that it will.
+#[test]
+fn the_last_answers_come_before_an_orderly_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let (wired, trust) = open(directory.path());
+    let mut stream = tls(wired.at, &trust);
+    assert_eq!(put(&mut stream, "key", &bytes(3_000_001, 2)), Reply::Code(200));
+    for _ in 0..3 {
+        ask_for(&mut stream, "key");
+    }
+    stream.conn.send_close_notify();
+    stream.flush().unwrap();
+    for _ in 0..3 {
+        assert!(take_value(&mut stream) == bytes(3_000_001, 2));
+    }
+    // Without a close_notify this is an error.
+    assert_eq!(stream.read(&mut [0]).unwrap(), 0);
 }
 
 #[test]

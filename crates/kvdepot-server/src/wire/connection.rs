@@ -62,9 +62,8 @@ pub(super) async fn converse(door: Arc<Door>, tcp: TcpStream, draining: watch::R
         };
         let outside = tls::accept(&acceptor, tcp).await?;
         let (inside, far) = UnixStream::pair().map_err(|e| Error::io("no socket for a TLS connection", e))?;
-        let (outcome, ()) =
-            tokio::join!(serve(door, Socket::Inside(inside), draining), tls::carry(outside, far));
-        outcome
+        let stall = door.config.stall();
+        tls::around(outside, far, serve(door, Socket::Inside(inside), draining), stall).await
     };
     let outcome = outcome.await;
     if let Err(error) = outcome {

@@ -26,6 +26,8 @@ use super::tls;
 const BACKLOG: u32 = 1024;
 /// Threads that wait for tiers at a time; more requests wait for one of them.
 const BLOCKING_THREADS_MAX: usize = 256;
+/// Descriptors of a TLS connection: its TCP socket, and both ends of the pair inside.
+const TLS_DESCRIPTORS: u64 = 3;
 /// Descriptors that are not connections: tiers, sockets, logs.
 const DESCRIPTORS_BESIDE: u64 = 512;
 /// How long no connection is accepted after the system had no descriptor for one.
@@ -67,7 +69,7 @@ impl WireDoor {
         }
         let tls =
             config.tls.as_ref().map(|tls| tls::acceptor(&tls.certificate_file, &tls.key_file)).transpose()?;
-        raise_descriptor_limit(config.connections_max as u64 + DESCRIPTORS_BESIDE);
+        raise_descriptor_limit(descriptors_max(config.connections_max, tls.is_some()));
         let pool_bytes = depot.config().mapped_bytes();
         let values = Values::open(depot.direct(), pool_bytes, config.value_bytes_min)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -167,7 +169,13 @@ fn local_addr(listener: &TcpListener) -> Result<SocketAddr> {
     listener.local_addr().map_err(|e| Error::io("cannot tell the port", e))
 }
 
-/// Lets the process have as many descriptors as connections, where the system allows it.
+/// Descriptors that so many connections take, and all else.
+const fn descriptors_max(connections_max: usize, has_tls: bool) -> u64 {
+    let each = if has_tls { TLS_DESCRIPTORS } else { 1 };
+    (connections_max as u64).saturating_mul(each).saturating_add(DESCRIPTORS_BESIDE)
+}
+
+/// Lets the process have as many descriptors as connections take, where the system allows it.
 fn raise_descriptor_limit(wanted: u64) {
     let limit = rustix::process::getrlimit(Resource::Nofile);
     if limit.current.is_none_or(|current| current >= wanted) {
@@ -178,7 +186,7 @@ fn raise_descriptor_limit(wanted: u64) {
         || limit.maximum.is_some_and(|maximum| maximum < wanted)
     {
         tracing::warn!(
-            "the system allows fewer descriptors than connections are configured: raise `ulimit -n`"
+            "the system allows fewer descriptors than the configured connections take: raise `ulimit -n` to {wanted}"
         );
     }
 }
@@ -262,4 +270,16 @@ pub(super) fn self_test(values: &Values) -> Result<()> {
     drop(value);
     values.remove(&[hash]);
     if same { Ok(()) } else { Err(bad("a value came back changed")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tls_connection_takes_three_descriptors() {
+        assert_eq!(descriptors_max(4096, false), 4096 + DESCRIPTORS_BESIDE);
+        assert_eq!(descriptors_max(4096, true), 3 * 4096 + DESCRIPTORS_BESIDE);
+        assert_eq!(descriptors_max(usize::MAX, true), u64::MAX, "a limit that nobody reaches");
+    }
 }

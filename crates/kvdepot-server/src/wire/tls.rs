@@ -2,6 +2,7 @@
 //! as without TLS; what it costs is a copy more each way, beside the encryption.
 
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tokio::io::{AsyncWriteExt, copy_buf};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, copy_buf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -46,8 +47,29 @@ pub(super) async fn accept(acceptor: &TlsAcceptor, tcp: TcpStream) -> Result<Tls
     shaken.map_err(late)?.map_err(|e| Error::new(ErrorKind::Protocol, "no TLS handshake").with_source(e))
 }
 
-/// Carries bytes between the TLS connection and `inside`, until `inside` has ended and what it sent is out.
-pub(super) async fn carry(outside: TlsStream<TcpStream>, inside: UnixStream) {
+/// Serves a TLS connection by what `served` does at the other end of `inside`. When that has ended, its last bytes have
+/// `patience` to leave: a peer that takes nothing keeps neither its place nor descriptors nor buffers (P2, P4).
+pub(super) async fn around<S: AsyncRead + AsyncWrite, T>(
+    outside: S,
+    inside: UnixStream,
+    served: impl Future<Output = T>,
+    patience: Duration,
+) -> T {
+    let (mut carried, mut served) = (pin!(carry(outside, inside)), pin!(served));
+    tokio::select! {
+        outcome = &mut served => {
+            if tokio::time::timeout(patience, carried).await.is_err() {
+                tracing::debug!("a peer did not take the end of its TLS connection within {patience:?}");
+            }
+            outcome
+        }
+        () = &mut carried => served.await,
+    }
+}
+
+/// Carries bytes between the TLS connection and `inside`, until `inside` has ended and what it sent is out. Waits for
+/// the peer without a bound.
+async fn carry<S: AsyncRead + AsyncWrite>(outside: S, inside: UnixStream) {
     let (outside_read, mut outside_write) = tokio::io::split(outside);
     let (inside_read, mut inside_write) = inside.into_split();
     let out = async {
@@ -65,5 +87,50 @@ pub(super) async fn carry(outside: TlsStream<TcpStream>, inside: UnixStream) {
     tokio::select! {
         () = out => {}
         () = into => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncReadExt;
+    use tokio::time::Instant;
+
+    use super::*;
+
+    const STALL: Duration = Duration::from_secs(5);
+    const WAY_BYTES: usize = 1000;
+    /// More than is on the way at a time.
+    static LAST: [u8; 40_000] = [7; 40_000];
+
+    /// Leaves its last bytes and ends.
+    async fn end(mut near: UnixStream) -> u32 {
+        near.write_all(&LAST).await.unwrap();
+        5
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_stops_keeps_nothing_after_the_end() {
+        let ((near, far), (outside, mut peer)) = (UnixStream::pair().unwrap(), tokio::io::duplex(WAY_BYTES));
+        let begun = Instant::now();
+        assert_eq!(around(outside, far, end(near), STALL).await, 5);
+        assert!(begun.elapsed() >= STALL);
+        let mut rest = Vec::new();
+        peer.read_to_end(&mut rest).await.unwrap();
+        assert_eq!(rest.len(), WAY_BYTES, "nobody is there any more to send the rest");
+    }
+
+    /// Time passes here as soon as nothing else can happen.
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_is_only_late_is_given_the_last_bytes() {
+        let ((near, far), (outside, mut peer)) = (UnixStream::pair().unwrap(), tokio::io::duplex(WAY_BYTES));
+        let read = async {
+            tokio::time::sleep(STALL * 2 / 3).await;
+            let mut all = Vec::new();
+            peer.read_to_end(&mut all).await.unwrap();
+            all
+        };
+        let (outcome, all) = tokio::join!(around(outside, far, end(near), STALL), read);
+        assert_eq!(outcome, 5);
+        assert!(all == LAST);
     }
 }

@@ -142,7 +142,8 @@ impl Rdma {
         for _ in 0..config.threads {
             let (mailbox, commands) = Mailbox::new()?;
             let channel = CompletionChannel::new(&context)?;
-            let cq = Cq::with_events(&channel, requests_max + beside, 0)?;
+            let completions_max = requests_max + beside;
+            let cq = Cq::with_events(&channel, completions_max, 0)?;
             let inbox = Inbox::new(&pd, config.receives, config.receive_bytes)?;
             rdma.lanes.push(Lane { cq: cq.clone(), srq: inbox.srq().clone(), mailbox: Arc::clone(&mailbox) });
             let plan = Plan {
@@ -155,6 +156,7 @@ impl Rdma {
                 mailbox,
                 link_requests_max,
                 requests_max,
+                completions_max: completions_max as usize,
                 sges_max: sges_max as usize,
                 bytes_max: rdma.port.message_bytes_max.clamp(1 << 20, MESSAGE_BYTES_MAX) as usize,
                 put_wait: Duration::from_millis(wire.put_wait_ms),

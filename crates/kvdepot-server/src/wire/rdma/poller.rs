@@ -37,9 +37,11 @@ pub(super) struct Plan {
     pub(super) counters: Arc<Counters>,
     pub(super) finder: Sender<Job>,
     pub(super) mailbox: Arc<Mailbox>,
-    /// Outstanding work requests of one connection, and of all: what the completion queue holds at most.
+    /// Outstanding work requests of one connection, and of all.
     pub(super) link_requests_max: u32,
     pub(super) requests_max: u32,
+    /// What the completion queue holds at most, receives and markers included.
+    pub(super) completions_max: usize,
     pub(super) sges_max: usize,
     pub(super) bytes_max: usize,
     pub(super) put_wait: Duration,
@@ -60,6 +62,11 @@ pub(super) struct Poller {
     free: u32,
     list: SendList,
     looked_over: Instant,
+    /// Connections that were stopped, and are not over as far as is known.
+    ending: Vec<u64>,
+    /// Those that were over when the queue was last known to be drained, and how much was taken off it since.
+    over: Vec<u64>,
+    taken: usize,
 }
 
 impl Poller {
@@ -74,6 +81,9 @@ impl Poller {
             waits_for_time: false,
             list: SendList::new(),
             looked_over: Instant::now(),
+            ending: Vec::new(),
+            over: Vec::new(),
+            taken: 0,
         }
     }
 
@@ -91,30 +101,40 @@ impl Poller {
         let mut completions = Vec::new();
         let mut idle_since = None;
         loop {
-            while completions.len() < TURN && self.plan.cq.poll(&mut completions)? > 0 {}
-            // Before completions: a connection is opened before its client can send anything.
-            let Some(told) = self.listen()? else { return Ok(()) };
-            for completion in &completions {
-                self.completed(completion);
-            }
-            self.plan.inbox.post()?;
-            let now = Instant::now();
-            if completions.is_empty() {
-                // The queue was empty: nothing of a stopped queue pair is in it any more, receives included.
-                self.bury(now);
-            }
-            if now.saturating_duration_since(self.looked_over) >= TICK {
-                self.look_over(now);
-            }
-            self.go_on();
+            let Some(told) = self.pass(&mut completions)? else { return Ok(()) };
             let idle = !told && completions.is_empty();
             completions.clear();
             if !idle {
                 idle_since = None;
-            } else if now.saturating_duration_since(*idle_since.get_or_insert(now)) >= SPIN {
+            } else if idle_since.get_or_insert_with(Instant::now).elapsed() >= SPIN {
                 self.sleep(&mut completions)?;
             }
         }
+    }
+
+    /// Handles `completions`, what else has ended, and what was told: whether anything was. None at the end.
+    fn pass(&mut self, completions: &mut Vec<Completion>) -> Result<Option<bool>> {
+        let mut is_drained = false;
+        while completions.len() < TURN && !is_drained {
+            is_drained = self.plan.cq.poll(completions)? == 0;
+        }
+        self.taken = self.taken.saturating_add(completions.len());
+        // Before completions: a connection is opened before its client can send anything.
+        let Some(told) = self.listen()? else { return Ok(None) };
+        for completion in &*completions {
+            self.completed(completion);
+        }
+        self.plan.inbox.post()?;
+        let now = Instant::now();
+        // Behind as many as a queue can hold there is nothing of what was in it before them, however busy it is.
+        if is_drained || self.taken >= self.plan.completions_max {
+            self.bury(now);
+        }
+        if now.saturating_duration_since(self.looked_over) >= TICK {
+            self.look_over(now);
+        }
+        self.go_on();
+        Ok(Some(told))
     }
 
     /// Does what was told: whether there was anything. None at the end.
@@ -184,6 +204,7 @@ impl Poller {
             if let Err(error) = outcome {
                 tracing::warn!("an RDMA connection is ended: {error}");
                 link.end(&mut self.list);
+                self.ending.push(serial);
             }
         }
         self.links.insert(serial, link);
@@ -206,8 +227,9 @@ impl Poller {
     }
 
     fn end(&mut self, serial: u64) {
-        if let Some(link) = self.links.get_mut(&serial) {
+        if let Some(link) = self.links.get_mut(&serial).filter(|link| link.is_open()) {
             link.end(&mut self.list);
+            self.ending.push(serial);
         }
     }
 
@@ -251,6 +273,7 @@ impl Poller {
                     Err(error) => {
                         tracing::warn!("an RDMA connection is ended: {error}");
                         link.end(&mut self.list);
+                        self.ending.push(serial);
                     }
                 }
             }
@@ -274,23 +297,26 @@ impl Poller {
         }
     }
 
-    /// Drops connections that are over.
+    /// The queue was drained: nothing is in it any more, receives included, of queue pairs that were over before, and
+    /// their connections are dropped. Those that are over now wait for the next time.
     fn bury(&mut self, now: Instant) {
-        let over: Vec<u64> =
-            self.links.values().filter(|link| link.is_over(now)).map(|link| link.serial()).collect();
-        for serial in over {
+        for serial in std::mem::take(&mut self.over) {
             if let Some(link) = self.links.remove(&serial) {
                 self.free += link.outstanding();
                 self.serials.remove(&link.qp_number());
             }
         }
+        let links = &self.links;
+        let is_over = |serial: &u64| links.get(serial).is_none_or(|link| link.is_over(now));
+        (self.over, self.ending) = std::mem::take(&mut self.ending).into_iter().partition(is_over);
+        self.taken = 0;
     }
 
     /// Waits for a completion, a command, or the next look at the connections.
     fn sleep(&self, completions: &mut Vec<Completion>) -> Result<()> {
         let plan = &self.plan;
-        let ending = self.links.values().any(|link| !link.is_open());
-        let timeout = if self.waits_for_time || ending { ROOM_TICK } else { TICK };
+        let is_ending = !self.ending.is_empty() || !self.over.is_empty();
+        let timeout = if self.waits_for_time || is_ending { ROOM_TICK } else { TICK };
         plan.mailbox.hush();
         plan.cq.request_event(false)?;
         // What came between the last look and the request raises no event.
@@ -309,3 +335,6 @@ impl Poller {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;
