@@ -213,6 +213,45 @@ def test_a_load_that_is_given_up_keeps_its_pages_fenced() -> None:
     assert store.next_task.waits == waits + 1
 
 
+def assert_bad_and_fenced(side: Loads, task: FakeTask) -> None:
+    """The step's only load, of page 1, counts as failed, and its page as written to."""
+    side.finish_before_forward()
+    report: Any = side.take_report()
+    assert (report.done, report.failed) == ({1: 1}, {1})
+    assert side.take_failed_pages() == {1}
+    task.is_done = False
+    waits = task.waits
+    side.fence({1})
+    assert task.waits == waits + 1
+
+
+def test_a_load_that_ends_after_the_forward_has_gone_on_without_it_has_failed() -> None:
+    """What was computed read the pages' old bytes, so nobody may take it for good (P1)."""
+    store = FakeStore(next_task=FakeTask(done=False))
+    side = loads(store)
+    side.start([Load(1, "r", True, {0: blocks(1)})])
+    store.next_task.is_done = True
+    assert_bad_and_fenced(side, store.next_task)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("layer", ["hooked", "silent"])
+@pytest.mark.usefixtures("device")
+def test_a_layer_that_was_not_there_in_time_spoils_the_load(layer: str, stream: bool) -> None:
+    """Also when the task has ended, well, by the end of the step (P1); no other layer is waited for as long again."""
+    store = FakeStore(layers=("hooked", "silent"))
+    order = compute.ComputeOrder(event_sync=stream)
+    side = Loads({0: store}, options(), DepotStats(), recompute_by_block=True, order=order)  # type: ignore[dict-item]
+    for name in ("hooked",) if layer == "silent" else store.layers:
+        side.wait_for_layer(name)  # an earlier step, which shows that the layer asks
+    store.next_task.shards_in_time = False
+    side.start([Load(1, "r", True, {0: blocks(1)})])
+    for name in store.layers:
+        side.wait_for_layer(name)
+    assert len(store.next_task.streams) + len(store.next_task.shards) == 1
+    assert_bad_and_fenced(side, store.next_task)
+
+
 def test_stats_add_up() -> None:
     one, two = DepotStats(), DepotStats()
     one.add("loads", 2)
