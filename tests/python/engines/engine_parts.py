@@ -61,8 +61,9 @@ class FakeDepot:
 
 
 class FakeTask:
-    def __init__(self, failed: tuple[int, ...] = (), done: bool = True) -> None:
+    def __init__(self, failed: tuple[int, ...] = (), done: bool = True, shards_in_time: bool = True) -> None:
         self.bad, self.is_done, self.waits, self.shards = failed, done, 0, []
+        self.shards_in_time = shards_in_time
         self.events: list[int] = []
         self.streams: list[tuple[int, int]] = []
 
@@ -77,11 +78,11 @@ class FakeTask:
 
     def wait_shard(self, shard: int, timeout_ms: int | None = None) -> bool:
         self.shards.append(shard)
-        return True
+        return self.shards_in_time
 
     def wait_shard_on(self, shard: int, stream: int, timeout_ms: int | None = None) -> bool:
         self.streams.append((shard, stream))
-        return True
+        return self.shards_in_time
 
     def submit_shard(self, shard: int, wait_event: int = 0) -> None:
         self.shards.append(shard)

@@ -233,6 +233,58 @@ def test_saves_of_a_step_whose_load_failed_on_any_rank_are_dropped() -> None:
     assert side.match(request("r", 4 * BLOCK), 0) == (0, False)
 
 
+class FakeManager:
+    """vLLM's ``KVCacheManager``, which has forgotten the pages of requests that were aborted or preempted."""
+
+    def __init__(self) -> None:
+        self.evicted: set[int] = set()
+
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        self.evicted |= block_ids
+
+    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
+        return ([],)
+
+
+@pytest.mark.parametrize("aborted", [True, False], ids=["aborted", "preempted"])
+def test_pages_of_a_failed_load_leave_the_prefix_cache_even_if_the_request_is_gone(aborted: bool) -> None:
+    """vLLM handles aborts before the step's report, and keeps the pages by hash (P1)."""
+    side, load_id = loading(ranks=1)
+    side.kv_cache_manager = FakeManager()
+    if aborted:
+        side.finished("r")
+    side.reported(LoadReport({load_id: 1}, {load_id}))
+    assert side.kv_cache_manager.evicted == {1, 2, 3, 4}
+    assert not side.has_late_saves()
+    assert side.build_step(Step().output()).late_saves == {}
+
+
+def test_what_later_steps_compute_on_a_failed_load_leaves_the_prefix_cache_too() -> None:
+    """Of the request itself, and of one that hit its published blocks; steps are planned before the report (P1)."""
+    side, load_id = loading(ranks=1)
+    side.kv_cache_manager = FakeManager()
+    step = Step().starts("sharer", 2 * BLOCK, BLOCK, [9, 1, 2, 11]).starts("other", 0, BLOCK, [20])
+    step.goes_on("r", 4 * BLOCK, BLOCK, ([1, 2, 3, 4, 5],), fresh=([5],))
+    for name in ("sharer", "other"):
+        side.new_request(request(name, 4 * BLOCK))
+    side.build_step(step.output())
+    side.build_step(Step().goes_on("sharer", 3 * BLOCK, BLOCK, ([9, 1, 2, 11, 12],), fresh=([12],)).output())
+    for name in ("r", "sharer"):
+        side.finished(name)
+    side.reported(LoadReport({load_id: 1}, {load_id}))
+    assert side.kv_cache_manager.evicted == {1, 2, 3, 4, 5, 11, 12}
+
+
+def test_good_loads_and_blocks_that_vllm_had_itself_stay_in_the_prefix_cache() -> None:
+    for failed, evicted in ((set(), set()), ({1}, {2, 3, 4})):
+        side, req = scheduler(FakeDepot(units=2)), request("r", 4 * BLOCK)
+        side.kv_cache_manager = FakeManager()
+        admit(side, req, BLOCK, [1, 2, 3, 4])
+        side.build_step(Step().starts("r", 2 * BLOCK, 2 * BLOCK, [1, 2, 3, 4]).output())
+        side.reported(LoadReport({1: 1}, failed))
+        assert side.kv_cache_manager.evicted == evicted
+
+
 def test_saves_of_the_next_step_wait_too_while_reports_are_under_way() -> None:
     """Async scheduling plans a step before the last one's loads are known to be good."""
     side, load_id = loading()

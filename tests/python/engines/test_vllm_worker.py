@@ -6,13 +6,14 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
-from engine_parts import FakeStore, FakeTask, options
+from engine_parts import FakeStore, FakeTask, geometry, options
 
 from kvdepot.engines.vllm import compute
 from kvdepot.engines.vllm.loads import STEP_PATIENCE_MS, Loads
-from kvdepot.engines.vllm.meta import Blocks, Load
+from kvdepot.engines.vllm.meta import Blocks, Load, StepMetadata
 from kvdepot.engines.vllm.saves import Saves
 from kvdepot.engines.vllm.stats import DepotStats, stats_from
+from kvdepot.engines.vllm.worker import WorkerSide
 
 
 class FakeEvent:
@@ -211,6 +212,136 @@ def test_a_load_that_is_given_up_keeps_its_pages_fenced() -> None:
     assert store.next_task.waits == waits
     side.fence({1})
     assert store.next_task.waits == waits + 1
+
+
+def assert_bad_and_fenced(side: Loads, task: FakeTask) -> None:
+    """The step's only load, of page 1, counts as failed, and its page as written to."""
+    side.finish_before_forward()
+    report: Any = side.take_report()
+    assert (report.done, report.failed) == ({1: 1}, {1})
+    assert side.take_failed_pages() == {1}
+    task.is_done = False
+    waits = task.waits
+    side.fence({1})
+    assert task.waits == waits + 1
+
+
+def test_a_load_that_ends_after_the_forward_has_gone_on_without_it_has_failed() -> None:
+    """What was computed read the pages' old bytes, so nobody may take it for good (P1)."""
+    store = FakeStore(next_task=FakeTask(done=False))
+    side = loads(store)
+    side.start([Load(1, "r", True, {0: blocks(1)})])
+    store.next_task.is_done = True
+    assert_bad_and_fenced(side, store.next_task)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("layer", ["hooked", "silent"])
+@pytest.mark.usefixtures("device")
+def test_a_layer_that_was_not_there_in_time_spoils_the_load(layer: str, stream: bool) -> None:
+    """Also when the task has ended, well, by the end of the step (P1); no other layer is waited for as long again."""
+    store = FakeStore(layers=("hooked", "silent"))
+    order = compute.ComputeOrder(event_sync=stream)
+    side = Loads({0: store}, options(), DepotStats(), recompute_by_block=True, order=order)  # type: ignore[dict-item]
+    for name in ("hooked",) if layer == "silent" else store.layers:
+        side.wait_for_layer(name)  # an earlier step, which shows that the layer asks
+    store.next_task.shards_in_time = False
+    side.start([Load(1, "r", True, {0: blocks(1)})])
+    for name in store.layers:
+        side.wait_for_layer(name)
+    assert len(store.next_task.streams) + len(store.next_task.shards) == 1
+    assert_bad_and_fenced(side, store.next_task)
+
+
+def worker(store: FakeStore) -> WorkerSide:
+    side = WorkerSide(SimpleNamespace(), options(), geometry())  # type: ignore[arg-type]
+    side._stores[0] = store  # type: ignore[assignment]
+    store.set_decoding = lambda decoding: None  # type: ignore[attr-defined]
+    return side
+
+
+def step_of(side: WorkerSide, saved: Blocks, layers: tuple[str, ...], error: Exception | None = None) -> None:
+    """A step as vLLM runs it: ``wait_for_save`` comes in a ``finally``."""
+    step = StepMetadata(saves={0: saved})
+    side.prepare(step)
+    try:
+        for name in layers:
+            side.save_layer(name, step)
+        if error is not None:
+            raise error
+    finally:
+        side.finish_saves(step)
+        side.report()
+
+
+def dropped(store: FakeStore) -> bool:
+    """Whether nobody keeps the store's last task: the core then gives back its slots."""
+    task, store.next_task = weakref.ref(store.next_task), FakeTask()
+    gc.collect()
+    return task() is None
+
+
+@pytest.mark.parametrize("layers", [(), ("a",)])
+def test_nothing_is_sealed_of_a_step_whose_forward_broke_off(layers: tuple[str, ...]) -> None:
+    """Layers that never ran hold old bytes, which would be served under a valid hash (P1); slots go back (P4)."""
+    store = FakeStore(next_task=FakeTask(done=False))
+    side = worker(store)
+    with pytest.raises(MemoryError):
+        step_of(side, blocks(1, 2), layers, MemoryError("no room for the next layer's output"))
+    assert store.calls == ([("begin", [1, 2])] if layers else [])
+    assert store.next_task.shards == ([0, 0] if layers else [])  # handed over, and waited for: nobody reads the pages
+    assert store.next_task.waits == 0
+    assert dropped(store)
+
+
+def test_a_step_that_ended_without_a_word_hands_nothing_to_the_next() -> None:
+    """vLLM's second model runner calls nothing after a forward that failed (P1)."""
+    store = FakeStore(next_task=FakeTask(done=False))
+    side = worker(store)
+    step = StepMetadata(saves={0: blocks(1, 2)})
+    side.prepare(step)
+    side.save_layer("a", step)
+    first = store.next_task
+    side.prepare(StepMetadata(fresh_pages=[1]))
+    side.save_layer("b", step)
+    assert (first.shards, first.waits) == ([0, 0], 0)
+    del first
+    assert dropped(store)
+
+
+def test_nothing_is_stored_after_a_forward_that_broke_off_and_all_ranks_hear_of_it() -> None:
+    """An engine that goes on computes on what the failed step left (P1)."""
+    store = FakeStore()
+    side = worker(store)
+    with pytest.raises(MemoryError):
+        step_of(side, blocks(1), ("a",), MemoryError())
+    store.calls.clear()
+    side.prepare(StepMetadata())
+    side.save_layer("a", StepMetadata(saves={0: blocks(3)}))
+    side.finish_saves(StepMetadata(saves={0: blocks(3)}))
+    assert store.calls == []
+    report = side.report()
+    assert report is not None
+    assert "broke off" in report.broken
+
+
+def test_an_engine_that_is_used_while_an_error_is_handled_saves() -> None:
+    store = FakeStore(layers=("a", "b"))
+    side = worker(store)
+    try:
+        int("the caller's own")
+    except ValueError:
+        step_of(side, blocks(1), ("a",))
+    assert store.next_task.shards == [0, 1]
+
+
+def test_closing_does_not_wait_for_layers_that_never_come() -> None:
+    store = FakeStore(next_task=FakeTask(done=False))
+    side = saves(store)
+    side.submit_layer("a", {0: blocks(1)})
+    side.close()
+    assert (store.next_task.waits, store.next_task.shards) == (0, [0, 0])
+    assert dropped(store)
 
 
 def test_stats_add_up() -> None:

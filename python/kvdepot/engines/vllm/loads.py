@@ -25,14 +25,19 @@ STEP_PATIENCE_MS = 250
 """How long a step waits for blocks that have not come into the pool, against expectation: then they are computed."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Copy:
-    """One task of a load, and the pages it writes; ``task`` is None when it could not even be started."""
+    """One task of a load, and the pages it writes; ``task`` is None when it could not even be started.
+
+    Attributes:
+        late: whether a layer has gone on without it: however the task ends, the step has computed on old bytes (P1).
+    """
 
     group: int
     task: "Task | None"
     pages: tuple[int, ...]
     after: ComputePoint = NOW
+    late: bool = False
 
     def done(self) -> bool:
         """Whether nothing is written any more."""
@@ -125,11 +130,11 @@ class Loads:
             if copy.task is not None and self._order.immediate:
                 # Copying threads would take the processors from the threads that compute: each operator waits for the
                 # slowest of them, and loses more time than the overlap saves.
-                copy.task.wait(self._timeout_ms)
+                copy.late = not copy.task.wait(self._timeout_ms)
             elif copy.task is not None:
                 shards = self._stores[copy.group].shard_of_layer
                 for shard in sorted({shard for name, shard in shards.items() if name not in self._hooked}):
-                    self._wait_for_shard(copy.task, shard)
+                    self._wait_for_shard(copy, copy.task, shard)
 
     def wait_for_layer(self, layer_name: str) -> None:
         """``wait_for_layer_load``: the layer's pages are in place, or known as failed, when this returns."""
@@ -137,15 +142,17 @@ class Loads:
         for copy in self._copies:
             shard = self._stores[copy.group].shard_of_layer.get(layer_name) if copy.task is not None else None
             if shard is not None and copy.task is not None:
-                self._wait_for_shard(copy.task, shard)
+                self._wait_for_shard(copy, copy.task, shard)
 
-    def _wait_for_shard(self, task: "Task", shard: int) -> None:
+    def _wait_for_shard(self, copy: Copy, task: "Task", shard: int) -> None:
         """On a device, it is the kernels launched from now on that wait, not this thread (P3)."""
+        if copy.late:  # its pages are computed again, there is nothing more to wait for
+            return
         stream = self._order.stream()
         if stream is None:
-            task.wait_shard(shard, self._timeout_ms)
+            copy.late = not task.wait_shard(shard, self._timeout_ms)
         else:
-            task.wait_shard_on(shard, stream, self._timeout_ms)
+            copy.late = not task.wait_shard_on(shard, stream, self._timeout_ms)
 
     def finish_before_forward(self) -> None:
         """After the forward: says which of the step's loads were whole."""
@@ -153,7 +160,7 @@ class Loads:
             return
         bad: set[int] = set()
         for copy in self._copies:
-            if copy.task is not None and not copy.task.wait(self._timeout_ms):
+            if copy.task is not None and (copy.late or not copy.task.wait(self._timeout_ms)):
                 bad.update(copy.pages)
                 self._give_up(copy)
             else:

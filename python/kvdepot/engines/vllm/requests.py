@@ -1,6 +1,7 @@
 """What the scheduler's connector remembers of a request."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -53,12 +54,28 @@ class RequestState:
 
 @dataclass
 class RunningLoad:
-    """A load under way on the workers. Keeps the claim's leases until every rank has reported (P1, P4)."""
+    """A load under way on the workers. Keeps the claim's leases until every rank has reported (P1, P4).
+
+    Attributes:
+        pages: what is garbage if a load that its step waits for fails: its pages, and those computed on them. Known
+            here, since vLLM forgets a request's pages when it is aborted or preempted, and still serves them by hash.
+        readers: requests that compute on the load.
+    """
 
     request_id: str
     claim: "Claim"
     ranks_left: int
     before_forward: bool
+    pages: set[int] = field(default_factory=set)
+    readers: set[str] = field(default_factory=set)
+
+    def follow(self, request_id: str, given: Sequence[int]) -> None:
+        """A step gives pages to a request: what comes after one of the load's is computed on the load."""
+        known = request_id in self.readers
+        first = 0 if known else next((i for i, page in enumerate(given) if page in self.pages), None)
+        if first is not None:
+            self.readers.add(request_id)
+            self.pages.update(page for page in given[first:] if page)
 
 
 @dataclass

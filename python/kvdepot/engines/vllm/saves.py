@@ -32,13 +32,20 @@ class LayerDump:
 
     running: RunningDump
     shards_left: set[int]
+    submitted: set[int] = field(default_factory=set)
 
     def submit(self, shards: set[int], after: ComputePoint) -> None:
         """Hands over shards whose layers have been launched."""
         self.shards_left -= shards
+        self.submitted |= shards
         self.running.after.append(after)
         for shard in sorted(shards):
             self.running.task.submit_shard(shard, after.handle)
+
+    def read_out(self) -> None:
+        """Returns when nothing reads the pages: what was handed over has been copied, or has failed by its deadline."""
+        for shard in sorted(self.submitted):
+            self.running.task.wait_shard(shard)
 
 
 class Saves:
@@ -51,6 +58,13 @@ class Saves:
         self._running: list[RunningDump] = []
         self._by_layer: dict[int, LayerDump] = {}
         self._begun = False
+        self.stopped = False
+        """Whether nothing is stored any more: a forward broke off, and later ones may compute on what it left (P1)."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether layers of a step have been handed over, and others have not."""
+        return self._begun
 
     def dump(self, saves: GroupBlocks) -> None:
         """Dumps whole blocks; what computes their bytes has been launched."""
@@ -78,6 +92,21 @@ class Saves:
                     dump.submit(set(dump.shards_left), self._order.point())
         else:
             self.dump(saves)
+        self._end_step()
+
+    def give_up_step(self) -> None:
+        """The step's forward broke off: layers that never ran hold old bytes, so their blocks are not sealed (P1).
+
+        A dump that will not get all of its shards never ends. It is dropped, and the core gives back its slots (P4).
+        """
+        for dump in self._by_layer.values():
+            if dump.shards_left:
+                dump.read_out()
+                self._running = [running for running in self._running if running is not dump.running]
+                self._stats.add_failures("dump", {"forward": len(dump.running.pages)})
+        self._end_step()
+
+    def _end_step(self) -> None:
         self._by_layer.clear()
         self._begun = False
         self._reap()
@@ -86,7 +115,7 @@ class Saves:
         from kvdepot._native import KVDepotError
 
         store = self._stores.get(index)
-        if store is None or not store.writes or not blocks.pages:
+        if self.stopped or store is None or not store.writes or not blocks.pages:
             return
         after = [] if by_layer else [self._order.point()]
         try:
@@ -123,6 +152,7 @@ class Saves:
 
     def close(self) -> None:
         """The engine's memory goes away: no dump may read it after this."""
+        self.give_up_step()
         for dump in self._running:
             dump.task.wait()
         self._running.clear()

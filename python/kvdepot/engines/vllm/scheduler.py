@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from kvdepot.engines.vllm.groups import Geometry
@@ -176,6 +177,7 @@ class SchedulerSide:
         page_ids = blocks.get_block_ids()
         end_tokens = offer.local_tokens + external_tokens
         plan: GroupBlocks = {}
+        unproven: set[int] = set()
         for group in self._geometry.groups:
             wanted = Blocks()
             begin, end = offer.local_tokens // group.block_tokens, end_tokens // group.block_tokens
@@ -186,10 +188,11 @@ class SchedulerSide:
             if wanted.pages:
                 plan[group.index] = wanted
                 self._step.fresh_pages += wanted.pages
+            unproven.update(page for page in page_ids[group.index][begin:] if page)
         state.tier_tokens = min(external_tokens, offer.units_from_tier * self._geometry.hash_tokens)
         self._load_ids += 1
         self._running_loads[self._load_ids] = RunningLoad(
-            request.request_id, offer.claim, self._ranks, self.loads_before_forward
+            request.request_id, offer.claim, self._ranks, self.loads_before_forward, unproven
         )
         self._step.loads.append(Load(self._load_ids, request.request_id, self.loads_before_forward, plan))
         self.stats.add("hit_tokens", external_tokens)
@@ -219,6 +222,9 @@ class SchedulerSide:
         step.decoding = any(
             output.num_scheduled_tokens[name] <= DECODE_TOKENS_MAX for name in output.scheduled_cached_reqs.req_ids
         )
+        unproven = {load_id: load for load_id, load in self._running_loads.items() if load.before_forward}
+        if unproven:
+            self._follow(unproven.values(), output)
         if not self._namespaces:
             return step
         step.late_saves = self._saves.released()
@@ -226,12 +232,22 @@ class SchedulerSide:
         self._saves.overwritten(set(step.fresh_pages))
         saves = self._saves.complete(output, self._requests)
         # With steps in flight, loads of an earlier step may not have been reported yet, so they count, too.
-        unproven = {load_id for load_id, load in self._running_loads.items() if load.before_forward}
         if unproven:
-            self._saves.hold(saves, unproven)
+            self._saves.hold(saves, set(unproven))
         else:
             step.saves = saves
         return step
+
+    @staticmethod
+    def _follow(loads: Iterable[RunningLoad], output: "SchedulerOutput") -> None:
+        """Notes what this step computes on loads that have not been reported, in the order of scheduling."""
+        cached = output.scheduled_cached_reqs
+        given = [*zip(cached.req_ids, cached.new_block_ids, strict=True)]
+        given += [(new.req_id, new.block_ids) for new in output.scheduled_new_reqs]
+        for request_id, page_ids in given:
+            for pages in page_ids or ():
+                for load in loads:
+                    load.follow(request_id, pages)
 
     def _add_fresh_pages(self, step: StepMetadata, output: "SchedulerOutput") -> None:
         for new in output.scheduled_new_reqs:
@@ -255,12 +271,14 @@ class SchedulerSide:
         for load_id in report.failed:
             load = self._running_loads.get(load_id)
             self._saves.load_failed(load_id)
-            state = self._requests.get(load.request_id) if load is not None else None
-            if load is not None and state is not None:
+            if load is None:
+                continue
+            if load.before_forward:
+                self._evict_unproven(load)
+            state = self._requests.get(load.request_id)
+            if state is not None:
                 state.load_failed = True
                 state.saved_blocks = {}
-                if load.before_forward:
-                    self._evict_unproven(load.request_id)
         for load_id, ranks in report.done.items():
             load = self._running_loads.get(load_id)
             if load is None:
@@ -280,15 +298,16 @@ class SchedulerSide:
         for state in self._requests.values():
             state.drop_offer()
 
-    def _evict_unproven(self, request_id: str) -> None:
-        """Takes a failed request's blocks out of vLLM's prefix cache.
+    def _evict_unproven(self, load: RunningLoad) -> None:
+        """Takes what a failed load left, and what was computed on it, out of vLLM's prefix cache.
 
         vLLM publishes blocks of a load that a step waits for before it is done, and leaves them there while they are
-        computed again: another request that hits them in between would compute on garbage, and we would store it (P1).
+        computed again, and for good when the request was aborted meanwhile: another request that hits them would
+        compute on garbage, and we would store it (P1). A page that somebody else has by now costs a cached block.
         """
         evict = getattr(self.kv_cache_manager, "evict_blocks", None)
         if evict is not None:
-            evict({page for pages in self.kv_cache_manager.get_block_ids(request_id) for page in pages if page})
+            evict(load.pages)
 
     def has_late_saves(self) -> bool:
         """Whether the engine has to take one more step even when no request is left."""

@@ -1,6 +1,7 @@
 """A worker's side: copies between the engine's pages and the depot, as the scheduler's connector has planned."""
 
 import atexit
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -56,6 +57,8 @@ class WorkerSide:
         )
         self._saves = Saves(self._stores, self._order, self.stats)
         self._proof_is_due = False
+        self._handled_before: BaseException | None = None
+        self._forward_broke_off = False
 
     def register(
         self,
@@ -135,6 +138,13 @@ class WorkerSide:
 
     def prepare(self, step: StepMetadata) -> None:
         """``handle_preemptions``: the last moment at which pages still hold what the last step left in them."""
+        if self._saves.under_way:  # vLLM's second model runner, and drafts, end a step that failed without a word
+            self._give_up_step()
+        if self._forward_broke_off:
+            # Not earlier: what a step that failed says does not reach the scheduler.
+            self._forward_broke_off = False
+            self._loads.report_broken("a forward broke off, and what is computed on the KV that it left is not stored")
+        self._handled_before = sys.exc_info()[1]
         if self._proof_is_due:
             self._prove_late()
         if not self._loads.refused:
@@ -160,9 +170,23 @@ class WorkerSide:
             self._saves.submit_layer(layer_name, step.saves)
 
     def finish_saves(self, step: StepMetadata) -> None:
-        """``wait_for_save``: hands over all that the layers' hooks have not; full CUDA graphs skip the hooks."""
+        """``wait_for_save``: hands over all that the layers' hooks have not; full CUDA graphs skip the hooks.
+
+        vLLM calls this in a ``finally``: also for a forward that broke off in the middle, with its error on the way. An
+        error that was being handled before the step is the caller's own affair.
+        """
+        broke_off = sys.exc_info()[1] is not self._handled_before
+        self._handled_before = None
         self._loads.finish_before_forward()
-        self._saves.finish_step(step.saves if not self._loads.refused else {})
+        if broke_off:
+            self._give_up_step()
+        else:
+            self._saves.finish_step(step.saves if not self._loads.refused else {})
+
+    def _give_up_step(self) -> None:
+        """The engine may go on after a forward that broke off; what it computes then is not to be trusted (P1)."""
+        self._saves.give_up_step()
+        self._saves.stopped = self._forward_broke_off = True
 
     def finished_loads(self) -> set[str]:
         """Requests whose asynchronous loads have come to an end since the last call."""
