@@ -83,9 +83,7 @@ fn own(server: &Server) -> Result<Link, Refused> {
 fn infinistore(server: &Server) -> Result<Link> {
     let deadline = Instant::now() + server.shared.config.timeout;
     let stream = reach(server, deadline)?;
-    let mut talk = super::infini::Talk::new(server, &stream);
-    talk.exists(b"kvdepot")?;
-    talk.align()?;
+    super::infini::greet(server, &stream, deadline)?;
     Ok(Link {
         stream,
         buffer: FrameBuffer::responses(),
