@@ -18,7 +18,7 @@ use pool_server::{Fault, PoolServer};
 /// Only a hang reaches it.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// A silence that no test sits out.
-const NEVER: Duration = Duration::from_secs(3600);
+const NEVER: Duration = Duration::from_secs(120);
 /// What a request that must not be answered has.
 const SHORT: Duration = Duration::from_millis(100);
 
