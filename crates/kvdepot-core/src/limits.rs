@@ -101,5 +101,9 @@ pub const REMOTE_TICK_MS: u64 = 10;
 pub const REMOTE_IDLE_LOOK_MS: u64 = 500;
 /// First and longest pause of a Remote tier between two tries to reach a server.
 pub const REMOTE_PAUSE_MS: (u64, u64) = (50, 2_000);
+/// Epochs, with the first one, of a namespace at an InfiniStore server: each is an entry there, and is asked about one by one.
+pub const REMOTE_FOREIGN_EPOCHS_MAX: u32 = 1 << 14;
+/// How many silences long, at most, the rest of a value of an InfiniStore server is taken that nobody waits for any more.
+pub const REMOTE_FOREIGN_DISCARD_TIMEOUTS: u32 = 16;
 /// Longest answer of an InfiniStore server that is read only to be dropped.
 pub const REMOTE_FOREIGN_VALUE_BYTES_MAX: u64 = BLOCK_BYTES_MAX + 4096;

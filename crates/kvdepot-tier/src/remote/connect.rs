@@ -1,8 +1,8 @@
 //! Reaching a server: connect, find out what it speaks, prove the token, bring namespaces into step.
 
 use std::io::{Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
-use std::time::Instant;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
 
 use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_wire::FrameBuffer;
@@ -83,9 +83,7 @@ fn own(server: &Server) -> Result<Link, Refused> {
 fn infinistore(server: &Server) -> Result<Link> {
     let deadline = Instant::now() + server.shared.config.timeout;
     let stream = reach(server, deadline)?;
-    let mut talk = super::infini::Talk::new(server, &stream);
-    talk.exists(b"kvdepot")?;
-    talk.align()?;
+    super::infini::greet(server, &stream, deadline)?;
     Ok(Link {
         stream,
         buffer: FrameBuffer::responses(),
@@ -113,13 +111,15 @@ fn dial(server: &Server, deadline: Instant) -> Result<TcpStream> {
     let failed =
         |e: std::io::Error| Error::io("cannot connect to a remote server", e).with("server", &server.address);
     let mut last = std::io::Error::other("its name has no address");
-    for address in server.address.to_socket_addrs().map_err(failed)? {
+    let addresses = server.addresses.find(&server.address, deadline)?;
+    for (index, address) in addresses.iter().enumerate() {
         let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        let share = share_of(left, addresses.len() - index);
+        if share.is_zero() {
             last = std::io::ErrorKind::TimedOut.into();
             break;
         }
-        match TcpStream::connect_timeout(&address, left) {
+        match TcpStream::connect_timeout(address, share) {
             Ok(stream) => {
                 stream.set_nodelay(true).map_err(failed)?;
                 // A peer that vanished without a word is found out even when nobody asks it anything.
@@ -130,6 +130,12 @@ fn dial(server: &Server, deadline: Instant) -> Result<TcpStream> {
         }
     }
     Err(failed(last))
+}
+
+/// How long the next of `untried` addresses may take, when `left` is left for all: one that never answers leaves the
+/// others their time.
+fn share_of(left: Duration, untried: usize) -> Duration {
+    left / u32::try_from(untried).unwrap_or(u32::MAX).max(1)
 }
 
 /// A conversation of one question and one answer at a time, before requests may overtake each other.
@@ -239,4 +245,27 @@ fn random(out: &mut [u8]) -> Result<()> {
         .map_err(|e| Error::io("the system gives no random bytes", e.into()))?;
     assert_eq!(count, NONCE_BYTES, "up to 256 bytes come at once");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_address_takes_the_time_of_those_behind_it() {
+        let whole = Duration::from_secs(2);
+        for count in [1_usize, 2, 3, 64] {
+            let mut left = whole;
+            for untried in (1..=count).rev() {
+                let share = share_of(left, untried);
+                let fair = whole / u32::try_from(count).unwrap();
+                assert!(share.abs_diff(fair) < Duration::from_micros(1), "{untried} of {count}: {share:?}");
+                left -= share;
+            }
+            assert!(left.is_zero(), "the last one may use what is left");
+            // What earlier ones did not use is for the later ones.
+            assert_eq!(share_of(whole, 1), whole);
+        }
+        assert!(share_of(Duration::ZERO, 2).is_zero());
+    }
 }

@@ -1,9 +1,13 @@
 //! One connection to an InfiniStore server: one request at a time, because its server mixes up the answers of more.
 
-use std::io::{Read, Write};
-use std::time::Instant;
+use std::cell::Cell;
+use std::io::Read;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
 
-use kvdepot_core::limits::REMOTE_FOREIGN_VALUE_BYTES_MAX;
+use kvdepot_core::limits::{
+    REMOTE_FOREIGN_DISCARD_TIMEOUTS, REMOTE_FOREIGN_EPOCHS_MAX, REMOTE_FOREIGN_VALUE_BYTES_MAX,
+};
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceSpec, Result};
 use kvdepot_io::IoBuf;
 use kvdepot_io::checksum::crc64_slot;
@@ -15,7 +19,7 @@ use super::sending::send_all;
 use super::server::Server;
 use super::socket::Socket;
 use super::value::{self, HEADER_BYTES, MARK, block_name, epoch_name, mark_name};
-use crate::Written;
+use crate::{Done, Written};
 
 /// What is read at a time of bytes that nobody wants.
 const SCRATCH_BYTES: usize = 64 << 10;
@@ -24,6 +28,9 @@ const SCRATCH_BYTES: usize = 64 << 10;
 enum Failed {
     /// The server said so, or the bytes are wrong; the connection is as good as before.
     Answer(Error),
+    /// As [`Failed::Answer`] once so many bytes more have been taken: the server does not survive a client that leaves
+    /// amid a value.
+    Amid(Error, u64),
     /// The connection is over.
     Lost(Error),
 }
@@ -38,7 +45,7 @@ type Outcome<T> = Result<T, Failed>;
 
 /// Serves until the connection is over: why, and whether it answered anything before.
 pub(super) fn run(server: &Server, stream: Socket) -> (Error, bool) {
-    let mut talk = Talk::new(server, &stream);
+    let mut talk = Talk::new(server, &stream, Instant::now(), server.shared.config.timeout);
     let mut answered = false;
     let silences = server.silences();
     loop {
@@ -78,76 +85,154 @@ pub(super) fn run(server: &Server, stream: Socket) -> (Error, bool) {
     }
 }
 
-/// Splits an outcome into what the asker is told and why the connection is over.
-fn told<T>(outcome: Outcome<T>) -> (Result<T>, Option<Error>) {
-    match outcome {
-        Ok(value) => (Ok(value), None),
-        Err(Failed::Answer(error)) => (Err(error), None),
-        Err(Failed::Lost(error)) => (Err(error.clone()), Some(error)),
-    }
+/// Asks what any InfiniStore server can answer, and tells it of epochs that passed while it was away, all by `deadline`.
+pub(super) fn greet(server: &Server, stream: &Socket, deadline: Instant) -> Result<()> {
+    let mut talk = Talk::new(server, stream, deadline, Duration::ZERO);
+    let mut greet = || {
+        talk.exists(b"kvdepot")?;
+        server.shared.spaces().iter().try_for_each(|space| talk.set_epoch(&space.spec, space.epoch))
+    };
+    greet().map_err(|(Failed::Answer(error) | Failed::Amid(error, _) | Failed::Lost(error))| error)
 }
 
 /// Questions and answers, one by one.
-pub(super) struct Talk<'a> {
+struct Talk<'a> {
     server: &'a Server,
     stream: &'a Socket,
+    /// When whoever asked waits no longer: no other question is begun after it.
+    deadline: Instant,
+    /// How long an answer may take though its deadline has passed, so that the connection stays in step.
+    grace: Duration,
+    /// When the question under way has been answered, or the connection is over.
+    until: Instant,
+    /// Tells whoever asked that the deadline has passed.
+    late: Option<Box<dyn FnOnce(Error)>>,
 }
 
+/// A block's memory, until it is used or whoever lent it has been told that it will not be.
+type Lent = Cell<Option<IoBuf>>;
+
 impl<'a> Talk<'a> {
-    pub(super) const fn new(server: &'a Server, stream: &'a Socket) -> Self {
-        Self { server, stream }
+    const fn new(server: &'a Server, stream: &'a Socket, deadline: Instant, grace: Duration) -> Self {
+        Self { server, stream, deadline, grace, until: deadline, late: None }
     }
 
     /// Does a job: why the connection is over, if it is.
     fn serve(&mut self, job: Job) -> Option<Error> {
-        let deadline = job.deadline;
+        self.deadline = job.deadline;
         match job.what {
-            What::Exists { keys, done } => {
-                let there =
-                    keys.iter().map(|key| self.exists(mark_name(key).as_bytes())).collect::<Result<_>>();
-                let (outcome, lost) = told(there.map_err(Failed::Lost));
-                done(outcome);
-                lost
+            What::Exists { keys, done } => self.answer(done, None, |talk, _| {
+                keys.iter().map(|key| talk.exists(mark_name(key).as_bytes())).collect()
+            }),
+            What::Get { key, into, sure, done } => {
+                self.answer(done, Some(into), |talk, into| talk.get(&key, into, sure))
             }
-            What::Get { key, mut into, sure, done } => {
-                let outcome = self.get(&key, &mut into, sure, deadline);
-                drop(into);
-                let (outcome, lost) = told(outcome);
-                done(outcome);
-                lost
-            }
+            // Whoever is told may store or remove the same block next, which must not meet what is left of this (P1).
             What::Put { key, from, done } => {
-                let outcome = self.put_block(&key, &from);
-                drop(from);
-                let (outcome, lost) = told(outcome);
-                done(outcome);
-                lost
+                let outcome = self.put_block(&key, from);
+                self.end(Some(done), outcome)
             }
             What::Remove { key, done } => {
-                let (outcome, lost) = told(self.remove(&key).map_err(Failed::Lost));
-                done(outcome);
-                lost
+                let outcome = self.remove(&key);
+                self.end(Some(done), outcome)
             }
-            What::Open { spec, done } => {
-                let (outcome, lost) = told(self.epoch(&spec).map_err(Failed::Lost));
-                done(outcome.map(|epoch| Opened { namespace: spec.id(epoch), epoch }));
-                lost
-            }
+            What::Open { spec, done } => self.answer(done, None, |talk, _| {
+                talk.epoch(&spec).map(|epoch| Opened { namespace: spec.id(epoch), epoch })
+            }),
             What::SetEpoch { spec, epoch, done, .. } => {
-                let (outcome, lost) = told(self.set_epoch(&spec, epoch));
-                done(outcome);
-                lost
+                self.answer(done, None, |talk, _| talk.set_epoch(&spec, epoch))
             }
         }
     }
 
-    /// Tells the server of epochs that passed while it was away.
-    pub(super) fn align(&mut self) -> Result<()> {
-        for space in self.server.shared.spaces() {
-            let (outcome, _) = told(self.set_epoch(&space.spec, space.epoch));
-            outcome?;
+    /// Has `work` done, whose end `done` learns of: by the deadline, unless a byte comes into the memory right then.
+    fn answer<T: 'static>(
+        &mut self,
+        done: Done<T>,
+        lent: Option<IoBuf>,
+        work: impl FnOnce(&mut Self, &Lent) -> Outcome<T>,
+    ) -> Option<Error> {
+        let asker = Rc::new((Cell::new(Some(done)), Lent::new(lent)));
+        let waiting = Rc::clone(&asker);
+        self.late = Some(Box::new(move |error| {
+            drop(waiting.1.take());
+            if let Some(done) = waiting.0.take() {
+                done(Err(error));
+            }
+        }));
+        let outcome = work(self, &asker.1);
+        self.late = None;
+        drop(asker.1.take());
+        self.end(asker.0.take(), outcome)
+    }
+
+    /// Tells whoever asked, if nobody has, and has the connection in step again: why it is over, if it is.
+    fn end<T>(&mut self, done: Option<Done<T>>, outcome: Outcome<T>) -> Option<Error> {
+        let (outcome, rest, lost) = match outcome {
+            Ok(value) => (Ok(value), 0, None),
+            Err(Failed::Answer(error)) => (Err(error), 0, None),
+            Err(Failed::Amid(error, rest)) => (Err(error), rest, None),
+            Err(Failed::Lost(error)) => (Err(error.clone()), 0, Some(error)),
+        };
+        if let Some(done) = done {
+            done(outcome);
+        }
+        lost.or_else(|| self.discard(rest).err())
+    }
+
+    /// Before each question but those that finish what the one before began.
+    fn turn(&self) -> Outcome<()> {
+        if self.server.shared.is_stopping() {
+            return Err(Failed::Lost(self.bad(ErrorKind::Closed, "the tier is closing")));
+        }
+        if Instant::now() >= self.deadline {
+            return Err(Failed::Answer(self.server.too_late()));
         }
         Ok(())
+    }
+
+    fn begin(&mut self) {
+        self.until = self.deadline.max(Instant::now() + self.grace);
+    }
+
+    /// When a call that begins now has moved a byte, or the connection is over.
+    fn quiet(&self) -> Instant {
+        self.until.min(Instant::now() + self.server.shared.config.timeout)
+    }
+
+    /// Sends all of this question.
+    fn send(&self, front: &[u8], bodies: &[IoBuf]) -> Result<()> {
+        let bound = || self.stream.bound(self.quiet());
+        bound().and_then(|()| send_all(self.stream, front, bodies, bound)).map_err(|e| self.broke(e))
+    }
+
+    /// Takes what comes; `None`: nothing came by `patience`, and the connection goes on.
+    fn receive(
+        &self,
+        patience: Option<Instant>,
+        mut read: impl FnMut(&Socket) -> std::io::Result<usize>,
+    ) -> Result<Option<usize>> {
+        use std::io::ErrorKind::{TimedOut, WouldBlock};
+        let quiet = self.quiet();
+        loop {
+            let now = Instant::now();
+            if patience.is_some_and(|patience| now >= patience) {
+                return Ok(None);
+            }
+            let next = patience.map_or(quiet, |patience| patience.min(quiet));
+            self.stream.bound(next).map_err(|e| self.broke(e))?;
+            match again(|| read(self.stream)) {
+                // The system's clock may ring a little early.
+                Err(e) if matches!(e.kind(), TimedOut | WouldBlock) && Instant::now() < quiet => {}
+                Ok(0) => {
+                    return Err(self.bad(
+                        ErrorKind::Unavailable,
+                        "a remote server closed the connection before it had answered",
+                    ));
+                }
+                outcome => return outcome.map(Some).map_err(|e| self.broke(e)),
+            }
+        }
     }
 
     fn bad(&self, kind: ErrorKind, what: &str) -> Error {
@@ -174,39 +259,49 @@ impl<'a> Talk<'a> {
     fn ask(&mut self, request: &Request<'_>) -> Result<Reply> {
         let mut frame = Vec::new();
         request.encode(&mut frame)?;
-        (&mut &*self.stream).write_all(&frame).map_err(|e| self.broke(e))?;
+        self.begin();
+        self.send(&frame, &[])?;
         self.reply(request)
     }
 
     fn reply(&mut self, request: &Request<'_>) -> Result<Reply> {
         let mut reader = ReplyReader::new(request);
         loop {
-            let room = reader.room();
-            let count = again(|| self.stream.read(room)).map_err(|e| self.broke(e))?;
-            if count == 0 {
-                return Err(self.bad(ErrorKind::Unavailable, "a remote server closed the connection"));
-            }
-            if let Some(reply) = reader.advance(count)? {
-                return Ok(reply);
+            let patience = self.late.is_some().then_some(self.deadline);
+            match self.receive(patience, |mut stream| stream.read(reader.room()))? {
+                Some(count) => {
+                    if let Some(reply) = reader.advance(count)? {
+                        return Ok(reply);
+                    }
+                }
+                None => {
+                    if let Some(late) = self.late.take() {
+                        late(self.server.too_late());
+                    }
+                }
             }
         }
     }
 
-    pub(super) fn exists(&mut self, name: &[u8]) -> Result<bool> {
+    fn exists(&mut self, name: &[u8]) -> Outcome<bool> {
+        self.turn()?;
         match self.ask(&Request::Exists(name))? {
             Reply::Number(0) => Ok(true),
             Reply::Number(1) => Ok(false),
-            _ => Err(self.bad(ErrorKind::Protocol, "a remote server does not speak InfiniStore's protocol")),
+            _ => Err(Failed::Lost(
+                self.bad(ErrorKind::Protocol, "a remote server does not speak InfiniStore's protocol"),
+            )),
         }
     }
 
     /// Only a block whose mark is there may be asked for.
-    fn get(&mut self, key: &BlockKey, into: &mut IoBuf, sure: bool, deadline: Instant) -> Outcome<()> {
+    fn get(&mut self, key: &BlockKey, into: &Lent, sure: bool) -> Outcome<()> {
         let absent =
             || Failed::Answer(Error::new(ErrorKind::NotFound, "a remote server has not got a block"));
         if !sure && !self.exists(mark_name(key).as_bytes())? {
             return Err(absent());
         }
+        self.turn()?;
         let name = block_name(key);
         let value_bytes = match self.ask(&Request::Tcp { key: name.as_bytes(), op: TcpOp::Get })? {
             Reply::Value(bytes) => u64::from(bytes),
@@ -223,35 +318,30 @@ impl<'a> Talk<'a> {
         if value_bytes > REMOTE_FOREIGN_VALUE_BYTES_MAX {
             return Err(Failed::Lost(self.bad(ErrorKind::Corrupt, "a remote value is too long")));
         }
+        let Some(mut into) = into.take() else {
+            return Err(Failed::Amid(self.server.too_late(), value_bytes));
+        };
         let block_bytes = into.len();
         if value_bytes != (HEADER_BYTES + block_bytes) as u64 {
-            self.discard(value_bytes)?;
-            return Err(Failed::Answer(self.bad(ErrorKind::Corrupt, "a remote value has another length")));
+            let error = self.bad(ErrorKind::Corrupt, "a remote value has another length");
+            return Err(Failed::Amid(error, value_bytes));
         }
+        let patience = Some(self.deadline);
         let mut header = [0; HEADER_BYTES];
-        self.stream.read_exact(&mut header).map_err(|e| self.broke(e))?;
-        let expected = match value::check(&header, key, block_bytes) {
-            Ok(expected) => expected,
-            Err(error) => {
-                self.discard(block_bytes as u64)?;
-                return Err(Failed::Answer(error));
+        let mut have = 0;
+        while have < HEADER_BYTES {
+            match self.receive(patience, |mut stream| stream.read(&mut header[have..]))? {
+                Some(count) => have += count,
+                None => return Err(Failed::Amid(self.server.too_late(), value_bytes - have as u64)),
             }
-        };
+        }
+        let expected = value::check(&header, key, block_bytes)
+            .map_err(|error| Failed::Amid(error, block_bytes as u64))?;
         let mut have = 0;
         while have < block_bytes {
-            let mut stream = self.stream;
-            let count =
-                again(|| stream.read_vectored(&mut into.slices_mut(have))).map_err(|e| self.broke(e))?;
-            if count == 0 {
-                return Err(Failed::Lost(
-                    self.bad(ErrorKind::Unavailable, "a remote server closed amid a value"),
-                ));
-            }
-            have += count;
-            if have < block_bytes && Instant::now() > deadline {
-                // Its server does not survive a client that leaves amid a value: the rest is taken and dropped.
-                self.discard((block_bytes - have) as u64)?;
-                return Err(Failed::Answer(self.server.too_late()));
+            match self.receive(patience, |mut stream| stream.read_vectored(&mut into.slices_mut(have)))? {
+                Some(count) => have += count,
+                None => return Err(Failed::Amid(self.server.too_late(), (block_bytes - have) as u64)),
             }
         }
         if crc64_slot(into.body(), 0, block_bytes) == Some(expected) {
@@ -262,25 +352,34 @@ impl<'a> Talk<'a> {
         ))
     }
 
+    /// Takes the rest of a value, for a while.
     fn discard(&mut self, mut left: u64) -> Result<()> {
+        if left == 0 {
+            return Ok(());
+        }
+        let timeout = self.server.shared.config.timeout;
+        self.until = Instant::now() + timeout * REMOTE_FOREIGN_DISCARD_TIMEOUTS;
+        let mut is_closing = false;
         let mut scratch = vec![0; SCRATCH_BYTES];
         while left > 0 {
-            let room = usize::try_from(left).unwrap_or(SCRATCH_BYTES).min(SCRATCH_BYTES);
-            let mut stream = self.stream;
-            let count = again(|| stream.read(&mut scratch[..room])).map_err(|e| self.broke(e))?;
-            if count == 0 {
-                return Err(self.bad(ErrorKind::Unavailable, "a remote server closed amid a value"));
+            if !is_closing && self.server.shared.is_stopping() {
+                // Closing waits for this thread.
+                is_closing = true;
+                self.until = self.until.min(Instant::now() + timeout);
             }
-            left -= count as u64;
+            let room = usize::try_from(left).unwrap_or(SCRATCH_BYTES).min(SCRATCH_BYTES);
+            let count = self.receive(None, |mut stream| stream.read(&mut scratch[..room]))?;
+            left -= count.unwrap_or(0) as u64;
         }
         Ok(())
     }
 
-    fn put_block(&mut self, key: &BlockKey, from: &IoBuf) -> Outcome<Written> {
+    fn put_block(&mut self, key: &BlockKey, from: IoBuf) -> Outcome<Written> {
         let (name, mark) = (block_name(key), mark_name(key));
         if self.exists(mark.as_bytes())? {
             return Ok(Written::AlreadyThere);
         }
+        self.turn()?;
         let crc64 = crc64_slot(from.body(), 0, from.len())
             .ok_or_else(|| Failed::Answer(self.bad(ErrorKind::Config, "a slot is smaller than its block")))?;
         let header = value::encode(key, from.len(), crc64);
@@ -290,8 +389,8 @@ impl<'a> Talk<'a> {
     }
 
     /// Puts `head` and a body as one value.
-    fn put(&mut self, name: &[u8], head: &[u8], body: Option<&IoBuf>) -> Outcome<()> {
-        let value_bytes = head.len() + body.map_or(0, IoBuf::len);
+    fn put(&mut self, name: &[u8], head: &[u8], body: Option<IoBuf>) -> Outcome<()> {
+        let value_bytes = head.len() + body.as_ref().map_or(0, IoBuf::len);
         let too_long =
             |_| Failed::Answer(Error::new(ErrorKind::Unsupported, "a block is too large for the wire"));
         let request =
@@ -299,8 +398,8 @@ impl<'a> Talk<'a> {
         let mut front = Vec::new();
         request.encode(&mut front).map_err(Failed::Answer)?;
         front.extend_from_slice(head);
-        let bodies = body.map(std::slice::from_ref).unwrap_or_default();
-        send_all(self.stream, &front, bodies, || ()).map_err(|e| Failed::Lost(self.broke(e)))?;
+        self.begin();
+        self.send(&front, body.as_slice())?;
         match self.reply(&request)? {
             Reply::Code(code::FINISH) => Ok(()),
             // It takes what follows the refusal for requests: the connection is out of step.
@@ -310,26 +409,39 @@ impl<'a> Talk<'a> {
     }
 
     /// The mark first, so that nobody asks for a block that is going.
-    fn remove(&mut self, key: &BlockKey) -> Result<()> {
+    fn remove(&mut self, key: &BlockKey) -> Outcome<()> {
+        self.turn()?;
         let (name, mark) = (block_name(key), mark_name(key));
-        match self.ask(&Request::Delete(vec![mark.as_bytes()]))? {
-            // Without its mark the block may be on its way, and the server does not survive its removal then.
-            Reply::Number(1) => self.ask(&Request::Delete(vec![name.as_bytes()])).map(drop),
-            _ => Ok(()),
+        // Without its mark the block may be on its way, and the server does not survive its removal then.
+        if self.ask(&Request::Delete(vec![mark.as_bytes()]))? == Reply::Number(1) {
+            self.ask(&Request::Delete(vec![name.as_bytes()]))?;
         }
+        Ok(())
     }
 
     /// The newest epoch that the server was told of.
-    fn epoch(&mut self, spec: &NamespaceSpec) -> Result<u32> {
+    fn epoch(&mut self, spec: &NamespaceSpec) -> Outcome<u32> {
         let mut epoch = 0;
-        while epoch < u32::MAX && self.exists(epoch_name(spec, epoch + 1).as_bytes())? {
+        while self.exists(epoch_name(spec, epoch + 1).as_bytes())? {
             epoch += 1;
+            if epoch == REMOTE_FOREIGN_EPOCHS_MAX {
+                let what = "a remote server says that a namespace was reset more often than it can be there: empty it";
+                let error = self.bad(ErrorKind::Unsupported, what).with("namespace", spec.root());
+                return Err(Failed::Answer(error.with("epochs_max", REMOTE_FOREIGN_EPOCHS_MAX - 1)));
+            }
         }
         Ok(epoch)
     }
 
     fn set_epoch(&mut self, spec: &NamespaceSpec, epoch: u32) -> Outcome<()> {
+        if epoch >= REMOTE_FOREIGN_EPOCHS_MAX {
+            let what = "an InfiniStore server cannot be told of so many resets of a namespace";
+            let error = self.bad(ErrorKind::Unsupported, what).with("namespace", spec.root());
+            let error = error.with("epoch", epoch).with("epochs_max", REMOTE_FOREIGN_EPOCHS_MAX - 1);
+            return Err(Failed::Answer(error));
+        }
         for epoch in self.epoch(spec)?.saturating_add(1)..=epoch {
+            self.turn()?;
             self.put(epoch_name(spec, epoch).as_bytes(), MARK, None)?;
         }
         Ok(())

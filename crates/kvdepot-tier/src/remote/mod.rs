@@ -9,6 +9,7 @@ mod connect;
 mod infini;
 mod job;
 mod known;
+mod lookup;
 mod own;
 mod pending;
 mod place;
@@ -23,6 +24,7 @@ mod value;
 mod writing;
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -40,6 +42,7 @@ pub use tls::RemoteTls;
 use crate::{Done, Presence, Tier, TierServer, TierUsage, Written};
 use job::{Job, What};
 use known::Known;
+use lookup::{Addresses, Lookup};
 use place::Places;
 use server::{Health, Server};
 use spaces::{Space, Spaces};
@@ -107,6 +110,20 @@ pub struct RemoteTier {
 impl RemoteTier {
     /// Starts to connect in the background: servers need not be there yet.
     pub fn open(config: RemoteConfig) -> Result<Self> {
+        Self::start(config, &lookup::of_the_system())
+    }
+
+    /// As [`RemoteTier::open`], with `lookup` to find the addresses of servers that are named `host:port` without an
+    /// address. It may hang.
+    pub fn open_with_lookup(
+        config: RemoteConfig,
+        lookup: impl Fn(&str) -> std::io::Result<Vec<SocketAddr>> + Send + Sync + 'static,
+    ) -> Result<Self> {
+        let lookup: Lookup = Arc::new(lookup);
+        Self::start(config, &lookup)
+    }
+
+    fn start(config: RemoteConfig, lookup: &Lookup) -> Result<Self> {
         config.check()?;
         let shared = Arc::new(Shared {
             places: Places::new(&config.servers),
@@ -122,7 +139,10 @@ impl RemoteTier {
             .config
             .servers
             .iter()
-            .map(|address| Arc::new(Server::new(address.clone(), Arc::clone(&shared))))
+            .map(|address| {
+                let addresses = Addresses::new(Arc::clone(lookup));
+                Arc::new(Server::new(address.clone(), addresses, Arc::clone(&shared)))
+            })
             .collect();
         let mut tier = Self { shared, servers, threads: Vec::new() };
         for server in &tier.servers {

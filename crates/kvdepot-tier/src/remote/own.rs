@@ -158,7 +158,11 @@ impl Conn {
             asked.fail(&error).into_iter().for_each(|end| end());
             return Err(error);
         }
-        let sent = send_all(&self.stream, &frame, &bodies, || self.progressed()).map_err(|e| {
+        let progressed = || {
+            self.progressed();
+            Ok(())
+        };
+        let sent = send_all(&self.stream, &frame, &bodies, progressed).map_err(|e| {
             Error::io("a connection to a remote server broke", e).with("server", &server.address)
         });
         // From here on nobody reads the blocks' memory any more, so their ends may be told (P1).

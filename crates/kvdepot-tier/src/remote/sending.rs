@@ -16,7 +16,7 @@ pub(super) fn send_all(
     mut stream: &Socket,
     front: &[u8],
     bodies: &[IoBuf],
-    progressed: impl Fn(),
+    progressed: impl Fn() -> std::io::Result<()>,
 ) -> std::io::Result<()> {
     let (mut front_sent, mut body, mut body_sent) = (0, 0, 0);
     while front_sent < front.len() || body < bodies.len() {
@@ -42,7 +42,7 @@ pub(super) fn send_all(
         while let Some(sending) = bodies.get(body).filter(|sending| sending.len() <= body_sent) {
             (body, body_sent) = (body + 1, body_sent - sending.len());
         }
-        progressed();
+        progressed()?;
     }
     Ok(())
 }

@@ -15,6 +15,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::connect::{self, Dialect};
 use super::job::{Job, What};
+use super::lookup::Addresses;
 use super::own::Conn;
 use super::{Shared, infini, own};
 use crate::TierServer;
@@ -34,6 +35,7 @@ pub(super) enum Health {
 #[derive(Debug)]
 pub(super) struct Server {
     pub(super) address: String,
+    pub(super) addresses: Addresses,
     pub(super) shared: Arc<Shared>,
     state: Mutex<State>,
     /// Signalled when jobs come that nobody will take without being woken.
@@ -83,7 +85,7 @@ impl State {
 }
 
 impl Server {
-    pub(super) fn new(address: String, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(address: String, addresses: Addresses, shared: Arc<Shared>) -> Self {
         let state = State {
             health: Health::New,
             up: 0,
@@ -99,7 +101,7 @@ impl Server {
             last_error: None,
         };
         let (state, work, changed) = (Mutex::new(state), Condvar::new(), Condvar::new());
-        Self { address, shared, state, work, changed, silences: AtomicU64::new(0) }
+        Self { address, addresses, shared, state, work, changed, silences: AtomicU64::new(0) }
     }
 
     pub(super) fn health(&self) -> Health {
@@ -317,6 +319,7 @@ impl Server {
 
     /// The tier ends: connections close and threads leave.
     pub(super) fn stop(&self) {
+        self.addresses.close();
         let conns = self.state.lock().conns.clone();
         let error = Error::new(ErrorKind::Closed, "the tier is closing");
         conns.iter().for_each(|conn| conn.close(self, &error));

@@ -40,6 +40,11 @@ impl Socket {
         poll(&mut [PollFd::new(self.tcp(), events)], Some(&now)).is_ok_and(|count| count > 0)
     }
 
+    /// Has the next call end by `deadline`.
+    pub(super) fn bound(&self, deadline: Instant) -> Result<()> {
+        bound(self.tcp(), deadline)
+    }
+
     /// Longest silence and longest jam that a single call sits out; none: for ever.
     pub(super) fn set_timeouts(&self, timeout: Option<Duration>) -> Result<()> {
         set_timeouts(self.tcp(), timeout)

@@ -1,7 +1,7 @@
 //! Requests that go to several servers, or that nobody waits for.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Instant;
 
 use hashbrown::HashSet;
@@ -119,7 +119,7 @@ impl RemoteTier {
                 spaces.enter(&spec, epoch);
             }
         }
-        let _ = self.move_behind(&spec, epoch, &opened, deadline);
+        let _ = self.move_behind(&spec, epoch, &opened);
         self.shared.spaces.lock().epoch(&spec).unwrap_or(epoch)
     }
 
@@ -135,7 +135,7 @@ impl RemoteTier {
             self.shared.known.lock().forget_namespace(old);
         }
         let deadline = Instant::now() + self.shared.config.timeout;
-        let told = || self.move_behind(&spec, epoch, &self.ask_opened(&spec, deadline), deadline);
+        let told = || self.move_behind(&spec, epoch, &self.ask_opened(&spec, deadline));
         // A connection that was just made may have told the server already, which knows the old name no more.
         told().or_else(|_| told())
     }
@@ -164,18 +164,14 @@ impl RemoteTier {
                 })
             })
             .collect();
-        let wait = |receive: Receiver<Result<Opened>>| receive.recv().ok()?.ok();
+        let wait = |receive: Receiver<Result<Opened>>| wait(&receive, deadline).ok()?.ok();
         asked.into_iter().map(|receive| receive.and_then(wait)).collect()
     }
 
     /// Moves servers that are behind; an error names one that could not be told, and will be when it comes back.
-    fn move_behind(
-        &self,
-        spec: &Arc<NamespaceSpec>,
-        epoch: u32,
-        opened: &[Option<Opened>],
-        deadline: Instant,
-    ) -> Result<()> {
+    fn move_behind(&self, spec: &Arc<NamespaceSpec>, epoch: u32, opened: &[Option<Opened>]) -> Result<()> {
+        // Not the time that a server which hangs has left of an earlier answer: the others are to be told.
+        let deadline = Instant::now() + self.shared.config.timeout;
         let mut asked = Vec::new();
         let mut outcome = Ok(());
         for (server, opened) in self.servers.iter().zip(opened) {
@@ -191,12 +187,19 @@ impl RemoteTier {
             }
         }
         for (server, receive) in asked {
-            if !matches!(receive.recv(), Ok(Ok(()))) {
-                outcome = Err(untold(server));
+            match wait(&receive, deadline) {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => outcome = Err(untold(server).with_source(error)),
+                Err(_) => outcome = Err(untold(server)),
             }
         }
         outcome
     }
+}
+
+/// Takes an answer that has come, or comes by `deadline`.
+fn wait<T>(receive: &Receiver<T>, deadline: Instant) -> Result<T, RecvTimeoutError> {
+    receive.recv_timeout(deadline.saturating_duration_since(Instant::now()))
 }
 
 fn untold(server: &Server) -> Error {

@@ -33,7 +33,11 @@ pub(super) fn serve(mut stream: &TcpStream, state: &State, answers_unknown: bool
         let mut out = Vec::new();
         match Request::decode(Frame { op, body: &body })? {
             Request::Exists(key) => {
-                Reply::Number(i32::from(!state.store.lock().values.contains_key(key))).encode(&mut out);
+                state.exists.fetch_add(1, Ordering::SeqCst);
+                state.hold_still();
+                let is_there =
+                    state.fault() == Fault::AllThere || state.store.lock().values.contains_key(key);
+                Reply::Number(i32::from(!is_there)).encode(&mut out);
             }
             Request::Match(_) | Request::Exchange(_) | Request::RdmaOnly(_) => {
                 Reply::Code(code::INVALID).encode(&mut out);
@@ -58,6 +62,7 @@ pub(super) fn serve(mut stream: &TcpStream, state: &State, answers_unknown: bool
             }
             Request::Tcp { key, op: TcpOp::Get } => {
                 state.gets.fetch_add(1, Ordering::SeqCst);
+                state.hold_still();
                 let value = state.store.lock().values.get(key).cloned();
                 state.survives(value.as_deref() != Some(NOT_YET), "a key without value was asked for")?;
                 if !get(stream, state, value, &mut out)? {

@@ -43,6 +43,10 @@ pub(crate) enum Fault {
     Backwards,
     /// Sends values that are a byte too long.
     WrongLength,
+    /// Answers nothing until the fault is over, and then what it was asked meanwhile; InfiniStore's protocol only.
+    Held,
+    /// Says of every key that it is there; InfiniStore's protocol only.
+    AllThere,
 }
 
 /// What a server speaks.
@@ -73,6 +77,8 @@ pub(crate) struct State {
     pub(crate) depot: u64,
     pub(crate) connections: AtomicU64,
     pub(crate) gets: AtomicU64,
+    /// Questions whether a key is there; InfiniStore's protocol only.
+    pub(crate) exists: AtomicU64,
     /// What InfiniStore's own server would have crashed of.
     crashed: Mutex<Option<&'static str>>,
     streams: Mutex<Vec<TcpStream>>,
@@ -96,7 +102,7 @@ impl State {
     /// Waits for another fault, or none.
     fn hold_still(&self) {
         let mut fault = self.fault.lock();
-        while *fault == Fault::Deaf && !self.stopping.load(Ordering::SeqCst) {
+        while matches!(*fault, Fault::Deaf | Fault::Held) && !self.stopping.load(Ordering::SeqCst) {
             self.changed.wait(&mut fault);
         }
     }
@@ -152,6 +158,7 @@ impl PoolServer {
             depot: DEPOTS.fetch_add(1, Ordering::SeqCst),
             connections: AtomicU64::new(0),
             gets: AtomicU64::new(0),
+            exists: AtomicU64::new(0),
             crashed: Mutex::default(),
             streams: Mutex::default(),
             stopping: AtomicBool::new(false),
@@ -168,6 +175,13 @@ impl PoolServer {
     pub(crate) fn set(&self, fault: Fault) {
         *self.state.fault.lock() = fault;
         self.state.changed.notify_all();
+    }
+
+    /// Ends all connections, and takes new ones.
+    pub(crate) fn disconnect(&self) {
+        for stream in self.state.streams.lock().drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
     }
 
     /// Ends at once, as a killed process does; the address and what was held.
