@@ -23,6 +23,8 @@ fn damage(direct: bool, change: impl Fn(&mut Vec<u8>)) {
         spec("rot", BlockLayout::new(vec![vec![3000], vec![2500, 1]]).unwrap()),
     );
     bench.write_all(2);
+    // A scan that listed the file before it was put aside counts it once more, until somebody reads it.
+    assert!(tier.wait_scanned(Bench::soon()));
     let path = block_file(dir.path(), &bench, 0);
     let mut bytes = fs::read(&path).unwrap();
     change(&mut bytes);
