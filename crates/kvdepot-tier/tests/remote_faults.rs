@@ -10,10 +10,9 @@ use std::time::{Duration, Instant};
 use kvdepot_core::{BlockLayout, ErrorKind};
 use kvdepot_tier::conformance::{Bench, spec};
 use kvdepot_tier::{Presence, RemoteConfig, RemoteProtocol, RemoteTier, Tier, Written};
+use pool_server::waits::{PATIENCE, until};
 use pool_server::{Fault, PoolServer, Speaks};
 
-/// When a loop that waits for the tier gives up: only a hang reaches it.
-const PATIENCE: Duration = Duration::from_secs(60);
 const TOKEN: &str = "a token of these tests";
 const FOREIGN: Speaks = Speaks::Foreign { answers_unknown: true };
 
@@ -26,19 +25,6 @@ fn config(servers: &[&PoolServer]) -> RemoteConfig {
 
 fn open(config: RemoteConfig) -> Bench {
     Bench::new(Arc::new(RemoteTier::open(config).unwrap()))
-}
-
-fn quick() -> Instant {
-    Instant::now() + PATIENCE
-}
-
-/// Repeats until `what` holds: what a tier finds out by itself comes some time after it is so.
-fn until(what: impl Fn() -> bool) {
-    let deadline = quick();
-    while !what() {
-        assert!(Instant::now() < deadline, "it never came to pass");
-        std::thread::yield_now();
-    }
 }
 
 fn can_write(bench: &Bench, n: u64) -> bool {

@@ -13,10 +13,9 @@ use kvdepot_core::ErrorKind;
 use kvdepot_core::limits::REMOTE_FOREIGN_EPOCHS_MAX;
 use kvdepot_tier::conformance::Bench;
 use kvdepot_tier::{RemoteConfig, RemoteProtocol, RemoteTier, Tier};
+use pool_server::waits::{ends, until};
 use pool_server::{Fault, PoolServer};
 
-/// Only a hang reaches it.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// A silence that no test sits out.
 const NEVER: Duration = Duration::from_secs(120);
 /// What a request that must not be answered has.
@@ -26,21 +25,6 @@ fn tier(server: &PoolServer, timeout: Duration) -> Arc<RemoteTier> {
     let config = RemoteConfig::new([server.name()]);
     let protocol = RemoteProtocol::Infinistore;
     Arc::new(RemoteTier::open(RemoteConfig { timeout, connections: 1, protocol, ..config }).unwrap())
-}
-
-fn until(what: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !what() {
-        assert!(Instant::now() < deadline, "it never came to pass");
-        std::thread::yield_now();
-    }
-}
-
-/// Runs what must end.
-fn ends<T: Send + 'static>(what: impl FnOnce() -> T + Send + 'static) -> T {
-    let (send, ended) = channel();
-    std::thread::spawn(move || drop(send.send(what())));
-    ended.recv_timeout(PATIENCE).expect("it ends in bounded time (P2)")
 }
 
 #[test]
@@ -119,19 +103,4 @@ fn no_more_epochs_are_looked_at_than_can_be() {
     until(|| bench.write(1).is_ok());
     let error = bench.tier.set_epoch(&bench.spec, REMOTE_FOREIGN_EPOCHS_MAX).unwrap_err();
     assert!(error.to_string().contains("so many resets"), "{error}");
-}
-
-/// Of two servers one hangs: the other one is told of a reset although the first took all the time to answer.
-#[test]
-fn a_server_that_hangs_keeps_no_reset_from_the_others() {
-    let (hung, other) = (PoolServer::foreign(), PoolServer::own());
-    let config = RemoteConfig::new([hung.name(), other.name()]);
-    let config = RemoteConfig { timeout: Duration::from_secs(2), connections: 2, ..config };
-    let bench = Bench::new(Arc::new(RemoteTier::open(config).unwrap()));
-    hung.set(Fault::Held);
-    let (tier, spec) = (Arc::clone(&bench.tier), bench.spec.clone());
-    let outcome = ends(move || tier.set_epoch(&spec, 4));
-    assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Unavailable);
-    let root = bench.spec.root();
-    assert_eq!(other.state.store.lock().roots.get(&root), Some(&bench.spec.id(4)));
 }

@@ -8,36 +8,20 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kvdepot_core::ErrorKind;
 use kvdepot_tier::conformance::Bench;
 use kvdepot_tier::{Presence, RemoteConfig, RemoteTier, Tier};
 use parking_lot::Mutex;
 use pool_server::PoolServer;
+use pool_server::waits::{PATIENCE, ends, until};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, getsockname, listen, socket_with};
 
-/// Only a hang reaches it.
-const PATIENCE: Duration = Duration::from_secs(60);
 const NAME: &str = "pool.test:9";
 
 fn config(server: &str, timeout: Duration) -> RemoteConfig {
     RemoteConfig { timeout, connections: 2, ..RemoteConfig::new([server]) }
-}
-
-fn until(what: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !what() {
-        assert!(Instant::now() < deadline, "it never came to pass");
-        std::thread::yield_now();
-    }
-}
-
-/// Runs what must end.
-fn ends<T: Send + 'static>(what: impl FnOnce() -> T + Send + 'static) -> T {
-    let (send, ended) = channel();
-    std::thread::spawn(move || drop(send.send(what())));
-    ended.recv_timeout(PATIENCE).expect("it ends in bounded time (P2)")
 }
 
 /// A tier whose lookups hang until something is sent, or nobody can any more; how many have begun.

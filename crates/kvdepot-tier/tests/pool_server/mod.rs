@@ -4,6 +4,7 @@
 
 mod foreign;
 mod own;
+pub(crate) mod waits;
 
 use std::collections::HashMap;
 use std::io::Read;
