@@ -2,16 +2,19 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::AsFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvdepot_core::{Error, Result};
 use kvdepot_io::socket::set_low_water;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
 use tokio::net::{TcpStream, UnixStream};
 
 /// Payload that wakes its reader. One that takes every packet from under the sender's hands makes both of them slower
 /// than one after the other would be; copying so much takes little beside its way through a network.
 const WAKE_BYTES_MAX: usize = 256 << 10;
+/// How long a thread stays awake for the next bytes of a payload: to be woken takes as long.
+const AWAKE: Duration = Duration::from_micros(30);
 /// Send buffer for a peer on this machine: what is under way to it stays in the processor's caches. Linux doubles it.
 const LOCAL_SEND_BYTES: usize = 208 << 10;
 
@@ -52,8 +55,8 @@ impl Socket {
         }
     }
 
-    /// Reads what has come, even if it was too little for the runtime to be told of it.
-    pub(super) fn read_little(&self, pieces: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+    /// Reads what has come, though the runtime has not been told of it.
+    pub(super) fn read_untold(&self, pieces: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         let outcome = match self {
             Self::Tcp(tcp) => rustix::io::readv(tcp, pieces),
             Self::Inside(unix) => rustix::io::readv(unix, pieces),
@@ -107,6 +110,23 @@ impl<'a> Wake<'a> {
                 Err(error) => tracing::debug!("a connection keeps the bytes that wake it: {error}"),
             }
         }
+    }
+
+    /// Whether so much comes in the next moment. Nobody looks into the socket meanwhile: that would stop the sender.
+    pub(super) fn comes_soon(&self) -> bool {
+        let begun = Instant::now();
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        while begun.elapsed() < AWAKE {
+            let outcome = match self.socket {
+                Socket::Tcp(tcp) => poll(&mut [PollFd::new(tcp, PollFlags::IN)], Some(&now)),
+                Socket::Inside(unix) => poll(&mut [PollFd::new(unix, PollFlags::IN)], Some(&now)),
+            };
+            match outcome {
+                Ok(0) => std::thread::yield_now(),
+                outcome => return outcome.is_ok(),
+            }
+        }
+        false
     }
 }
 

@@ -170,7 +170,7 @@ impl Stream {
             at += count;
         }
         let mut wake = Wake::any(&self.socket);
-        let mut is_told = true;
+        let (mut is_told, mut is_late) = (true, false);
         while at < bytes {
             if bytes - at >= LARGE_BYTES {
                 wake.at(bytes - at);
@@ -181,13 +181,13 @@ impl Stream {
                 if is_told {
                     self.socket.try_read_vectored(&mut pieces)
                 } else {
-                    self.socket.read_little(&mut pieces)
+                    self.socket.read_untold(&mut pieces)
                 }
             };
             match outcome {
                 Ok(0) => return Err(closed("a peer left in the middle of its payload")),
                 Ok(count) => {
-                    is_told = true;
+                    (is_told, is_late) = (true, false);
                     each(sink, at, at + count);
                     at += count;
                     turn += count;
@@ -196,18 +196,22 @@ impl Stream {
                         tokio::task::yield_now().await;
                     }
                 }
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock && is_told => {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock && is_late => return Err(stopped()),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     wake.at(bytes - at);
-                    let patience = deadline.min(Instant::now() + self.stall);
-                    let told = self.readable(Some(patience)).await;
-                    // Something may have come, though less than is told of.
-                    let is_late = told.as_ref().is_err_and(|e| e.kind() == ErrorKind::Timeout);
-                    is_told = !(is_late && Instant::now() < deadline);
+                    is_told = !wake.comes_soon();
                     if is_told {
-                        told?;
+                        let patience = deadline.min(Instant::now() + self.stall);
+                        let told = self.readable(Some(patience)).await;
+                        // Something may have come, though less than is told of.
+                        is_late = told.as_ref().is_err_and(|e| e.kind() == ErrorKind::Timeout)
+                            && Instant::now() < deadline;
+                        is_told = !is_late;
+                        if is_told {
+                            told?;
+                        }
                     }
                 }
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Err(stopped()),
                 Err(e) => return Err(Error::io("a connection broke", e)),
             }
         }
