@@ -105,12 +105,9 @@ fn fetch_ended(shared: &Arc<Shared>, fetch: Fetch, bytes: usize, outcome: Result
             state.held.fetching -= slot_bytes;
             state.policy.insert(fetch.slot, key);
             claim::fetch_ended(shared, &mut state, fetch.slot, waiters, true);
-            // Where blocks are not kept, one that nobody leased stays for who asked for it, unless it was doomed.
-            let is_over = state.slots[fetch.slot as usize]
-                .as_ref()
-                .is_some_and(|slot| state.keeps || slot.block.is_freeable());
-            if is_over {
-                state.free_if_over(fetch.slot);
+            // Only if it was doomed: where blocks are not kept, one that nobody leased stays for who asked for it.
+            if state.slots[fetch.slot as usize].as_ref().is_some_and(|slot| slot.block.is_freeable()) {
+                state.free(fetch.slot);
             }
         }
         Err(error) => {

@@ -115,16 +115,15 @@ fn answer(
 ) -> Result<Option<OwnedFd>> {
     let (mut until, end) = (deadline, deadline + STARVED_WAIT);
     loop {
-        match socket.recv(buffer, Some(until)) {
-            Err(error) if error.kind() == ErrorKind::Timeout && until < end => {
-                // Whoever is late itself finds what has come meanwhile, or else that nothing has.
-                until = if is_starved() { (Instant::now() + STARVED_LOOK).min(end) } else { end };
-                if until == end {
-                    return socket.recv(buffer, Some(Instant::now()));
-                }
-            }
-            other => return other,
+        let outcome = socket.recv(buffer, Some(until));
+        if !outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Timeout) {
+            return outcome;
         }
+        if Instant::now() >= end || !is_starved() {
+            // Whoever is late itself finds what has come meanwhile, or else that nothing has.
+            return socket.recv(buffer, Some(Instant::now()));
+        }
+        until = (Instant::now() + STARVED_LOOK).min(end);
     }
 }
 

@@ -1,7 +1,7 @@
 //! What carries a connection, and what the system is told about it.
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use kvdepot_core::{Error, Result};
@@ -57,11 +57,7 @@ impl Socket {
 
     /// Reads what has come, though the runtime has not been told of it.
     pub(super) fn read_untold(&self, pieces: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        let outcome = match self {
-            Self::Tcp(tcp) => rustix::io::readv(tcp, pieces),
-            Self::Inside(unix) => rustix::io::readv(unix, pieces),
-        };
-        Ok(outcome?)
+        Ok(rustix::io::readv(self, pieces)?)
     }
 
     pub(super) fn try_write_vectored(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
@@ -82,6 +78,15 @@ impl Socket {
         match self {
             Self::Tcp(tcp) => tcp.writable().await,
             Self::Inside(unix) => unix.writable().await,
+        }
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(tcp) => tcp.as_fd(),
+            Self::Inside(unix) => unix.as_fd(),
         }
     }
 }
@@ -117,11 +122,7 @@ impl<'a> Wake<'a> {
         let begun = Instant::now();
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         while begun.elapsed() < AWAKE {
-            let outcome = match self.socket {
-                Socket::Tcp(tcp) => poll(&mut [PollFd::new(tcp, PollFlags::IN)], Some(&now)),
-                Socket::Inside(unix) => poll(&mut [PollFd::new(unix, PollFlags::IN)], Some(&now)),
-            };
-            match outcome {
+            match poll(&mut [PollFd::new(self.socket, PollFlags::IN)], Some(&now)) {
                 Ok(0) => std::thread::yield_now(),
                 outcome => return outcome.is_ok(),
             }

@@ -85,6 +85,17 @@ impl Answer<'_> {
     }
 }
 
+/// What is known of the next bytes of a payload.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum More {
+    /// The runtime was told of them, or nobody has asked.
+    Told,
+    /// They came before the runtime was told.
+    Near,
+    /// A patience has ended: what has come since is less than is told of, or nothing.
+    Late,
+}
+
 /// A socket that one task reads, and many send answers to in turn.
 #[derive(Debug)]
 pub(super) struct Stream {
@@ -170,7 +181,7 @@ impl Stream {
             at += count;
         }
         let mut wake = Wake::any(&self.socket);
-        let (mut is_told, mut is_late) = (true, false);
+        let mut more = More::Told;
         while at < bytes {
             if bytes - at >= LARGE_BYTES {
                 wake.at(bytes - at);
@@ -178,16 +189,15 @@ impl Stream {
             let outcome = {
                 let mut pieces = sink.pieces(at, bytes);
                 pieces.truncate(IO_VECTORS_MAX);
-                if is_told {
-                    self.socket.try_read_vectored(&mut pieces)
-                } else {
-                    self.socket.read_untold(&mut pieces)
+                match more {
+                    More::Told => self.socket.try_read_vectored(&mut pieces),
+                    More::Near | More::Late => self.socket.read_untold(&mut pieces),
                 }
             };
             match outcome {
                 Ok(0) => return Err(closed("a peer left in the middle of its payload")),
                 Ok(count) => {
-                    (is_told, is_late) = (true, false);
+                    more = More::Told;
                     each(sink, at, at + count);
                     at += count;
                     turn += count;
@@ -196,27 +206,28 @@ impl Stream {
                         tokio::task::yield_now().await;
                     }
                 }
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock && is_late => return Err(stopped()),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock && more == More::Late => {
+                    return Err(stopped());
+                }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     wake.at(bytes - at);
-                    is_told = !wake.comes_soon();
-                    if is_told {
-                        let patience = deadline.min(Instant::now() + self.stall);
-                        let told = self.readable(Some(patience)).await;
-                        // Something may have come, though less than is told of.
-                        is_late = told.as_ref().is_err_and(|e| e.kind() == ErrorKind::Timeout)
-                            && Instant::now() < deadline;
-                        is_told = !is_late;
-                        if is_told {
-                            told?;
-                        }
-                    }
+                    more = self.wait_for_more(&wake, deadline).await?;
                 }
                 Err(e) => return Err(Error::io("a connection broke", e)),
             }
         }
         self.counters.received_bytes.inc_by(bytes as u64);
         Ok(())
+    }
+
+    async fn wait_for_more(&self, wake: &Wake<'_>, deadline: Instant) -> Result<More> {
+        if wake.comes_soon() {
+            return Ok(More::Near);
+        }
+        match self.readable(Some(deadline.min(Instant::now() + self.stall))).await {
+            Err(e) if e.kind() == ErrorKind::Timeout && Instant::now() < deadline => Ok(More::Late),
+            outcome => outcome.map(|()| More::Told),
+        }
     }
 
     /// Takes payload that nobody wants, so that the next request is found behind it.

@@ -326,30 +326,34 @@ impl<'a> Talk<'a> {
             let error = self.bad(ErrorKind::Corrupt, "a remote value has another length");
             return Err(Failed::Amid(error, value_bytes));
         }
-        let patience = Some(self.deadline);
         let mut header = [0; HEADER_BYTES];
-        let mut have = 0;
-        while have < HEADER_BYTES {
-            match self.receive(patience, |mut stream| stream.read(&mut header[have..]))? {
-                Some(count) => have += count,
-                None => return Err(Failed::Amid(self.server.too_late(), value_bytes - have as u64)),
-            }
-        }
+        self.fill(HEADER_BYTES, block_bytes, |mut stream, have| stream.read(&mut header[have..]))?;
         let expected = value::check(&header, key, block_bytes)
             .map_err(|error| Failed::Amid(error, block_bytes as u64))?;
-        let mut have = 0;
-        while have < block_bytes {
-            match self.receive(patience, |mut stream| stream.read_vectored(&mut into.slices_mut(have)))? {
-                Some(count) => have += count,
-                None => return Err(Failed::Amid(self.server.too_late(), (block_bytes - have) as u64)),
-            }
-        }
+        self.fill(block_bytes, 0, |mut stream, have| stream.read_vectored(&mut into.slices_mut(have)))?;
         if crc64_slot(into.body(), 0, block_bytes) == Some(expected) {
             return Ok(());
         }
         Err(Failed::Answer(
             self.bad(ErrorKind::Corrupt, "a block's bytes changed at a remote server or on their way"),
         ))
+    }
+
+    /// Takes so many bytes of a value, behind which `rest` more come; `read` is told how many it has.
+    fn fill(
+        &self,
+        bytes: usize,
+        rest: usize,
+        mut read: impl FnMut(&Socket, usize) -> std::io::Result<usize>,
+    ) -> Outcome<()> {
+        let mut have = 0;
+        while have < bytes {
+            match self.receive(Some(self.deadline), |stream| read(stream, have))? {
+                Some(count) => have += count,
+                None => return Err(Failed::Amid(self.server.too_late(), (bytes - have + rest) as u64)),
+            }
+        }
+        Ok(())
     }
 
     /// Takes the rest of a value, for a while.
