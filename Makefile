@@ -84,7 +84,7 @@ standin-verbs:
 ##@ Check
 
 .PHONY: test
-test: test-rust test-python test-device test-rdma test-engine test-wire ## Run all tests
+test: test-rust test-python test-device test-rdma test-engine test-wire test-docs ## Run all tests
 
 .PHONY: test-rust
 test-rust: ## Test the Rust crates (ARGS: for cargo test)
@@ -110,6 +110,11 @@ test-engine: vllm-env ## Test with a real vLLM on CPU (ARGS: for pytest)
 .PHONY: test-wire
 test-wire: infinistore-env standin-verbs ## Test the wire door with InfiniStore's own client, RDMA by a stand-in (ARGS: for pytest)
 	@$(WITH_STANDIN) $(INFINISTORE_VENV)/bin/python -m pytest -o pythonpath=. tests/wire $(ARGS)
+
+.PHONY: test-docs
+test-docs: vllm-env infinistore-env standin-verbs ## Run every documented command and option in a small form (ARGS: for pytest)
+	@$(STEP) "build the stand-in" cargo build --quiet --locked -p kvdepot-standin-cuda
+	@$(BIN)/python -m pytest tests/docs $(ARGS)
 
 .PHONY: lint
 lint: setup $(CARGO_DENY) ## Check format, lints, types, stubs, spelling and licences
@@ -147,8 +152,8 @@ vllm-env: setup ## Make .venv-vllm: a real vLLM on CPU, with this wheel
 	@$(BIN)/python tools/vllm_env.py --wheel $(WHEELS)/*.whl $(VLLM_VENV)
 
 .PHONY: infinistore-env
-infinistore-env: setup ## Make .venv-infinistore: InfiniStore's own client and server, and LMCache
-	@$(BIN)/python -m tools.infinistore_env --torch-from $(VLLM_VENV) $(INFINISTORE_VENV)
+infinistore-env: setup standin-verbs ## Make .venv-infinistore: InfiniStore's own client and server, and LMCache
+	@$(BIN)/python -m tools.infinistore_env --verbs $(dir $(STANDIN_VERBS)) --torch-from $(VLLM_VENV) $(INFINISTORE_VENV)
 
 .PHONY: lock
 lock: $(STAMPS)/tools ## Pin the newest versions in requirements/*.txt

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benches.engine.runs import (
+    WARM_UP_TOKENS,
     EngineKind,
     Prompts,
     Result,
@@ -24,7 +25,7 @@ from tools.lab.machine import drop_from_page_cache
 from tools.lab.models import WORK
 
 DRAIN_S = 120.0
-WARM_UP: Prompts = [(999_999, 1025)]
+WARM_UP: Prompts = [(999_999, WARM_UP_TOKENS)]
 SEEDS_PER_LENGTH = 1000
 OTHER_SEED = 500
 COLD, OWN, HIT = "cold", "own", "hit"

@@ -17,6 +17,7 @@ BLOCK_TOKENS = 32
 KV_CACHE_BYTES = 1 << 30
 BATCHED_TOKENS = 2048
 RUN_S = 900.0
+WARM_UP_TOKENS = 1025
 MARGIN_TOKENS = 64
 """What a request may have beyond its prompt."""
 POOL_MARGIN_BYTES = 256 << 20
@@ -47,7 +48,7 @@ class EngineKind:
     @classmethod
     def for_prompts(cls, model: Path, dtype: str, lengths: Sequence[int]) -> "EngineKind":
         """Engines that take prompts of these lengths."""
-        return cls(model, dtype, max(lengths) + MARGIN_TOKENS)
+        return cls(model, dtype, max(WARM_UP_TOKENS, *lengths) + MARGIN_TOKENS)
 
     def arguments(self, transfer: Mapping[str, Any] | None) -> dict[str, Any]:
         """Arguments of ``vllm.LLM``."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from tools.lab.child import ChildError
 from tools.wire.frames import FINISH, ClosedError, Raw
 from tools.wire.load_child import CLIENTS, KEYS
-from tools.wire.servers import KINDS, ROOT, NoServerError, Server
+from tools.wire.servers import KINDS, ROOT, NoServerError, Server, preload
 
 CLIENT_COUNT = 4
 MIB = 1 << 20
@@ -59,7 +59,7 @@ class Worker:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tools.wire.load_child", str(server.port), client, str(seed), str(report)],
                 cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                env={**os.environ, "PYTHONPATH": str(ROOT), **preload(None)},
                 stdin=subprocess.DEVNULL,
                 stdout=errors,
                 stderr=errors,

@@ -1,7 +1,9 @@
 """The Rust core's face: attachment to a depot, namespaces, claims, stores and tasks.
 
-Every call releases the interpreter lock before it waits or copies. Sizes are bytes and times milliseconds unless a
-name says otherwise. Block hashes are ``bytes`` of 1 to 64; 16 bytes are taken as they are, others reduced to 16.
+Every call releases the interpreter lock before it waits or copies, and any number of threads may use one object at once.
+Objects belong to the process that made them: in a forked child, calls raise ``UnavailableError`` (``Depot.attached`` is
+false, ``close`` and ``Claim.release`` do nothing), and the child holds none of the parent's connections. Sizes are bytes and times milliseconds unless a
+name says otherwise. Numbers that could be taken for one another are keyword-only. Block hashes are ``bytes`` of 1 to 64; 16 bytes are taken as they are, others reduced to 16.
 """
 
 from collections.abc import Sequence
@@ -85,13 +87,14 @@ class Depot:
         """
     @staticmethod
     def connect(
-        socket_path: str, spawn: Sequence[str] | None = None, wait_ms: int = 10_000, call_timeout_ms: int = 8
+        socket_path: str, spawn: Sequence[str] | None = None, *, wait_ms: int = 10_000, call_timeout_ms: int = 8
     ) -> Depot:
         """Attaches to the depot at ``socket_path``, and starts one with the command ``spawn`` when none answers.
 
         Waits up to ``wait_ms`` for the first attachment. When that passes, the object is returned unattached
         (``attached`` is false; every lookup is a miss) and goes on trying in the background, as it does whenever the
-        depot dies. ``call_timeout_ms`` bounds every call that an engine thread waits for (lookups, claims, leases).
+        depot dies. ``call_timeout_ms`` bounds every call that an engine thread waits for (lookups, claims, leases);
+        a lookup waits longer for tiers of a depot that answers other calls.
 
         Raises:
             ProtocolError: something else, or another version, answers on the socket.
@@ -103,7 +106,7 @@ class Depot:
         """Opens a namespace from its facts (a JSON object without fractions) and layout (``[[count, [sizes…]], …]``:
         runs of equal shards, each with its tensors' sizes in bytes). Works while unattached, too."""
     def open_canonical(self, canonical: str) -> Namespace: ...
-    def store(self, namespace: Namespace, timeout_ms: int = 30_000, copy_json: str = "{}") -> Store:
+    def store(self, namespace: Namespace, *, timeout_ms: int = 30_000, copy_json: str = "{}") -> Store:
         """What dumps and loads blocks of one namespace.
 
         Args:
@@ -116,6 +119,7 @@ class Depot:
         self,
         groups: Sequence[tuple[Sequence[Namespace], int, int]],
         hashes: Sequence[bytes],
+        *,
         skip: int,
         limit: int,
     ) -> Claim:
@@ -175,48 +179,66 @@ class Task:
         may still read its pages; a load ends when the device is through."""
     def wait(self, timeout_ms: int | None = None) -> bool:
         """Waits until done; false when the time passed first. Never raises for a block's failure: see ``failed``."""
-    def wait_shard(self, shard: int, timeout_ms: int | None = None) -> bool:
+    def wait_shard(self, shard: int, *, timeout_ms: int | None = None) -> bool:
         """Waits until shard ``shard`` of every block is in place (load) or copied out (dump), or has failed."""
-    def wait_shard_on(self, shard: int, stream: int, timeout_ms: int | None = None) -> bool:
+    def wait_shard_on(self, shard: int, *, stream: int, timeout_ms: int | None = None) -> bool:
         """For a load on a device: lets ``stream`` (a ``CUstream``) wait on the device until shard ``shard`` of every
         block is in place or has failed. Returns when all of it has been handed to the device; false when the time passed
         first. On engines without streams this is ``wait_shard``."""
-    def failed(self) -> npt.NDArray[np.int64]:
-        """After ``done``: indexes of the blocks that were not stored or not loaded, ascending."""
-    def failures(self) -> dict[str, int]:
+    def failed(self, rows_per_block: int = 1) -> npt.NDArray[np.int64]:
+        """After ``done``: indexes of the blocks that were not stored or not loaded, ascending. ``rows_per_block`` rows of
+        the task count as one block."""
+    def failures(self, rows_per_block: int = 1) -> dict[str, int]:
         """After ``done``: how many blocks failed, by kind (``not_found``, ``no_space``, ``timeout`` …)."""
-    def submit_shard(self, shard: int, wait_event: int = 0) -> None:
+    def submit_shard(self, shard: int, *, wait_event: int = 0, keep: object = None) -> None:
         """For a task made by ``begin_dump_pages``: shard ``shard`` of every block may be read, after the device event
-        ``wait_event`` (a ``CUevent``; 0 = now), which must stay as it is until the task is done."""
+        ``wait_event`` (a ``CUevent``; 0 = now), which must not be recorded again until the task is done. ``keep``, such as
+        the event's owner, is held until the shard's copy has ended."""
     def fileno(self) -> int:
         """A descriptor that becomes readable when the task is done; owned by the task."""
 
 @final
 class Store:
-    """Dumps and loads blocks of one namespace between this process's memory and the depot."""
+    """Dumps and loads blocks of one namespace between this process's memory and the depot.
+
+    ``keep`` is an object whose reference the core holds until no copy of the task touches its memory any more: also when
+    the task has timed out while a device still copies, and whether or not the ``Task`` is kept. It is released by a later
+    call of the store or of one of its tasks."""
 
     @property
     def namespace(self) -> Namespace: ...
-    def register_pages(self, bases: npt.NDArray[np.uint64], strides: npt.NDArray[np.int64], page_count: int) -> None:
+    def register_pages(
+        self, bases: npt.NDArray[np.uint64], strides: npt.NDArray[np.int64], page_count: int, keep: object = None
+    ) -> None:
         """Says where the engine's pages lie: tensor ``t`` (counted over all shards of the layout, in order) of page ``p``
-        begins at ``bases[t] + p * strides[t]``. The memory must stay mapped until the store is closed."""
+        begins at ``bases[t] + p * strides[t]``. The memory must stay mapped until the store is closed; ``keep`` is held
+        until then, and until every task over these pages has ended."""
     def set_decoding(self, decoding: bool) -> None:
         """Says whether the engine decodes in the steps that follow: a device's copies then leave its multiprocessors
         alone, even if that is slower. Holds for all stores of the device."""
-    def dump_pages(self, hashes: Sequence[bytes], pages: npt.NDArray[np.int64], wait_event: int = 0) -> Task:
+    def dump_pages(
+        self,
+        hashes: Sequence[bytes],
+        pages: npt.NDArray[np.int64],
+        *,
+        wait_event: int = 0,
+        keep: object = None,
+    ) -> Task:
         """Stores page ``pages[i]`` as block ``hashes[i]``. Blocks that the depot has already are not copied again.
 
         Args:
-            wait_event: device event (a ``CUevent``) after which the pages may be read; 0 = now. It must stay valid, and
-                not be recorded again, until the task is done."""
+            wait_event: device event (a ``CUevent``) after which the pages may be read; 0 = now. It must not be recorded
+                again until the task is done, and stay valid until the copies have ended: its owner can be ``keep``."""
     def begin_dump_pages(self, hashes: Sequence[bytes], pages: npt.NDArray[np.int64]) -> Task:
         """Like ``dump_pages``, but each shard is read only after ``Task.submit_shard`` (layer-wise save)."""
     def load_pages(
         self,
         hashes: Sequence[bytes],
         pages: npt.NDArray[np.int64],
+        *,
         wait_event: int = 0,
         patience_ms: int | None = None,
+        keep: object = None,
     ) -> Task:
         """Loads block ``hashes[i]`` into page ``pages[i]``, shard by shard in order, after ``wait_event`` as in
         ``dump_pages``: nothing that the device still computes may use the pages then.
@@ -224,11 +246,21 @@ class Store:
         Args:
             patience_ms: how long to wait for blocks that are not in the pool, after the others have been copied;
                 ``None`` = as long as the task may take."""
-    def dump(self, hashes: Sequence[bytes], shards: npt.NDArray[np.int64], addresses: npt.NDArray[np.uint64]) -> Task:
+    def dump(
+        self,
+        hashes: Sequence[bytes],
+        shards: npt.NDArray[np.int64],
+        addresses: npt.NDArray[np.uint64],
+        keep: object = None,
+    ) -> Task:
         """Stores shard ``shards[i]`` of block ``hashes[i]`` from ``addresses[i, t]``; a block is visible when all its
         shards came, in one task or several."""
     def load(
-        self, hashes: Sequence[bytes], shards: npt.NDArray[np.int64], addresses: npt.NDArray[np.uint64]
+        self,
+        hashes: Sequence[bytes],
+        shards: npt.NDArray[np.int64],
+        addresses: npt.NDArray[np.uint64],
+        keep: object = None,
     ) -> Task: ...
     def lookup(self, hashes: Sequence[bytes]) -> npt.NDArray[np.bool_]:
         """Which blocks the depot has, in the pool or a tier."""
@@ -236,32 +268,37 @@ class Store:
         """How many leading blocks the depot has."""
     def prefetch(self, hashes: Sequence[bytes]) -> None:
         """Asks for blocks to be brought into the pool; returns at once."""
-    def close(self) -> None: ...
+    def close(self, wait_ms: int = 0) -> bool:
+        """Takes no more tasks, and waits up to ``wait_ms`` for those under way; false when some are left. They go on, and
+        what they touch stays held. Idempotent."""
 
 def describe_devices(cache_dir: str) -> str:
     """JSON: the CUDA driver, or what is wrong with it, and the devices with their copy engines and what was measured on
     them, which is kept in ``cache_dir``. Makes no context and measures nothing."""
 
-def bench_copies(device: str = "0", cache_dir: str | None = None) -> str:
+def bench_copies(device: str = "0", cache_dir: str | None = None, *, smoke: bool = False) -> str:
     """JSON: rates of every copy engine on a device (number, ``GPU-…`` or PCI bus id), some seconds each; ``missing`` says
-    why an engine cannot be used here. What the engine ``auto`` measures for itself is kept in ``cache_dir``.
+    why an engine cannot be used here. What the engine ``auto`` measures for itself is kept in ``cache_dir``. ``smoke``: small sizes,
+    whose rates mean nothing.
 
     Raises:
         UnavailableError, UnsupportedError, ConfigError: there is no driver or no such device."""
 
-def serve(config_json: str, socket_path: str, idle_exit_ms: int = 0, wire_json: str | None = None) -> None:
-    """Runs a depot with its local door at ``socket_path`` until SIGTERM or SIGINT, or until nobody was attached for
-    ``idle_exit_ms`` (0 = never). Returns at once when another depot already serves that socket. ``wire_json`` opens a
-    wire door, too; then it is never idle.
+def serve(config_json: str, socket_path: str, *, idle_exit_ms: int = 0, wire_json: str | None = None) -> None:
+    """Runs a depot with its local door at ``socket_path`` until a signal handler raises, or until nobody was attached
+    for ``idle_exit_ms`` (0 = never). Returns when another depot already serves that socket. ``wire_json`` opens a wire
+    door, too; then it is never idle. What is in no tier yet is written before it returns, for ``drain_timeout_ms`` of the
+    configuration. A panic in a thread of the depot aborts the process.
 
     Raises:
         ConfigError, StorageError.
+        UnavailableError: another process holds the socket's lock, and no depot answers.
     """
 
 def crc64nvme(data: bytes) -> int: ...
 def block_hash(engine_hash: bytes) -> bytes:
     """The 16 bytes that an engine's hash becomes in a key."""
 
-def namespace_id(facts_json: str, layout_json: str, epoch: int = 0) -> str: ...
+def namespace_id(facts_json: str, layout_json: str, *, epoch: int = 0) -> str: ...
 def init_logging(level: str, path: str | None = None) -> None:
     """Log lines of the core go to standard error, or to ``path``; ``level``: error, warn, info, debug, trace."""

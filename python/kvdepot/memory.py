@@ -1,4 +1,4 @@
-"""Addresses of the memory that a task reads or writes: torch tensors, numpy arrays, or raw addresses."""
+"""The memory that a task reads or writes: torch tensors, numpy arrays, or raw addresses."""
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -12,20 +12,24 @@ Addresses: TypeAlias = npt.NDArray[np.uint64]
 Buffers: TypeAlias = "Sequence[Sequence[Any]] | Addresses"
 
 
-def addresses_of(
+def memory_of(
     buffers: Buffers, rows: int, sizes_bytes: Sequence[int], *, writable: bool, cuda_device: int | None = None
-) -> Addresses:
-    """Addresses of ``rows`` rows of tensors, each row with the sizes ``sizes_bytes``.
+) -> tuple[Addresses, tuple[object, ...]]:
+    """Addresses of ``rows`` rows of tensors, each row with the sizes ``sizes_bytes``, and the objects that own them.
+
+    The memory is allocated as long as somebody holds the owners, whatever happens to ``buffers``.
 
     Args:
-        buffers: rows of tensors or arrays, or their addresses as a 2-D ``uint64`` array, which is taken on trust.
+        buffers: rows of tensors or arrays, or their addresses as a 2-D ``uint64`` array, which is taken on trust and
+            has no owners.
         rows: how many rows there must be.
         sizes_bytes: what each tensor of a row must have, in bytes.
         writable: whether the memory will be written (a load).
         cuda_device: number of the CUDA device that must hold the memory; ``None`` = host memory.
 
     Raises:
-        ConfigError: a row or tensor is missing, has another size, is not contiguous or may not be written.
+        ConfigError: a row or tensor is missing, has another size, is not contiguous, holds Python objects or may not be
+            written.
         UnsupportedError: a tensor is in another memory.
     """
     if isinstance(buffers, np.ndarray):
@@ -33,23 +37,32 @@ def addresses_of(
             raise config_error(
                 f"addresses must be uint64 of shape {(rows, len(sizes_bytes))}, got {buffers.dtype} of {buffers.shape}"
             )
-        return np.ascontiguousarray(buffers)
+        return np.array(buffers, order="C"), ()
     if len(buffers) != rows:
         raise config_error(f"there must be one row of tensors a shard: {rows}, got {len(buffers)}")
+    owners: list[object] = []
     addresses = np.empty((rows, len(sizes_bytes)), dtype=np.uint64)
     for row, tensors in enumerate(buffers):
-        if len(tensors) != len(sizes_bytes):
-            raise config_error(f"row {row} must have {len(sizes_bytes)} tensors, got {len(tensors)}")
-        for column, (tensor, size_bytes) in enumerate(zip(tensors, sizes_bytes, strict=True)):
+        # One pass over what the caller gave: a sequence may make a new tensor each time it is asked.
+        held = tuple(tensors)
+        if len(held) != len(sizes_bytes):
+            raise config_error(f"row {row} must have {len(sizes_bytes)} tensors, got {len(held)}")
+        for column, (tensor, size_bytes) in enumerate(zip(held, sizes_bytes, strict=True)):
             where = f"tensor [{row}][{column}]"
+            # torch may give a tensor another storage later, so the storage itself is held, too.
+            owners += (tensor, tensor.untyped_storage()) if hasattr(tensor, "untyped_storage") else (tensor,)
             addresses[row, column] = _address(tensor, size_bytes, where, writable, cuda_device)
-    return addresses
+    return addresses, tuple(owners)
 
 
 def _address(tensor: Any, size_bytes: int, where: str, writable: bool, cuda_device: int | None) -> int:
     if isinstance(tensor, np.ndarray):
         if cuda_device is not None:
             raise UnsupportedError(f"{where} is in host memory: the store was opened for CUDA device {cuda_device}")
+        if tensor.dtype.hasobject:
+            raise config_error(
+                f"{where} holds Python objects ({tensor.dtype}): pass an array of plain numbers or bytes"
+            )
         contiguous, found_bytes, address = tensor.flags.c_contiguous, tensor.nbytes, tensor.ctypes.data
         if writable and not tensor.flags.writeable:
             raise config_error(f"{where} is read-only, but a load writes it: pass a writable array")

@@ -15,8 +15,11 @@ from kvdepot.config import ConfigSource, KVDepotConfig, load_config
 from kvdepot.errors import config_error
 from kvdepot.layout import BlockLayout
 from kvdepot.logs import set_up_logging
-from kvdepot.memory import Buffers, addresses_of
+from kvdepot.memory import Buffers, memory_of
 from kvdepot.task import Task, TaskResult
+
+_CLOSE_GRACE_MS = 1_000
+"""How much longer than a task's time limit ``close`` waits: a device that hangs may never end a load."""
 
 
 def open_store(
@@ -86,6 +89,12 @@ class Store:
 
     Blocks are named by the engine's hashes, ``bytes`` of 1 to 64. Calls that move bytes give a ``Task`` and return at
     once. A failure of the depot is a miss, never an exception (P2): ``lookup`` finds nothing, a task's blocks fail.
+
+    Thread safety: any number of threads may use one store at once, ``close`` included. Calls release the interpreter
+    lock before they wait or copy.
+
+    Processes: a store belongs to the process that opened it. In a process forked from it, calls raise
+    ``UnavailableError``, and ``close`` does nothing; open another store there.
     """
 
     def __init__(
@@ -101,8 +110,6 @@ class Store:
         self._layout = layout
         self._depot = depot
         self._native = native
-        self._under_way: set[Task] = set()
-        self._closed = False
 
     @property
     def config(self) -> KVDepotConfig:
@@ -142,7 +149,9 @@ class Store:
         Args:
             hashes: name of each row's block.
             buffers: one row of tensors a hash: torch tensors (or numpy arrays in host memory), contiguous, with the
-                layout's sizes; or their addresses as a 2-D ``uint64`` array, whose memory the caller keeps.
+                layout's sizes, without Python objects. The store holds a reference to each until no copy touches it any
+                more, whatever happens to ``buffers`` and the task. Or their addresses as a 2-D ``uint64`` array, whose
+                memory the caller keeps allocated until the task is done.
             shards: shard of each row, whose tensors are those of one shard. ``None`` = whole blocks: a row has the
                 tensors of all shards in order.
 
@@ -151,7 +160,7 @@ class Store:
             were stored, in one task or several.
 
         Raises:
-            ConfigError: sizes or counts do not fit the layout; nothing was stored.
+            ConfigError: sizes or counts do not fit the layout, or an array holds Python objects; nothing was stored.
             UnsupportedError: a tensor is in another memory than the store was opened for.
         """
         return self._submit(self._native.dump, hashes, buffers, shards, writable=False)
@@ -190,13 +199,7 @@ class Store:
 
     def close(self) -> None:
         """Waits for tasks under way, as long as ``timeout_ms`` allows, and detaches. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        for task in self._under_way:
-            task.wait()
-        self._under_way.clear()
-        self._native.close()
+        self._native.close(self._config.timeout_ms + _CLOSE_GRACE_MS)
         self._depot.close()
 
     def __enter__(self) -> Self:
@@ -210,19 +213,16 @@ class Store:
     def _submit(
         self, verb: Any, hashes: Sequence[bytes], buffers: Buffers, shards: Sequence[int] | None, *, writable: bool
     ) -> Task:
-        whole = shards is None
-        sizes = self._layout.tensor_sizes_bytes * (self._layout.shards if whole else 1)
-        addresses = addresses_of(buffers, len(hashes), sizes, writable=writable, cuda_device=self._cuda_device)
-        rows_per_block = self._layout.shards if whole else 1
+        names = list(hashes)
+        rows_per_block = self._layout.shards if shards is None else 1
+        sizes = self._layout.tensor_sizes_bytes * rows_per_block
+        addresses, owners = memory_of(buffers, len(names), sizes, writable=writable, cuda_device=self._cuda_device)
         if shards is None:
-            shard_rows = np.tile(np.arange(rows_per_block, dtype=np.int64), len(hashes))
-            hash_rows = [name for name in hashes for _ in range(rows_per_block)]
+            shard_rows = np.tile(np.arange(rows_per_block, dtype=np.int64), len(names))
+            names = [name for name in names for _ in range(rows_per_block)]
             addresses = addresses.reshape(-1, len(self._layout.tensor_sizes_bytes))
         else:
-            shard_rows, hash_rows = np.asarray(shards, dtype=np.int64), list(hashes)
-            if shard_rows.shape != (len(hashes),):
-                raise config_error(f"there must be one shard a hash: {len(hashes)}, got shape {shard_rows.shape}")
-        task = Task(verb(hash_rows, shard_rows, addresses), buffers, rows_per_block)
-        self._under_way = {other for other in self._under_way if not other.done()}
-        self._under_way.add(task)
-        return task
+            shard_rows = np.array(shards, dtype=np.int64)
+            if shard_rows.shape != (len(names),):
+                raise config_error(f"there must be one shard a hash: {len(names)}, got shape {shard_rows.shape}")
+        return Task(verb(names, shard_rows, addresses, owners), rows_per_block)

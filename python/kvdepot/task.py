@@ -57,14 +57,19 @@ class TaskResult:
 
 
 class Task:
-    """Blocks on their way. Keeps the tensors alive that it was given, until it is done.
+    """Blocks on their way. Goes on whether or not somebody keeps this object, and holds its tensors until it has ended.
+
+    A task has ended when no copy touches its memory any more. That is when it is done, except after a time-out on a
+    device that hangs: the tensors are then held until the device is through with them.
 
     ``await task`` waits without blocking the event loop and gives the ``TaskResult``, as ``wait`` does.
+
+    Thread safety: any number of threads may use one task at once, and wait for it. In a process forked from the one
+    that made it, every call raises ``UnavailableError``.
     """
 
-    def __init__(self, native: _native.Task, keep: object, rows_per_block: int = 1) -> None:
+    def __init__(self, native: _native.Task, rows_per_block: int = 1) -> None:
         self._native = native
-        self._keep: object = keep
         self._rows_per_block = rows_per_block
 
     @property
@@ -74,10 +79,7 @@ class Task:
 
     def done(self) -> bool:
         """Whether the task's memory is the caller's again: read (dump) or in place (load)."""
-        done = self._native.done()
-        if done:
-            self._keep = None
-        return done
+        return self._native.done()
 
     def wait(self, timeout_ms: int | None = None) -> TaskResult:
         """Waits until done.
@@ -101,8 +103,10 @@ class Task:
         """
         if not self.done():
             raise errors.BusyError(f"task {self.id} is not done: wait for it first")
-        failed = np.unique(self._native.failed() // self._rows_per_block)
-        return TaskResult(failed, self._native.failures())
+        # Grouped in the core: np.unique ends the process in a daemon thread when the interpreter ends, because it takes
+        # the interpreter lock in a C++ destructor.
+        rows = self._rows_per_block
+        return TaskResult(self._native.failed(rows), self._native.failures(rows))
 
     def fileno(self) -> int:
         """A descriptor that becomes readable when the task is done; owned by the task."""

@@ -96,11 +96,11 @@ class Request:
             dump = engine.store.begin_dump_pages(self.hashes, pages)
             for layer in range(LAYERS):
                 written |= engine.compute(layer, self.source)
-                dump.submit_shard(layer, self.point("save"))
+                dump.submit_shard(layer, wait_event=self.point("save"))
         else:
             for layer in range(LAYERS):
                 written |= engine.compute(layer, self.source)
-            dump = engine.store.dump_pages(self.hashes, pages, self.point("save"))
+            dump = engine.store.dump_pages(self.hashes, pages, wait_event=self.point("save"))
         if not dump.wait(WAIT_MS) or dump.failures():
             raise FlowError(f"the dump failed: {dump.failures()}")
         return written
@@ -111,12 +111,14 @@ class Request:
         # The old pages are in use again, and the new ones still written by a kernel whose request has ended.
         for layer in range(LAYERS):
             engine.compute(layer, self.source + self.target)
-        load = engine.store.load_pages(self.hashes, np.array(self.target, dtype=np.int64), self.point("load"))
+        load = engine.store.load_pages(
+            self.hashes, np.array(self.target, dtype=np.int64), wait_event=self.point("load")
+        )
         found = {}
         for layer in range(LAYERS):
             shard = layer if engine.layerwise else 0
             waits = self.without != "layer"
-            if waits and not load.wait_shard_on(shard, engine.device.compute, WAIT_MS):
+            if waits and not load.wait_shard_on(shard, stream=engine.device.compute, timeout_ms=WAIT_MS):
                 raise FlowError(f"layer {layer} did not come in time")
             for index in range(BLOCKS):
                 for tensor in range(len(PAGE_BYTES)):

@@ -34,7 +34,7 @@ def of_dumps(engine: Engine) -> dict[str, object]:
     pages = np.array(first.source, dtype=np.int64)
     found: dict[str, object] = {}
     late = [bytes([100 + index] * 16) for index in range(BLOCKS)]
-    hung = engine.store.dump_pages(late, pages, event)
+    hung = engine.store.dump_pages(late, pages, wait_event=event)
     beside = engine.store.load_pages(first.hashes, np.array(first.target, dtype=np.int64))
     found["beside"] = (beside.wait(HANG_MS), beside.failures())
     found["hung"] = (hung.wait(HANG_MS), hung.failures())
@@ -54,12 +54,12 @@ def of_loads(engine: Engine) -> dict[str, object]:
     first, event = hung_behind(engine)
     target = np.array(first.target, dtype=np.int64)
     found: dict[str, object] = {}
-    hung = [engine.store.load_pages(first.hashes, target, event)]
+    hung = [engine.store.load_pages(first.hashes, target, wait_event=event)]
     beside = engine.store.dump_pages([bytes([200] * 16)], np.array(first.source[:1], dtype=np.int64))
     found["beside"] = (beside.wait(HANG_MS), beside.failures())
     for _ in range(LOADS_MAX):
         hung[0].wait(TASK_MS)
-        behind = engine.store.load_pages(first.hashes, target, event)
+        behind = engine.store.load_pages(first.hashes, target, wait_event=event)
         if behind.wait(TASK_MS):
             found["behind"] = behind.failures()
             break

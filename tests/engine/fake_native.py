@@ -95,7 +95,7 @@ class Depot:
         root.mkdir(parents=True, exist_ok=True)
 
     @staticmethod
-    def connect(socket_path, spawn=None, wait_ms=10_000, call_timeout_ms=8) -> "Depot":
+    def connect(socket_path, spawn=None, *, wait_ms=10_000, call_timeout_ms=8) -> "Depot":
         return Depot(Path(socket_path + ".fake"))
 
     @property
@@ -116,10 +116,10 @@ class Depot:
     def open_canonical(self, canonical: str) -> Namespace:
         return Namespace(self.root, canonical)
 
-    def store(self, namespace, timeout_ms=30_000, copy_json="{}") -> "Store":
+    def store(self, namespace, *, timeout_ms=30_000, copy_json="{}") -> "Store":
         return Store(self, namespace)
 
-    def claim(self, groups, hashes, skip, limit) -> "Claim":
+    def claim(self, groups, hashes, *, skip, limit) -> "Claim":
         assert all(isinstance(h, bytes) for h in hashes)
         assert all(skip % per == 0 for _, _, per in groups)
         return Claim(self, groups, hashes, skip, limit)
@@ -203,9 +203,9 @@ class Task:
         return all(f.done() for f in self.shards)
 
     def wait(self, timeout_ms=None) -> bool:
-        return all(self.wait_shard(i, timeout_ms) for i in range(len(self.shards)))
+        return all(self.wait_shard(i, timeout_ms=timeout_ms) for i in range(len(self.shards)))
 
-    def wait_shard(self, shard, timeout_ms=None) -> bool:
+    def wait_shard(self, shard, *, timeout_ms=None) -> bool:
         try:
             self.shards[shard].result(None if timeout_ms is None else timeout_ms / 1e3)
         except TimeoutError:
@@ -229,7 +229,8 @@ class Store:
         self.loads = 0
         self.lock = Lock()
 
-    def register_pages(self, bases, strides, page_count) -> None:
+    def register_pages(self, bases, strides, page_count, keep=None) -> None:
+        self.keep = keep
         assert bases.dtype == np.uint64
         assert strides.dtype == np.int64
         assert len(bases) == len(strides) == sum(map(len, self.namespace.sizes))
@@ -244,7 +245,7 @@ class Store:
     def set_decoding(self, decoding) -> None:
         assert isinstance(decoding, bool)
 
-    def dump_pages(self, hashes, pages, wait_event=0) -> Task:
+    def dump_pages(self, hashes, pages, *, wait_event=0, keep=None) -> Task:
         assert wait_event == 0
         task = self.begin_dump_pages(hashes, pages)
         for shard in range(self.namespace.shard_count):
@@ -271,7 +272,7 @@ class Store:
                     self._write(file, b"".join(buffers[i]))
             task.shards[shard].set_result(None)
 
-        task.submit_shard = lambda shard, wait_event=0: self.pool.submit(copy, shard)
+        task.submit_shard = lambda shard, *, wait_event=0, keep=None: self.pool.submit(copy, shard)
         return task
 
     def _write(self, file: Path, data: bytes) -> None:
@@ -286,7 +287,7 @@ class Store:
             part.write_bytes(data)
             os.rename(part, file)
 
-    def load_pages(self, hashes, pages, wait_event=0, patience_ms=None) -> Task:
+    def load_pages(self, hashes, pages, *, wait_event=0, patience_ms=None, keep=None) -> Task:
         assert wait_event == 0
         assert pages.dtype == np.int64
         assert len(hashes) == len(pages)
@@ -333,5 +334,6 @@ class Store:
     def prefetch(self, hashes) -> None:
         pass
 
-    def close(self) -> None:
+    def close(self, wait_ms=0) -> bool:
         self.pool.shutdown()
+        return True

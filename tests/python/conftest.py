@@ -13,13 +13,20 @@ DATA = Path(__file__).resolve().parent.parent / "data"
 @pytest.fixture
 def machine() -> Machine:
     """A large machine whose defaults are known."""
-    return Machine(memory_bytes=1024 * GIB, environ={"HOME": "/home/somebody"}, free_disk_bytes=1000 * GIB)
+    return Machine(
+        memory_bytes=1024 * GIB,
+        environ={"HOME": "/home/somebody"},
+        free_disk_bytes=1000 * GIB,
+        total_disk_bytes=2000 * GIB,
+    )
 
 
 @pytest.fixture
 def small_machine() -> Machine:
     """A machine with less memory than the documented defaults want."""
-    return Machine(memory_bytes=16 * GIB, environ={"HOME": "/home/somebody"}, free_disk_bytes=100 * GIB)
+    return Machine(
+        memory_bytes=16 * GIB, environ={"HOME": "/home/somebody"}, free_disk_bytes=100 * GIB, total_disk_bytes=200 * GIB
+    )
 
 
 @pytest.fixture

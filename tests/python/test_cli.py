@@ -1,6 +1,7 @@
 """The command kvdepot: verbs, exit statuses, JSON."""
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -68,7 +69,7 @@ def test_keys(kvdepot):
 
 def test_serve_passes_what_it_was_told(kvdepot, monkeypatch, tmp_path):
     served, logged = [], []
-    monkeypatch.setattr(_native, "serve", lambda *arguments: served.append(arguments))
+    monkeypatch.setattr(_native, "serve", lambda *given, **named: served.append((*given, *named.values())))
     monkeypatch.setattr(_native, "init_logging", lambda *arguments: logged.append(arguments))
     kvdepot("serve", "--core-json", "{}", "--socket", "/s", "--idle-exit-s", 2, "--log-level", "debug")
     assert (served, logged) == ([("{}", "/s", 2000)], [("debug", None)])
@@ -82,9 +83,57 @@ def test_serve_passes_what_it_was_told(kvdepot, monkeypatch, tmp_path):
     assert logged[1] == ("error", None)
 
 
+def test_serve_passes_the_drain_timeout(kvdepot, monkeypatch, tmp_path):
+    served = []
+    monkeypatch.setattr(_native, "serve", lambda core, *_, **__: served.append(json.loads(core)))
+    monkeypatch.setattr(_native, "init_logging", lambda *arguments: None)
+    file = tmp_path / "kvdepot.yaml"
+    file.write_text(f"pipeline: Cache\npool_gb: 0.5\nsocket: {tmp_path}/s\ndrain_timeout_s: 7\n")
+    kvdepot("serve", "--config", file)
+    kvdepot("serve", "--config", file, "--drain-timeout", 40)
+    kvdepot("serve", "--core-json", "{}", "--socket", "/s", "--drain-timeout", 0)
+    assert [core["drain_timeout_ms"] for core in served] == [7000, 40_000, 0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_serve_ends_in_order_on_a_signal(kvdepot, monkeypatch, number):
+    outcomes = []
+
+    def serve(*_given, **_named):
+        try:
+            signal.raise_signal(number)
+        except BaseException as error:
+            outcomes.append((type(error), getattr(error, "code", None)))
+            raise
+
+    monkeypatch.setattr(_native, "serve", serve)
+    monkeypatch.setattr(_native, "init_logging", lambda *arguments: None)
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    try:
+        kvdepot("serve", "--core-json", "{}", "--socket", "/s", status=0)
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    assert outcomes == [(SystemExit, 0)]
+
+
+def test_serve_leaves_signals_ignored_that_nohup_ignores(kvdepot, monkeypatch):
+    seen = []
+    monkeypatch.setattr(_native, "serve", lambda *_, **__: seen.append(signal.getsignal(signal.SIGHUP)))
+    monkeypatch.setattr(_native, "init_logging", lambda *arguments: None)
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        kvdepot("serve", "--core-json", "{}", "--socket", "/s")
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    assert seen == [signal.SIG_IGN]
+
+
 def test_serve_opens_the_wire_door_as_infinistore_s_options_say(kvdepot, monkeypatch, tmp_path):
     served = []
-    monkeypatch.setattr(_native, "serve", lambda *arguments: served.append(arguments))
+    monkeypatch.setattr(_native, "serve", lambda *given, **named: served.append((*given, *named.values())))
     monkeypatch.setattr(_native, "init_logging", lambda *arguments: None)
     file = tmp_path / "kvdepot.yaml"
     file.write_text(f"pipeline: Cache\npool_gb: 0.5\nsocket: {tmp_path}/s\n")
@@ -174,9 +223,10 @@ def test_copies_that_cannot_be_measured_are_named_with_the_reason(monkeypatch):
     report = {"device": {"name": "a device"}, "driver": "13.0", "note": None, "rows": [row], "missing": [missing]}
     kept = []
     monkeypatch.setattr(
-        "kvdepot._native.bench_copies", lambda device, cache: kept.append((device, cache)) or json.dumps(report)
+        "kvdepot._native.bench_copies",
+        lambda device, cache, smoke: kept.append((device, cache, smoke)) or json.dumps(report),
     )
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     printed = CliRunner().invoke(copy, ["--device", "2"]).output
     assert "gdr: not measured: libibverbs was not found [use_gdr=true]" in printed
-    assert kept == [("2", "/somewhere/kvdepot-devices")]
+    assert kept == [("2", "/somewhere/kvdepot-devices", False)]

@@ -27,7 +27,8 @@ def test_origins(seeds, small_machine):
     assert settings["directories"] == (("/mnt/test",), f"{file}:5")
     assert settings["use_gdr"] == (False, f"{file}:9")
     assert settings["pool_gb"] == (8.0, "machine")
-    assert settings["posix_capacity_gb"] == (0.0, "default")
+    assert settings["posix_capacity_gb"] == (160.0, "machine")
+    assert settings["posix_free_floor_percent"] == (2, "default")
     assert settings["timeout_ms"] == (30_000, "default")
 
 

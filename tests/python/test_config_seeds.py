@@ -1,10 +1,11 @@
 """The seeds' YAML files run unchanged: every key is honoured with its documented default and meaning."""
 
 import json
+import os
 
 import pytest
 
-from kvdepot.config import KVDepotConfig, load_config
+from kvdepot.config import KVDepotConfig, Machine, load_config
 from kvdepot.errors import ConfigError
 
 GIB = 1 << 30
@@ -29,12 +30,14 @@ def test_pipeline_store_file(seeds, machine):
         "waiting_queue_depth": 8192,
         "running_queue_depth": 524_288,
         "timeout_ms": 30_000,
+        "drain_timeout_ms": 30_000,
         "posix": {
             "directories": ["/mnt/test"],
             "create": False,
             "io_direct": False,
             "engine": "psync",
-            "capacity_bytes": 0,
+            "capacity_bytes": 1600 * GIB,
+            "free_floor_percent": 2,
             "shard_directories": True,
             "read_threads": 8,
             "write_threads": 4,
@@ -97,7 +100,8 @@ def test_nfs_store_keys(machine):
         "create": False,
         "io_direct": False,
         "engine": "psync",
-        "capacity_bytes": 0,
+        "capacity_bytes": 1600 * GIB,
+        "free_floor_percent": 2,
         "shard_directories": False,
         "read_threads": 5,
         "write_threads": 3,
@@ -175,6 +179,25 @@ def test_nothing_at_all_is_sized_to_the_machine(small_machine):
     assert core["pool_bytes"] == 8 * GIB
     assert core["posix"]["directories"] == ["/home/somebody/.cache/kvdepot"]
     assert core["posix"]["capacity_bytes"] == 10 * GIB
+
+
+@pytest.mark.parametrize("said", [{"directories": ["/mnt/test"]}, pipeline(), nfs(storage_backends="/mnt/test")])
+def test_without_a_capacity_the_cap_is_a_share_of_the_disk(said, machine):
+    core = json.loads(load_config(said, machine=machine).to_core_json(block_bytes=4096, machine=machine))
+    assert core["posix"]["capacity_bytes"] == 1600 * GIB
+
+
+def test_a_capacity_of_0_is_no_cap(machine):
+    said = {"directories": ["/mnt/test"], "posix_capacity_gb": 0, "posix_free_floor_percent": 0}
+    core = json.loads(load_config(said, machine=machine).to_core_json(machine=machine))
+    assert core["posix"]["capacity_bytes"] == 0
+    assert core["posix"]["free_floor_percent"] == 0
+
+
+def test_directories_of_one_disk_count_once(tmp_path):
+    facts = os.statvfs(tmp_path)
+    directories = [str(tmp_path), str(tmp_path / "not" / "there")]
+    assert Machine(memory_bytes=1).disk_bytes(directories) == facts.f_blocks * facts.f_frsize
 
 
 @pytest.mark.parametrize("spelled", ["Posix", "Staging|Posix", " Staging | Posix "])

@@ -50,7 +50,7 @@ def test_namespace_vectors(vectors):
         facts, layout = json.loads(vector["facts_json"]), layout_runs(vector["shards"])
         for epoch, expected in vector["ids_by_epoch"].items():
             assert namespace_id(facts, layout, int(epoch)) == expected, vector
-            assert _native.namespace_id(vector["facts_json"], json.dumps(layout), int(epoch)) == expected, vector
+            assert _native.namespace_id(vector["facts_json"], json.dumps(layout), epoch=int(epoch)) == expected, vector
 
 
 @pytest.mark.parametrize("length", [1, 8, 15, 16, 17, 32, 64])
@@ -79,7 +79,7 @@ def test_lengths_that_are_no_hash(length):
 def test_namespaces_equal_the_reference(facts, epoch):
     layout = [[2, [64, 32]]]
     expected = namespace_id(facts, layout, epoch)
-    assert _native.namespace_id(json.dumps(facts), json.dumps(layout), epoch) == expected
+    assert _native.namespace_id(json.dumps(facts), json.dumps(layout), epoch=epoch) == expected
 
 
 def test_order_and_spelling_of_facts_do_not_matter():
@@ -89,7 +89,9 @@ def test_order_and_spelling_of_facts_do_not_matter():
 
 def test_epochs_and_layouts_are_other_namespaces():
     facts = '{"model":"m"}'
-    ids = {_native.namespace_id(facts, layout, epoch) for layout in ("[[1,[8]]]", "[[2,[8]]]") for epoch in (0, 1)}
+    ids = {
+        _native.namespace_id(facts, layout, epoch=epoch) for layout in ("[[1,[8]]]", "[[2,[8]]]") for epoch in (0, 1)
+    }
     assert len(ids) == 4
 
 

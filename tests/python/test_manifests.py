@@ -29,6 +29,16 @@ def test_servers_are_started_with_options_that_exist(kind, tmp_path):
     command.make_context("serve", options)
 
 
+@pytest.mark.parametrize("kind", ["StatefulSet", "DaemonSet"])
+def test_servers_may_write_what_they_drain(kind):
+    (one,) = documents(kind)
+    spec = one["spec"]["template"]["spec"]
+    _, *options = spec["containers"][0]["args"]
+    drain_timeout_s = command.make_context("serve", options).params["drain_timeout"]
+    # Connections and tiers are closed in the rest.
+    assert drain_timeout_s + 10 <= spec["terminationGracePeriodSeconds"]
+
+
 def test_configurations_are_right(machine, tmp_path):
     for one in documents("ConfigMap"):
         for name, text in one["data"].items():

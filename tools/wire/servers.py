@@ -12,6 +12,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from ctypes.util import find_library
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 
@@ -55,14 +57,24 @@ def standin_verbs() -> Path | None:
 
 
 def preload(library: Path | None) -> dict[str, str]:
-    """Environment of a process that shall find ``library`` in libibverbs' place.
+    """Environment of a process that finds ``library`` in libibverbs' place; without one, of a process without RDMA.
 
     A process that looks for libibverbs by its name while it runs, as our server does, finds it only under that name.
     """
     if library is None:
-        return {}
+        return loadable()
     found = {"LD_PRELOAD": str(library)}
     return {**found, "LD_LIBRARY_PATH": str(library.parent)} if library.name == LIBRARY else found
+
+
+@cache
+def loadable() -> dict[str, str]:
+    """Environment in which InfiniStore's client can be imported: it is linked with libibverbs, for TCP, too.
+
+    A system without libibverbs gets the stand-in.
+    """
+    library = standin_verbs()
+    return {} if library is None or find_library("ibverbs") else {"LD_LIBRARY_PATH": str(library.parent)}
 
 
 def device_of(library: Path) -> str:

@@ -109,6 +109,15 @@ impl Block {
         Ok(true)
     }
 
+    /// All bytes of all shards are in the slot. True when the block is sealed by this.
+    pub fn all_filled(&mut self) -> Result<bool> {
+        let mut sealed = false;
+        for shard in 0..self.shard_count {
+            sealed |= self.shard_filled(shard)?;
+        }
+        Ok(sealed)
+    }
+
     /// A tier has filled the block and its checksum was right (P1): sealed, clean.
     pub fn fill_ended_ok(&mut self) {
         debug_assert_eq!(self.phase, Phase::Fetching, "only a fetch ends");
@@ -156,6 +165,12 @@ impl Block {
         self.writing = false;
         self.dirty = false;
         self.saved |= saved;
+    }
+
+    /// A tier is to have this sealed block, for the first time or again because it does not hold it any more.
+    pub fn dirty_again(&mut self) {
+        debug_assert_eq!(self.phase, Phase::Sealed, "only a sealed block is written");
+        self.dirty = !self.doomed;
     }
 
     /// No tier is to have this sealed block.
@@ -208,6 +223,11 @@ impl Block {
             Phase::Quarantined => self.quarantine_over,
         };
         given_up && self.leases == 0 && !self.writing
+    }
+
+    /// Whether it was doomed.
+    pub fn is_doomed(&self) -> bool {
+        self.doomed
     }
 
     /// Whether a tier is still to have it.

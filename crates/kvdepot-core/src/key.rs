@@ -193,6 +193,17 @@ impl fmt::Debug for BlockKey {
     }
 }
 
+/// The epoch after `stored` that is at least `at_least`: what an advance moves to.
+///
+/// # Errors
+/// `Unsupported`: epochs are 32-bit numbers, and this was the last one.
+pub fn next_epoch(stored: u32, at_least: u32) -> Result<u32> {
+    let next = stored.checked_add(1).ok_or_else(|| {
+        Error::new(ErrorKind::Unsupported, "the namespace has no more epochs: empty its directories")
+    })?;
+    Ok(next.max(at_least))
+}
+
 /// Whether a namespace in epoch `current` moves when it is told `epoch`.
 ///
 /// # Errors

@@ -1,5 +1,7 @@
 //! P4: a lease belongs to a connection, and ends with it at the latest.
 
+use std::collections::BTreeMap;
+
 use hashbrown::HashMap;
 use serde::{Deserialize, Serialize};
 
@@ -14,7 +16,8 @@ pub struct LeaseId(pub u64);
 /// Who holds which slots. Owners are connection ids.
 #[derive(Debug, Default)]
 pub struct LeaseTable {
-    owners: HashMap<u64, HashMap<LeaseId, SlotId>>,
+    /// Leases by number, so that they end in the same order in every run.
+    owners: HashMap<u64, BTreeMap<LeaseId, SlotId>>,
     granted_ever: u64,
 }
 
@@ -58,9 +61,24 @@ impl LeaseTable {
         self.owners.remove(&owner).map(|leases| leases.into_values().collect()).unwrap_or_default()
     }
 
+    /// Ends up to `max` leases of an owner that ended. One entry for each lease, so a slot may come up twice.
+    pub fn end_some(&mut self, owner: u64, max: usize) -> Vec<SlotId> {
+        let Some(leases) = self.owners.get_mut(&owner) else { return Vec::new() };
+        if leases.len() <= max {
+            return self.end_owner(owner);
+        }
+        let some: Vec<LeaseId> = leases.keys().take(max).copied().collect();
+        some.iter().filter_map(|lease| leases.remove(lease)).collect()
+    }
+
+    /// Leases granted so far: the number of the newest.
+    pub const fn granted_ever(&self) -> u64 {
+        self.granted_ever
+    }
+
     /// How many leases `owner` holds.
     pub fn count(&self, owner: u64) -> usize {
-        self.owners.get(&owner).map_or(0, HashMap::len)
+        self.owners.get(&owner).map_or(0, BTreeMap::len)
     }
 }
 

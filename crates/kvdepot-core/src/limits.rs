@@ -32,10 +32,29 @@ pub const BATCH_HASHES_MAX: usize = 4096;
 pub const FRAME_BYTES_MAX: usize = 128 << 10;
 /// Most connections of the local door.
 pub const CONNECTIONS_MAX: usize = 1024;
+/// Most connections beyond the local door's limit that wait for their refusal; older ones are closed without one.
+pub const REFUSALS_MAX: usize = 16;
+/// Most connections that the local door accepts before it looks whether it is to end.
+pub const ACCEPTS_AT_ONCE_MAX: usize = 64;
+/// Longest time, in milliseconds, that one request may wait for dirty blocks to be written.
+pub const DRAIN_WAIT_MS_MAX: u32 = 600_000;
 /// Most namespaces (ranks x groups) that one claim may span.
 pub const CLAIM_NAMESPACES_MAX: usize = 512;
+/// Most block hashes of one claim, which come in as many frames as they need; a longer prompt is claimed up to here.
+pub const CLAIM_HASHES_MAX: usize = 1 << 20;
+/// Most blocks that one claim may ask for, over all of its namespaces; a claim over more is cut at the end.
+pub const CLAIM_BLOCKS_MAX: usize = 1 << 21;
 /// Most claims that one connection may hold.
 pub const CLAIMS_PER_CONNECTION_MAX: usize = 65_536;
+
+/// Closed connections whose slots wait for their process's exit; more keep their place among the open ones.
+pub const QUARANTINED_CONNECTIONS_MAX: usize = 8192;
+/// How long slots of a closed connection are kept when its process's exit cannot be watched: the kernel has neither
+/// SO_PEERPIDFD (Linux 6.5) nor a pid for it in this pid namespace.
+pub const UNWATCHED_EXIT_WAIT_MS: u64 = 30_000;
+/// How long slots of a connection that was closed without a goodbye are kept while its process goes on running: twice the
+/// default of `timeout_ms`, by which every copy of a device that does not hang has ended.
+pub const SILENT_CLOSE_WAIT_MS: u64 = 60_000;
 
 const _: () = assert!(BLOCK_ALIGN_BYTES.is_power_of_two());
 const _: () = assert!(BATCH_HASHES_MAX * 16 + 8192 < FRAME_BYTES_MAX);
@@ -71,6 +90,18 @@ pub const TOUCH_INTERVAL_MS: u64 = 60_000;
 pub const FOREIGN_TEMPORARY_AGE_S: u64 = 3_600;
 /// Time between a tier's own sweeps for files left behind.
 pub const SWEEP_INTERVAL_S: u64 = 600;
+/// Longest time, in milliseconds, that opening or advancing a namespace waits for a file system.
+pub const NAMESPACE_OPEN_MS: u64 = 4_000;
+/// Most namespaces that a tier of files opens or advances at a time: each takes a thread until its file system answers.
+pub const NAMESPACES_OPENING_MAX: usize = 64;
+/// Pause, in milliseconds, between two tries to store an epoch that could not be stored.
+pub const EPOCH_RETRY_MS: u64 = 1_000;
+/// Tries to claim an epoch that other nodes claim at the same time.
+pub const EPOCH_CLAIMS_MAX: usize = 64;
+/// How often the index of a Posix tier is written to its directories, if much has changed.
+pub const CHECKPOINT_INTERVAL_S: u64 = 300;
+/// Evicted and lost blocks that a tier collects before it tells the depot; more are not told.
+pub const TIER_EVENTS_MAX: usize = 65_536;
 /// Most writers of one block that wait for the first of them.
 pub const WRITERS_WAITING_MAX: usize = 1024;
 

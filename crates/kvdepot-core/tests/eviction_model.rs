@@ -3,18 +3,16 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use kvdepot_core::eviction::by_name;
-use kvdepot_core::{BlockHash, BlockKey, EvictionPolicy, NamespaceId, SlotId};
+use kvdepot_core::{EvictionPolicy, SlotId};
 use proptest::prelude::*;
 
-fn key(number: u32) -> BlockKey {
-    let mut hash = [0; 16];
-    hash[..4].copy_from_slice(&number.to_le_bytes());
-    BlockKey { namespace: NamespaceId([7; 16]), hash: BlockHash(hash) }
+fn key(number: u32) -> u64 {
+    u64::from(number)
 }
 
 /// The same faces as the real ones, on queues whose front is the oldest.
 trait Model {
-    fn insert(&mut self, slot: SlotId, key: BlockKey);
+    fn insert(&mut self, slot: SlotId, key: u64);
     fn touch(&mut self, slot: SlotId);
     fn remove(&mut self, slot: SlotId);
     fn victim(&mut self, leased: &BTreeSet<SlotId>) -> Option<SlotId>;
@@ -24,7 +22,7 @@ trait Model {
 struct LruModel(VecDeque<SlotId>);
 
 impl Model for LruModel {
-    fn insert(&mut self, slot: SlotId, _key: BlockKey) {
+    fn insert(&mut self, slot: SlotId, _key: u64) {
         self.0.push_back(slot);
     }
     fn touch(&mut self, slot: SlotId) {
@@ -45,8 +43,8 @@ impl Model for LruModel {
 struct S3FifoModel {
     small: VecDeque<SlotId>,
     main: VecDeque<SlotId>,
-    state: HashMap<SlotId, (u8, BlockKey)>,
-    ghosts: Vec<(BlockKey, bool)>,
+    state: HashMap<SlotId, (u8, u64)>,
+    ghosts: Vec<(u64, bool)>,
     chosen: Option<SlotId>,
 }
 
@@ -79,7 +77,7 @@ impl S3FifoModel {
 }
 
 impl Model for S3FifoModel {
-    fn insert(&mut self, slot: SlotId, key: BlockKey) {
+    fn insert(&mut self, slot: SlotId, key: u64) {
         self.state.insert(slot, (0, key));
         let mut known = false;
         for ghost in self.ghosts.iter_mut().filter(|ghost| ghost.0 == key && ghost.1) {

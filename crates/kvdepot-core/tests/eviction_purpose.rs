@@ -2,14 +2,12 @@
 
 use std::collections::HashMap;
 
+use kvdepot_core::SlotId;
 use kvdepot_core::eviction::by_name;
 use kvdepot_core::limits::EVICTION_PASSED_OVER_MAX;
-use kvdepot_core::{BlockHash, BlockKey, NamespaceId, SlotId};
 
-fn key(number: u32) -> BlockKey {
-    let mut hash = [0; 16];
-    hash[..4].copy_from_slice(&number.to_le_bytes());
-    BlockKey { namespace: NamespaceId([7; 16]), hash: BlockHash(hash) }
+fn key(number: u32) -> u64 {
+    u64::from(number)
 }
 
 /// How many of a hot set, used in between, are left after a scan of ten times the capacity.

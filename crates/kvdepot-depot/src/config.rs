@@ -30,6 +30,9 @@ pub struct DepotConfig {
     /// How long anything may wait before it is a miss (P2).
     #[serde(default = "default_timeout_ms")]
     pub timeout_ms: u64,
+    /// How long a depot that ends writes what is dirty; what is left then is lost.
+    #[serde(default = "default_drain_timeout_ms")]
+    pub drain_timeout_ms: u64,
     /// Whether the pool's memory is touched in the background at start.
     #[serde(default = "default_populate")]
     pub populate: bool,
@@ -57,6 +60,9 @@ const fn default_pool_grow_bytes() -> u64 {
     10 << 30
 }
 const fn default_timeout_ms() -> u64 {
+    30_000
+}
+const fn default_drain_timeout_ms() -> u64 {
     30_000
 }
 const fn default_populate() -> bool {

@@ -1,24 +1,33 @@
-//! Pool, index, tasks and pipeline of a depot, and the client of its local door.
+//! Pool, tasks and pipeline of a depot, and the client of its local door. What a depot decides is
+//! `kvdepot_core::machine`; here is the runner that feeds it.
 
-mod acquire;
-mod claim;
+pub mod client;
+mod commands;
 pub mod config;
+mod death;
 pub mod depot;
 pub mod direct;
-mod io_queue;
+mod directory;
+mod ending;
+mod epochs;
+mod locate;
+mod looks;
 pub mod message;
-mod namespace;
-mod ops;
+mod namespaces;
 pub mod pool;
-mod resolver;
+mod presence;
+mod probers;
+mod probes;
+mod runner;
+pub mod seqpacket;
 pub mod session;
-mod state;
 pub mod stats;
+mod tier_events;
 pub mod values;
+mod waiters;
 
 pub use config::DepotConfig;
 pub use depot::Depot;
+pub use ending::Unwritten;
 pub use pool::PoolMapping;
 pub use session::Session;
-pub mod client;
-pub mod seqpacket;

@@ -9,7 +9,7 @@ use kvdepot_core::{BlockHash, Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
 /// Version of the local door; both sides must speak the same.
-pub const PROTOCOL_VERSION: u32 = 2;
+pub const PROTOCOL_VERSION: u32 = 3;
 /// First field of the first frame: whoever sends something else is not a client of ours.
 pub const HELLO_MAGIC: u64 = 0x3154_4f50_4544_564b;
 
@@ -84,7 +84,8 @@ pub enum Request<'a> {
         #[serde(borrow)]
         hashes: Hashes<'a>,
     },
-    /// Find and lease the longest hit.
+    /// Find and lease the longest hit. The claim is over the hashes of the `ClaimHashes` frames directly before it,
+    /// then these.
     ClaimOpen {
         groups: Vec<ClaimGroup>,
         #[serde(borrow)]
@@ -121,6 +122,24 @@ pub enum Request<'a> {
     Drain { wait_ms: u32 },
     /// Counters and gauges as JSON.
     Stats,
+    /// The first hashes of the `ClaimOpen` that follows, which has more than fit one frame. Not answered.
+    ClaimHashes {
+        #[serde(borrow)]
+        hashes: Hashes<'a>,
+    },
+    /// Whether the depot answers at all.
+    Ping,
+    /// Last frame of a connection: no copy into or out of slots leased on it is under way, so its leases end at once.
+    /// Not answered. A connection that ends without it may belong to a process that was killed, whose devices may still
+    /// copy.
+    Goodbye,
+}
+
+impl Request<'_> {
+    /// Whether no answer is sent.
+    pub const fn is_one_way(&self) -> bool {
+        matches!(self, Self::ClaimHashes { .. } | Self::Goodbye)
+    }
 }
 
 /// Which shards a commit speaks of.

@@ -8,18 +8,47 @@ use std::time::{Duration, Instant};
 
 use kvdepot_core::limits::FRAME_BYTES_MAX;
 use kvdepot_core::{Error, ErrorKind, Result};
+use kvdepot_io::fork::Private;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::sockopt::{
     Timeout, set_socket_recv_buffer_size, set_socket_send_buffer_size, set_socket_timeout,
 };
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
 };
+
+/// The frame that was received last. Its memory is as large as the largest frame and is written once, when it is made:
+/// a frame that comes overwrites only as many bytes as it has.
+#[derive(Debug, Default)]
+pub struct FrameBuffer {
+    bytes: Vec<u8>,
+    len: usize,
+}
+
+impl FrameBuffer {
+    fn space(&mut self) -> &mut [u8] {
+        self.len = 0;
+        if self.bytes.is_empty() {
+            self.bytes = vec![0; FRAME_BYTES_MAX];
+        }
+        &mut self.bytes
+    }
+}
+
+impl std::ops::Deref for FrameBuffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
 
 /// A connected or listening socket.
 #[derive(Debug)]
 pub struct SeqPacket {
+    /// Of a client's connection: a forked child must not keep its leases alive. Dropped before the descriptor.
+    private: Option<Private>,
     fd: OwnedFd,
     recv_timeout: Option<Duration>,
 }
@@ -42,7 +71,7 @@ fn address(path: &Path) -> Result<SocketAddrUnix> {
 impl SeqPacket {
     /// Wraps an accepted socket.
     pub const fn from_fd(fd: OwnedFd) -> Self {
-        Self { fd, recv_timeout: None }
+        Self { private: None, fd, recv_timeout: None }
     }
 
     /// Connects; `Unavailable` when nobody listens.
@@ -51,9 +80,15 @@ impl SeqPacket {
         // A full backlog must not block the caller: a send time-out bounds connect, too (P6).
         let _ = set_socket_timeout(&fd, Timeout::Send, Some(Duration::from_millis(100)));
         rustix::net::connect(&fd, &address(path)?).map_err(|e| {
-            Error::new(ErrorKind::Unavailable, "no depot answers").with("path", path.display()).with_source(e)
+            // A listener whose queue is full is late, or stopped, but it is there.
+            let (kind, what) = match e {
+                rustix::io::Errno::AGAIN => (ErrorKind::Timeout, "the depot does not accept connections"),
+                _ => (ErrorKind::Unavailable, "no depot answers"),
+            };
+            Error::new(kind, what).with("path", path.display()).with_source(e)
         })?;
-        Ok(Self::from_fd(fd))
+        let private = Some(Private::of(fd.as_fd()));
+        Ok(Self { private, fd, recv_timeout: None })
     }
 
     /// Listens at `path`, which must not exist.
@@ -67,6 +102,33 @@ impl SeqPacket {
 
     /// Sends one frame, with a descriptor where given.
     pub fn send(&self, frame: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<()> {
+        self.send_with(frame, fd, SendFlags::empty())
+    }
+
+    /// Sends one frame by the deadline; `Timeout` when the other side does not make room for it.
+    pub fn send_by(&self, frame: &[u8], deadline: Instant) -> Result<()> {
+        loop {
+            match self.send_now(frame) {
+                Err(error) if error.kind() == ErrorKind::Timeout => {}
+                outcome => return outcome,
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            let wait = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+            let mut polled = [PollFd::new(&self.fd, PollFlags::OUT)];
+            match rustix::event::poll(&mut polled, Some(&wait)) {
+                Ok(0) => return self.send_now(frame),
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(lost("cannot wait for room to send", e)),
+            }
+        }
+    }
+
+    /// Sends one frame without waiting; `Timeout` when there is no room for it.
+    pub fn send_now(&self, frame: &[u8]) -> Result<()> {
+        self.send_with(frame, None, SendFlags::DONTWAIT)
+    }
+
+    fn send_with(&self, frame: &[u8], fd: Option<BorrowedFd<'_>>, flags: SendFlags) -> Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         let fds = fd.map(|fd| [fd]);
@@ -76,8 +138,8 @@ impl SeqPacket {
             return Err(Error::new(ErrorKind::Protocol, "no room for a descriptor beside the frame"));
         }
         loop {
-            match rustix::net::sendmsg(&self.fd, &[IoSlice::new(frame)], &mut ancillary, SendFlags::NOSIGNAL)
-            {
+            let slices = [IoSlice::new(frame)];
+            match rustix::net::sendmsg(&self.fd, &slices, &mut ancillary, flags | SendFlags::NOSIGNAL) {
                 Ok(_) => return Ok(()),
                 Err(rustix::io::Errno::INTR) => {}
                 Err(e) => return Err(lost("cannot send to the other side of the local door", e)),
@@ -85,15 +147,14 @@ impl SeqPacket {
         }
     }
 
-    /// Receives one frame into `buffer` (its length is the frame's), with a descriptor where one came. `Timeout` when
-    /// none came by the deadline, `Closed` at the other side's end.
-    pub fn recv(&mut self, buffer: &mut Vec<u8>, deadline: Option<Instant>) -> Result<Option<OwnedFd>> {
-        buffer.resize(FRAME_BYTES_MAX, 0);
+    /// Receives one frame into `buffer`, with a descriptor where one came. `Timeout` when none came by the deadline,
+    /// `Closed` at the other side's end.
+    pub fn recv(&mut self, buffer: &mut FrameBuffer, deadline: Option<Instant>) -> Result<Option<OwnedFd>> {
         loop {
             self.set_recv_timeout(deadline)?;
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
             let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-            let mut slices = [IoSliceMut::new(buffer)];
+            let mut slices = [IoSliceMut::new(buffer.space())];
             match rustix::net::recvmsg(&self.fd, &mut slices, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
                 Ok(message) => {
                     let mut fd = None;
@@ -112,7 +173,7 @@ impl SeqPacket {
                             "the other side of the local door has gone",
                         ));
                     }
-                    buffer.truncate(message.bytes);
+                    buffer.len = message.bytes;
                     return Ok(fd);
                 }
                 Err(rustix::io::Errno::INTR) => {}
@@ -164,8 +225,73 @@ fn lost(what: &str, errno: rustix::io::Errno) -> Error {
     Error::new(kind, what.to_owned()).with_source(errno)
 }
 
+impl Drop for SeqPacket {
+    fn drop(&mut self) {
+        // Ends the connection even if a child was forked while it was made or dropped, and holds a copy.
+        if self.private.is_some() {
+            let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
+        }
+    }
+}
+
 impl AsFd for SeqPacket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair() -> (SeqPacket, SeqPacket) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("pair.sock");
+        let listener = SeqPacket::listen(&path, 1).unwrap();
+        let here = SeqPacket::connect(&path).unwrap();
+        let there = rustix::net::accept(listener.as_fd()).unwrap();
+        (here, SeqPacket::from_fd(there))
+    }
+
+    #[test]
+    fn a_frame_overwrites_only_as_many_bytes_as_it_has() {
+        let (here, mut there) = pair();
+        let mut buffer = FrameBuffer::default();
+        here.send(b"a long frame", None).unwrap();
+        there.recv(&mut buffer, None).unwrap();
+        assert_eq!(&*buffer, b"a long frame");
+        here.send(b"one", None).unwrap();
+        there.recv(&mut buffer, None).unwrap();
+        assert_eq!(&*buffer, b"one");
+        assert_eq!(&buffer.bytes[..12], b"oneong frame", "the rest was written again");
+    }
+
+    #[test]
+    fn a_frame_that_is_too_long_is_refused() {
+        let (here, mut there) = pair();
+        let mut buffer = FrameBuffer::default();
+        here.send(b"fits", None).unwrap();
+        there.recv(&mut buffer, None).unwrap();
+        here.send(&vec![1; FRAME_BYTES_MAX + 1], None).unwrap();
+        assert_eq!(there.recv(&mut buffer, None).unwrap_err().kind(), ErrorKind::Protocol);
+        assert!(buffer.is_empty());
+    }
+
+    #[test]
+    fn a_peer_that_takes_nothing_costs_no_more_than_the_deadline() {
+        let (here, mut there) = pair();
+        let frame = vec![7; FRAME_BYTES_MAX];
+        let mut sent = 0;
+        while here.send_now(&frame).is_ok() {
+            sent += 1;
+            assert!(sent < 1000, "a socket takes any number of frames");
+        }
+        assert_eq!(here.send_by(&frame, Instant::now()).unwrap_err().kind(), ErrorKind::Timeout);
+        let reader = std::thread::spawn(move || {
+            let mut buffer = FrameBuffer::default();
+            (0..=sent).for_each(|_| drop(there.recv(&mut buffer, None).unwrap()));
+        });
+        here.send_by(&frame, Instant::now() + Duration::from_secs(60)).unwrap();
+        reader.join().unwrap();
     }
 }

@@ -4,30 +4,62 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvdepot_core::hit::{GroupShape, whole_blocks};
-use kvdepot_core::limits::{BATCH_HASHES_MAX, CLAIM_NAMESPACES_MAX};
-use kvdepot_core::{Error, ErrorKind, Result};
+use kvdepot_core::hit::GroupShape;
+use kvdepot_core::lease::LeaseId;
+use kvdepot_core::limits::{BATCH_HASHES_MAX, CLAIM_HASHES_MAX, CLAIM_NAMESPACES_MAX, DRAIN_WAIT_MS_MAX};
+use kvdepot_core::machine::{
+    self, Event, Location, Outcome, Progress, Reply, Request as Ask, Reserve, ShardSet,
+};
+use kvdepot_core::{BlockHash, Error, ErrorKind, NamespaceId, Result};
+use parking_lot::Mutex;
 
-use crate::depot::Shared;
-use crate::message::{ClaimGroup, HELLO_MAGIC, Hashes, PROTOCOL_VERSION, Request, Response};
-use crate::{acquire, claim, io_queue, ops};
+use crate::death::DeathGuard;
+use crate::ending::Waits;
+use crate::message::{
+    Arriving, ClaimGroup, Grant, HELLO_MAGIC, Hashes, NamespaceHandle, PROTOCOL_VERSION, Request, Response,
+    Shards,
+};
+use crate::runner::Runner;
 
 /// How long opening a claim waits for tiers that answer quickly, so that most claims need no second call.
 const CLAIM_GRACE: Duration = Duration::from_micros(1500);
+/// Most runs that one answer names, so that it fits a frame (P7); what is beyond is refused and asked for again.
+const RUNS_PER_ANSWER_MAX: usize = 4096;
 
 /// Everything leased through a session ends with it (P4).
 pub struct Session {
-    shared: Arc<Shared>,
+    runner: Arc<Runner>,
     owner: u64,
+    ahead: Mutex<Ahead>,
+}
+
+/// Hashes of the claim that is to be opened next, as far as they have come.
+#[derive(Default)]
+struct Ahead {
+    hashes: Vec<BlockHash>,
+    /// Why they are not taken; the claim is told.
+    refused: Option<Error>,
+}
+
+impl Ahead {
+    fn push(&mut self, hashes: &Hashes<'_>) -> Result<()> {
+        let count = hashes.count()?;
+        if self.hashes.len() + count > CLAIM_HASHES_MAX {
+            return Err(Error::new(ErrorKind::Protocol, "a claim has too many hashes")
+                .with("hashes_max", CLAIM_HASHES_MAX));
+        }
+        self.hashes.extend(hashes.iter());
+        Ok(())
+    }
 }
 
 impl Session {
-    pub(crate) const fn new(shared: Arc<Shared>, owner: u64) -> Self {
-        Self { shared, owner }
+    pub(crate) const fn new(runner: Arc<Runner>, owner: u64) -> Self {
+        Self { runner, owner, ahead: Mutex::new(Ahead { hashes: Vec::new(), refused: None }) }
     }
 
-    pub(crate) const fn shared(&self) -> &Arc<Shared> {
-        &self.shared
+    pub(crate) const fn runner(&self) -> &Arc<Runner> {
+        &self.runner
     }
 
     pub(crate) const fn owner(&self) -> u64 {
@@ -40,57 +72,131 @@ impl Session {
     }
 
     fn try_handle(&self, request: Request<'_>) -> Result<Response> {
-        let shared = &self.shared;
+        let runner = &self.runner;
+        let _guard = DeathGuard(&runner.life);
+        runner.life.ensure_alive()?;
+        if let Request::ClaimHashes { hashes } = &request {
+            let mut ahead = self.ahead.lock();
+            if ahead.refused.is_none()
+                && let Err(error) = ahead.push(hashes)
+            {
+                *ahead = Ahead { hashes: Vec::new(), refused: Some(error) };
+            }
+            return Ok(Response::Ok);
+        }
+        let ahead = std::mem::take(&mut *self.ahead.lock());
         Ok(match request {
+            Request::ClaimHashes { .. } | Request::Ping | Request::Goodbye => {
+                // Only a depot whose calls get their turn answers.
+                runner.look(|_| ());
+                Response::Ok
+            }
             Request::Hello { magic, version, .. } => self.welcome(magic, version)?,
             Request::OpenNamespace { canonical } => {
-                let (handle, id, epoch) = ops::open_namespace(shared, &canonical)?;
-                Response::Namespace { handle, id, epoch }
+                let opened = runner.open_namespace(&canonical)?;
+                Response::Namespace { handle: opened.handle, id: opened.id.0, epoch: opened.epoch }
             }
             Request::Lookup { namespace, hashes } => {
-                Response::Present(ops::lookup(shared, namespace, &hashes)?)
+                let keys = runner.locator.directory.keys(namespace, checked(&hashes)?)?;
+                Response::Present(runner.locator.exist(&keys).into_iter().map(u8::from).collect())
             }
             Request::LookupPrefix { namespaces, hashes } => {
-                Response::Prefix(ops::lookup_prefix(shared, &namespaces, &hashes)?)
+                let prefix = runner.locator.prefix(&namespaces, &hashes)?;
+                Response::Prefix(u32::try_from(prefix).unwrap_or(u32::MAX))
             }
             Request::Prefetch { namespace, hashes } => {
-                ops::prefetch(shared, namespace, &hashes)?;
+                self.prefetch(namespace, &hashes)?;
                 Response::Ok
             }
             Request::ClaimOpen { groups, hashes, skip, limit } => {
-                self.open_claim(&groups, &hashes, skip, limit)?
+                self.open_claim(&groups, ahead, &hashes, skip, limit)?
             }
-            Request::ClaimPoll { claim, settle } => self.poll_claim(claim, settle)?,
-            Request::ClaimRelease { claim } => {
-                let mut state = shared.state.lock();
-                claim::release(&mut state, self.owner, claim)?;
-                claim::admit_queued(shared, &mut state);
-                drop(state);
-                shared.changed.notify_all();
-                shared.kick();
-                Response::Ok
+            Request::ClaimPoll { claim, settle } => {
+                answer(runner.ask(self.owner, Ask::ClaimPoll { claim, settle })?)?
             }
+            Request::ClaimRelease { claim } => self.done(Ask::ClaimRelease { claim })?,
             Request::Reserve { namespace, hashes } => {
-                Response::Grants(ops::reserve(shared, self.owner, namespace, &hashes)?)
+                let hashes = checked(&hashes)?.collect();
+                let (how, runs_max) = (Reserve::Block, RUNS_PER_ANSWER_MAX);
+                let reply =
+                    runner.ask(self.owner, Ask::Reserve { namespace, id: None, hashes, how, runs_max })?;
+                Response::Grants(grants(reply)?)
             }
             Request::Commit { leases, shards } => {
-                ops::commit(shared, self.owner, &leases, &shards)?;
-                Response::Ok
+                let leases = leases.into_iter().map(LeaseId).collect();
+                let shards = match shards {
+                    Shards::All => ShardSet::All,
+                    Shards::Some(shards) => ShardSet::Some(shards),
+                };
+                self.done(Ask::Commit { leases, shards, crc64: None })?
             }
             Request::Release { leases } => {
-                ops::release(shared, self.owner, &leases)?;
-                Response::Ok
+                self.done(Ask::Release { leases: leases.into_iter().map(LeaseId).collect() })?
             }
             Request::Acquire { namespace, hashes, wait_ms, last } => {
+                let hashes = checked(&hashes)?.collect();
                 let wait = Duration::from_millis(wait_ms.into());
-                Response::Grants(acquire::acquire(shared, self.owner, namespace, &hashes, wait, last)?)
+                let outcomes = self.load(namespace, None, hashes, wait, last, RUNS_PER_ANSWER_MAX)?;
+                Response::Grants(outcomes.into_iter().map(grant).collect())
             }
-            Request::Reset { namespaces } => Response::Epochs(ops::reset(shared, &namespaces)?),
+            Request::Reset { namespaces } => Response::Epochs(runner.reset(&namespaces)?),
             Request::Drain { wait_ms } => {
-                let deadline = Instant::now() + Duration::from_millis(wait_ms.into());
-                Response::Drained(io_queue::drain(shared, deadline))
+                let wait = Duration::from_millis(wait_ms.min(DRAIN_WAIT_MS_MAX).into());
+                Response::Drained(runner.drain(Instant::now() + wait, Waits::UntilTheEnd))
             }
             Request::Stats => Response::Stats(self.stats().to_string()),
+        })
+    }
+
+    fn done(&self, request: Ask) -> Result<Response> {
+        self.runner.ask(self.owner, request).map(|_| Response::Ok)
+    }
+
+    /// Leases blocks for reading. Blocks in a tier are fetched, each at most once; when the pool has no room for more
+    /// while some are leased, the answer comes at once and the rest is refused with `no_space`: asked again after the
+    /// first were copied, they find room. Fetches go on when the wait is over; their blocks are refused with `timeout`
+    /// then, and may be asked for again.
+    pub(crate) fn load(
+        &self,
+        namespace: NamespaceHandle,
+        id: Option<NamespaceId>,
+        hashes: Vec<BlockHash>,
+        wait: Duration,
+        last: bool,
+        runs_max: usize,
+    ) -> Result<Vec<Outcome>> {
+        let runner = &self.runner;
+        let deadline = Instant::now() + wait.min(Duration::from_millis(runner.config.timeout_ms));
+        // Who asks again finds what has come since, so fetches are not bound to this call's wait.
+        let fetch_deadline = runner.deadline();
+        let request = Ask::Load { namespace, id, hashes, fetch_deadline, last, runs_max };
+        match runner.ask_within(self.owner, request, deadline)? {
+            Reply::Slots(outcomes) => Ok(outcomes),
+            _ => Err(other_reply()),
+        }
+    }
+
+    /// Asks for blocks to be brought into the pool; what only I/O can tell of is found out on a thread of its own.
+    fn prefetch(&self, namespace: NamespaceHandle, hashes: &Hashes<'_>) -> Result<()> {
+        let keys = self.runner.locator.directory.keys(namespace, checked(hashes)?)?;
+        if self.runner.locator.tiers.is_empty() || keys.is_empty() {
+            return Ok(());
+        }
+        let (runner, owner) = (Arc::clone(&self.runner), self.owner);
+        self.runner.probers.run(move || {
+            let _guard = DeathGuard(&runner.life);
+            let keys: Vec<_> =
+                keys.into_iter().filter(|key| !runner.locator.presence.contains(key)).collect();
+            let mut locations = runner.locator.locate(&keys);
+            runner.locator.probe_run(&keys, &mut locations);
+            let known = keys.iter().zip(&locations).map_while(|(key, location)| match location {
+                Location::Tier(tier) => Some((key.hash, *tier)),
+                Location::Unknown | Location::Absent => None,
+            });
+            let (blocks, deadline) = (known.collect(), runner.deadline());
+            // The namespace may have been reset meanwhile: then there is nothing to fetch.
+            let _ = runner.ask(owner, Ask::Prefetch { namespace, blocks, deadline });
+            runner.execute_queued();
         })
     }
 
@@ -111,25 +217,30 @@ impl Session {
         }
         Ok(Response::Welcome {
             version: PROTOCOL_VERSION,
-            depot: self.shared.id,
+            depot: self.runner.id,
             pid: std::process::id(),
-            pool_bytes: self.shared.pool.bytes(),
-            timeout_ms: self.shared.config.timeout_ms,
-            waiting_queue_depth: self.shared.config.waiting_queue_depth as u64,
-            running_queue_depth: self.shared.config.running_queue_depth as u64,
+            pool_bytes: self.runner.pool.bytes(),
+            timeout_ms: self.runner.config.timeout_ms,
+            waiting_queue_depth: self.runner.config.waiting_queue_depth as u64,
+            running_queue_depth: self.runner.config.running_queue_depth as u64,
         })
     }
 
     fn open_claim(
         &self,
         groups: &[ClaimGroup],
+        mut ahead: Ahead,
         hashes: &Hashes<'_>,
         skip: u32,
         limit: u32,
     ) -> Result<Response> {
         let bad = |what: &str| Error::new(ErrorKind::Protocol, what.to_owned());
-        let count = hashes.count()?;
-        let (skip, limit) = (skip as usize, (limit as usize).min(count));
+        if let Some(refused) = ahead.refused.take() {
+            return Err(refused);
+        }
+        ahead.push(hashes)?;
+        let hashes = ahead.hashes;
+        let (skip, limit) = (skip as usize, (limit as usize).min(hashes.len()));
         let namespaces: usize = groups.iter().map(|group| group.namespaces.len()).sum();
         if namespaces == 0
             || namespaces > CLAIM_NAMESPACES_MAX
@@ -147,7 +258,7 @@ impl Session {
         }
         let groups: Vec<_> = groups
             .iter()
-            .map(|group| claim::Group {
+            .map(|group| machine::ClaimGroup {
                 namespaces: group.namespaces.clone(),
                 shape: GroupShape {
                     window_blocks: group.window_blocks as usize,
@@ -155,54 +266,29 @@ impl Session {
                 },
             })
             .collect();
-        // A hit ends at a border of every group's blocks, so what is beyond the last one is nobody's question.
-        let shapes: Vec<_> = groups.iter().map(|group| group.shape).collect();
-        let limit = whole_blocks(&shapes, limit).max(skip);
-        let id = claim::open(&self.shared, self.owner, groups, hashes.iter().collect(), skip, limit)?;
-        let grace = Instant::now() + CLAIM_GRACE;
-        let mut state = self.shared.state.lock();
-        // Worth a short wait only while tiers are asked: to fetch blocks takes longer than an engine may wait here.
-        while claim::is_probing(&state, id) {
-            if self.shared.changed.wait_until(&mut state, grace).timed_out() {
-                break;
-            }
-        }
-        Ok(answer(id, claim::poll(&mut state, self.owner, id, false)?))
+        let runner = &self.runner;
+        let (deadline, patience) = (runner.deadline(), runner.config.timeout_ms * 1_000_000);
+        let request = Ask::ClaimOpen { groups, hashes, skip, limit, deadline, patience };
+        answer(runner.ask_within(self.owner, request, Instant::now() + CLAIM_GRACE)?)
     }
 
-    fn poll_claim(&self, id: u64, settle: bool) -> Result<Response> {
-        let mut state = self.shared.state.lock();
-        let progress = claim::poll(&mut state, self.owner, id, settle)?;
-        drop(state);
-        if settle {
-            self.shared.changed.notify_all();
-        }
-        Ok(answer(id, progress))
+    /// Ends the session's claims; whether it still holds leases. A claim's leases only keep blocks in the pool: a client
+    /// copies under leases of its own, so claims may end while copies are under way.
+    pub fn end_claims(&self) -> bool {
+        // A depot that cannot answer is treated as one that holds something.
+        matches!(self.runner.ask(self.owner, Ask::EndClaims), Ok(Reply::Holds(true)) | Err(_))
     }
 
     pub(crate) fn stats(&self) -> serde_json::Value {
-        let mut map = self.shared.stats.to_json();
-        let state = self.shared.state.lock();
-        let gauges = [
-            ("pool_bytes", state.pool_bytes()),
-            ("pool_free_bytes", state.free_bytes()),
-            ("pool_filling_bytes", state.held.filling),
-            ("pool_fetching_bytes", state.held.fetching),
-            ("pool_dirty_bytes", state.held.dirty),
-            ("pool_leased_bytes", state.held.leased),
-            ("pool_blocks", state.index.len() as u64),
-            ("namespaces", state.namespaces.len() as u64),
-            ("claims_open", state.claims.len() as u64),
-            ("claims_queued", state.claims.queued() as u64),
-            ("fetches_queued", (state.fetches.len() + state.fetches_in_flight) as u64),
-            ("writes_queued", state.writes_left() as u64),
-        ];
-        map.insert("evict_blocks".to_owned(), state.evicted.into());
-        drop(state);
-        for (name, value) in gauges {
+        let runner = &self.runner;
+        let mut map = runner.locator.stats.to_json();
+        let (counters, gauges) = runner.look(|machine| (machine.counters().clone(), machine.gauges()));
+        crate::stats::merge(&mut map, &counters);
+        for (name, value) in crate::stats::gauges(&gauges) {
             map.insert(name.to_owned(), value.into());
         }
-        let tiers = self.shared.tiers.iter().map(|tier| {
+        map.insert("lock_hold_max_us".to_owned(), (runner.hold_max_ns() / 1000).into());
+        let tiers = self.runner.locator.tiers.iter().map(|tier| {
             let usage = tier.usage();
             let mut entry = serde_json::json!({"name": tier.name(), "blocks": usage.blocks, "bytes": usage.bytes, "bytes_max": usage.bytes_max});
             let servers = tier.servers().into_iter().map(|server| {
@@ -215,25 +301,62 @@ impl Session {
             entry
         });
         map.insert("tiers".to_owned(), tiers.collect::<Vec<_>>().into());
-        map.insert("pipeline".to_owned(), self.shared.config.pipeline.clone().into());
+        map.insert("pipeline".to_owned(), self.runner.config.pipeline.clone().into());
         map.insert("pid".to_owned(), std::process::id().into());
         map.into()
     }
 }
 
-fn answer(claim: u64, progress: claim::Progress) -> Response {
-    Response::Claim {
-        claim,
-        settled: progress.settled,
-        units: u32::try_from(progress.units).unwrap_or(u32::MAX),
-        units_from_tier: u32::try_from(progress.units_from_tier).unwrap_or(u32::MAX),
-        arriving: progress.arriving,
+/// The hashes of a batch that is neither torn nor too long.
+fn checked<'a>(hashes: &'a Hashes<'_>) -> Result<impl Iterator<Item = BlockHash> + 'a> {
+    hashes.count()?;
+    Ok(hashes.iter())
+}
+
+fn other_reply() -> Error {
+    Error::new(ErrorKind::Protocol, "the machine gave another reply")
+}
+
+fn grant(outcome: Outcome) -> Grant {
+    match outcome {
+        Outcome::Leased(leased) => Grant::Leased { lease: leased.lease.0, runs: leased.runs },
+        Outcome::Have => Grant::Have,
+        Outcome::Refused(kind) => Grant::Refused { kind: kind.as_str().into() },
     }
+}
+
+fn grants(reply: Reply) -> Result<Vec<Grant>> {
+    match reply {
+        Reply::Slots(outcomes) => Ok(outcomes.into_iter().map(grant).collect()),
+        _ => Err(other_reply()),
+    }
+}
+
+fn answer(reply: Reply) -> Result<Response> {
+    let Reply::Claim(progress) = reply else { return Err(other_reply()) };
+    let Progress { claim, settled, units, units_from_tier, arriving } = progress;
+    let short = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+    let arriving = arriving.map(|arriving| Arriving {
+        units: short(arriving.units),
+        units_from_tier: short(arriving.units_from_tier),
+        blocks_come: short(arriving.blocks_come),
+        blocks_left: short(arriving.blocks_left),
+    });
+    Ok(Response::Claim {
+        claim,
+        settled,
+        units: short(units),
+        units_from_tier: short(units_from_tier),
+        arriving,
+    })
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        ops::end_owner(&self.shared, self.owner);
+        if !self.runner.life.is_dead() {
+            let _guard = DeathGuard(&self.runner.life);
+            self.runner.tell_and_leave(Event::OwnerEnded { owner: self.owner });
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use kvdepot_core::machine::{Counters, Gauges};
 use kvdepot_core::{Error, ErrorKind};
 use parking_lot::Mutex;
 
@@ -56,6 +57,8 @@ counters! {
     write_bytes,
     /// Blocks that a tier would not take: they live in the pool only.
     write_blocks_dropped,
+    /// Blocks written to a tier again, because it had lost or evicted them.
+    rewrite_blocks,
     /// Claims opened.
     claims,
     /// Claims cut because the pool cannot hold more of them.
@@ -80,4 +83,58 @@ impl Stats {
             None => failures.push((operation, error.kind(), 1)),
         }
     }
+}
+
+/// Adds what the machine counted to a depot's counters.
+pub(crate) fn merge(map: &mut serde_json::Map<String, serde_json::Value>, counters: &Counters) {
+    let counted = [
+        ("lookup_blocks", counters.lookup_blocks),
+        ("dump_blocks", counters.dump_blocks),
+        ("dump_blocks_sealed", counters.dump_blocks_sealed),
+        ("dump_blocks_had", counters.dump_blocks_had),
+        ("dump_blocks_dropped", counters.dump_blocks_dropped),
+        ("load_blocks", counters.load_blocks),
+        ("load_blocks_missed", counters.load_blocks_missed),
+        ("fetch_blocks", counters.fetch_blocks),
+        ("fetch_bytes", counters.fetch_bytes),
+        ("write_blocks", counters.write_blocks),
+        ("write_bytes", counters.write_bytes),
+        ("write_blocks_dropped", counters.write_blocks_dropped),
+        ("rewrite_blocks", counters.rewrite_blocks),
+        ("claims", counters.claims),
+        ("claims_cut", counters.claims_cut),
+        ("claims_expired", counters.claims_expired),
+        ("owners_ended_holding", counters.owners_ended_holding),
+    ];
+    for (name, count) in counted {
+        let before = map.get(name).and_then(serde_json::Value::as_u64).unwrap_or(0);
+        map.insert(name.to_owned(), (before + count).into());
+    }
+    for (operation, kind, count) in &counters.failures {
+        let by_kind = &mut map["failures"][*operation];
+        let before = by_kind[kind.as_str()].as_u64().unwrap_or(0);
+        by_kind[kind.as_str()] = (before + count).into();
+    }
+}
+
+/// What the machine holds now, by the names that `stat` and the metrics use.
+pub(crate) fn gauges(gauges: &Gauges) -> [(&'static str, u64); 16] {
+    [
+        ("pool_bytes", gauges.pool_bytes),
+        ("pool_free_bytes", gauges.pool_free_bytes),
+        ("pool_filling_bytes", gauges.held.filling),
+        ("pool_fetching_bytes", gauges.held.fetching),
+        ("pool_dirty_bytes", gauges.held.dirty),
+        ("pool_leased_bytes", gauges.held.leased),
+        ("pool_pinned_bytes", gauges.held.pinned),
+        ("pool_blocks", gauges.pool_blocks as u64),
+        ("dirty_blocks", gauges.dirty_blocks),
+        ("namespaces", gauges.namespaces as u64),
+        ("claims_open", gauges.claims_open as u64),
+        ("claims_queued", gauges.claims_queued as u64),
+        ("loads_open", gauges.loads_open as u64),
+        ("fetches_queued", gauges.reads_queued as u64),
+        ("writes_queued", gauges.writes_queued as u64),
+        ("evict_blocks", gauges.evicted),
+    ]
 }

@@ -10,7 +10,7 @@ use kvdepot_core::{BlockHash, BlockLayout, NamespaceSpec};
 use kvdepot_depot::PoolMapping;
 use kvdepot_depot::client::{Attachment, Claim, ClaimGroupSpec};
 use kvdepot_depot::message::{PROTOCOL_VERSION, Request, Response, decode, encode};
-use kvdepot_depot::seqpacket::SeqPacket;
+use kvdepot_depot::seqpacket::{FrameBuffer, SeqPacket};
 
 const POOL: u64 = 1 << 20;
 /// A hang of the test itself, not a measure of speed.
@@ -44,7 +44,7 @@ fn serve(
     openings: &Receiver<Opening>,
     opened: &Sender<()>,
 ) {
-    let mut buffer = Vec::new();
+    let mut buffer = FrameBuffer::default();
     while socket.recv(&mut buffer, None).is_ok() {
         let (request, asked) = decode::<Request<'_>>(&buffer).unwrap();
         let is_hello = matches!(asked, Request::Hello { .. });

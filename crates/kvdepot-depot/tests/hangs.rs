@@ -2,13 +2,13 @@
 //! the slots that the device may still touch before it is through (P1, P2).
 #![allow(clippy::unwrap_used, reason = "tests fail where they cannot go on")]
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 use kvdepot_copy::{Bounded, CopyBatch, CopyEngine, Direction, GroupSink, HostEngine};
 use kvdepot_core::{BlockHash, BlockLayout, ErrorKind, NamespaceSpec, Result};
-use kvdepot_depot::client::{Attachment, DeviceEngine, Store, TaskState};
+use kvdepot_depot::client::{Attachment, DeviceEngine, Kept, Store, TaskState};
 use kvdepot_depot::{Depot, DepotConfig};
 
 /// Blocks that the pool has room for.
@@ -141,9 +141,27 @@ impl Lab {
     }
 }
 
+/// Something that a task holds, and a way to see whether it does.
+fn owner() -> (Option<Kept>, Weak<()>) {
+    let owner = Arc::new(());
+    let seen = Arc::downgrade(&owner);
+    (Some(owner), seen)
+}
+
+/// Threads that took part in a copy let go of it, one after the other.
+fn is_let_go(seen: &Weak<()>) {
+    let end = Instant::now() + HANG;
+    while seen.strong_count() > 0 {
+        assert!(Instant::now() < end, "the owner of the memory is still held");
+        std::thread::yield_now();
+    }
+}
+
 fn a_dump_that_hangs(lab: &Lab, dump: impl FnOnce(&Store) -> Arc<TaskState>) {
-    let task = dump(&lab.hangs);
+    let (owner, held) = owner();
+    let task = dump(&lab.hangs.keeping(owner));
     lab.timed_out(&task, "dump");
+    assert!(held.strong_count() > 0, "memory that the device may still read was let go of");
     assert!(lab.hangs.lookup(&hashes(0, BLOCKS)).iter().all(|&byte| byte == 0), "a block is half there");
     assert_eq!(lab.fill(100), ROOM - BLOCKS, "slots of the copy that hangs were given away");
     // SAFETY: refused before it begins.
@@ -153,6 +171,7 @@ fn a_dump_that_hangs(lab: &Lab, dump: impl FnOnce(&Store) -> Arc<TaskState>) {
     lab.come_back();
     lab.are_whole(100);
     assert_eq!(lab.fill(200), ROOM, "the slots did not come back");
+    is_let_go(&held);
 }
 
 #[test]
@@ -195,8 +214,11 @@ fn slots_of_a_load_that_hangs_are_not_evicted() {
     // SAFETY: the memory lives in the lab, and nothing writes it.
     let dump = unsafe { store.dump(hashes(0, BLOCKS), &[0; BLOCKS], &addresses) }.unwrap();
     assert!(dump.wait(Some(HANG)) && dump.failed().is_empty(), "{:?}", dump.failed());
+    let (owner, held) = owner();
+    let hangs = lab.hangs.keeping(owner);
     // SAFETY: the memory lives in the lab; the device writes nothing.
-    let load = unsafe { lab.hangs.load_pages(hashes(0, BLOCKS), &pages(BLOCKS), 0) }.unwrap();
+    let load = unsafe { hangs.load_pages(hashes(0, BLOCKS), &pages(BLOCKS), 0) }.unwrap();
+    drop(hangs);
     // More than there are threads for loads: each is refused or ended in its time, unless it is begun as well.
     let mut hung = vec![load];
     for attempt in 0.. {
@@ -214,10 +236,14 @@ fn slots_of_a_load_that_hangs_are_not_evicted() {
     assert_eq!(lab.fill(100), ROOM - BLOCKS);
     assert_eq!(lab.hangs.lookup(&hashes(0, BLOCKS)), [1; BLOCKS], "evicted under a copy");
     assert!(!hung[0].done() && hung[0].failed().is_empty());
+    assert!(held.strong_count() > 0, "memory that the device may still write was let go of");
+    assert!(!lab.hangs.close(Duration::ZERO), "a load is under way");
     lab.come_back();
     for load in &hung {
         lab.timed_out(load, "load");
     }
+    assert!(lab.hangs.close(HANG));
+    is_let_go(&held);
     assert_eq!(lab.fill(200), ROOM, "the slots did not come back");
 }
 
@@ -238,4 +264,50 @@ fn a_store_closes_under_a_device_that_hangs() {
     lab.come_back();
     lab.are_whole(100);
     assert_eq!(lab.fill(200), ROOM, "the slots did not come back");
+}
+
+/// Who has waited for a task may count on its memory being free, and nobody needs to wait for that.
+#[test]
+fn the_owner_of_memory_is_let_go_of_before_the_task_is_done() {
+    let lab = Lab::new(2);
+    let keeping = || {
+        let (owner, held) = owner();
+        (lab.others.keeping(owner), held)
+    };
+    for round in 0..100 {
+        let (store, held) = keeping();
+        // SAFETY: the memory lives in the lab, and nothing writes it.
+        let dump = unsafe { store.dump_pages(hashes(round, 1), &pages(1), 0) }.unwrap();
+        drop(store);
+        assert!(dump.wait(Some(HANG)));
+        assert_eq!(held.strong_count(), 0, "a dump");
+        let (store, held) = keeping();
+        // SAFETY: as above.
+        let dump = unsafe { store.begin_dump_pages(hashes(1000 + round, 1), &pages(1)) }.unwrap();
+        drop(store);
+        dump.submit_shard(0, 0).unwrap();
+        assert!(dump.state().wait_shard(0, Some(HANG)));
+        assert!(held.strong_count() > 0, "a shard is still to come");
+        dump.submit_shard(1, 0).unwrap();
+        assert!(dump.state().wait(Some(HANG)));
+        assert_eq!(held.strong_count(), 0, "a layered dump");
+    }
+}
+
+#[test]
+fn pages_are_held_until_the_store_is_closed_and_their_tasks_have_ended() {
+    let lab = Lab::new(1);
+    let (owner, held) = owner();
+    // SAFETY: the memory lives in the lab.
+    unsafe {
+        let bases = vec![lab.memory.as_ptr() as u64];
+        lab.hangs.keeping(owner).register_pages(bases, vec![BLOCK_BYTES as i64], ROOM as u64).unwrap();
+    }
+    // SAFETY: as above.
+    let task = unsafe { lab.hangs.dump_pages(hashes(0, BLOCKS), &pages(BLOCKS), 0) }.unwrap();
+    lab.timed_out(&task, "dump");
+    assert!(lab.hangs.close(HANG), "the dump is done");
+    assert!(held.strong_count() > 0, "memory that the device may still read was let go of");
+    lab.come_back();
+    is_let_go(&held);
 }

@@ -34,12 +34,12 @@ impl Tier for Reads {
         "Reads"
     }
 
-    fn open_namespace(&self, _: &NamespaceSpec) -> Result<u32> {
-        Ok(0)
+    fn open_namespace(&self, _: &NamespaceSpec, at_least: u32) -> Result<u32> {
+        Ok(at_least)
     }
 
-    fn set_epoch(&self, _: &NamespaceSpec, _: u32) -> Result<()> {
-        Ok(())
+    fn advance_epoch(&self, _: &NamespaceSpec, at_least: u32) -> Result<u32> {
+        Ok(at_least)
     }
 
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {

@@ -41,6 +41,19 @@ pub struct FileStat {
     pub is_dir: bool,
 }
 
+/// Size and free space of the file system that holds a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceSpace {
+    /// Tells file systems apart (`st_dev`).
+    pub file_system: u64,
+    /// Size of the file system in bytes.
+    pub total_bytes: u64,
+    /// Bytes in use, by anyone.
+    pub used_bytes: u64,
+    /// Bytes that an unprivileged process may still write.
+    pub free_bytes: u64,
+}
+
 /// One name of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListEntry {
@@ -63,6 +76,10 @@ pub trait DeviceFile: Send + Debug {
     /// Waits until the file's bytes would survive a power loss.
     fn sync_data(&self) -> Result<()>;
 
+    /// Closes a file that was written and reports errors of earlier writes that only come to light now. File systems
+    /// that write back later, such as NFS, are waited for; on local ones the checked close(2) is enough.
+    fn finish(self: Box<Self>) -> Result<()>;
+
     /// Goes past the page cache from here on if that does not hold most of the file's first `bytes`; whether it does.
     /// `false` where the system cannot tell.
     fn go_direct_if_cold(&self, bytes: u64) -> bool;
@@ -82,7 +99,11 @@ pub trait Device: Send + Sync + Debug {
     /// What O_DIRECT asks for, if it shall be used for reads of files that are not cached alone.
     fn direct_when_cold(&self) -> Option<DirectAlign>;
 
-    /// Opens a file for reading.
+    /// Whether the file system is mounted read-only.
+    fn is_read_only(&self) -> bool;
+
+    /// Opens a regular file for reading. Anything else under that name, or a file that may not be read, is `Corrupt`:
+    /// the fault of that one name, and never a reason to wait.
     fn open(&self, path: &Path, direct: bool) -> Result<Box<dyn DeviceFile>>;
 
     /// Creates a file for writing that must not be there, and missing directories above it.
@@ -91,17 +112,29 @@ pub trait Device: Send + Sync + Debug {
     /// Renames within the device, over what was there.
     fn publish(&self, from: &Path, to: &Path) -> Result<()>;
 
+    /// Renames within the device; `false` if the new name is taken or the old one is gone.
+    fn rename_new(&self, from: &Path, to: &Path) -> Result<bool>;
+
     /// Removes a file; `false` if it was not there.
     fn unlink(&self, path: &Path) -> Result<bool>;
 
     /// Length and recency; `None` if there is no such file.
     fn stat(&self, path: &Path) -> Result<Option<FileStat>>;
 
+    /// `stat` of several names in one directory, one answer a name.
+    fn stat_in(&self, directory: &Path, names: &[String]) -> Result<Vec<Option<FileStat>>> {
+        names.iter().map(|name| self.stat(&directory.join(name))).collect()
+    }
+
     /// Calls `each` for every name in a directory; none if the directory is not there.
     fn list(&self, path: &Path, each: &mut dyn FnMut(ListEntry)) -> Result<()>;
 
     /// Creates a directory and those above it.
     fn make_dir(&self, path: &Path) -> Result<()>;
+
+    /// Creates a directory, whose parent must be there; `false` if the name is taken. Of several callers on several
+    /// machines exactly one gets `true`.
+    fn create_dir(&self, path: &Path) -> Result<bool>;
 
     /// Removes an empty directory; `false` if it was not there or is not empty.
     fn remove_dir(&self, path: &Path) -> Result<bool>;
@@ -112,8 +145,13 @@ pub trait Device: Send + Sync + Debug {
     /// Waits until renames in a directory would survive a power loss.
     fn sync_dir(&self, path: &Path) -> Result<()>;
 
+    /// Size and free space of its file system.
+    fn space(&self) -> Result<DeviceSpace>;
+
     /// Bytes that may still be written.
-    fn free_bytes(&self) -> Result<u64>;
+    fn free_bytes(&self) -> Result<u64> {
+        self.space().map(|space| space.free_bytes)
+    }
 
     /// A small file's bytes, at most `bytes_max` (more is `Corrupt`); `None` if it is not there.
     fn read_small(&self, path: &Path, bytes_max: usize) -> Result<Option<Vec<u8>>>;

@@ -1,26 +1,37 @@
 //! The device that is a directory of a file system.
 
-use std::fs::{File, OpenOptions};
+use std::ffi::OsStr;
+use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use kvdepot_core::{Error, ErrorKind, Result};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
 
 use crate::aligned::AlignedBuf;
 use crate::cached::cached_bytes;
-use crate::device::{Device, DeviceFile, DirectAlign, DirectUse, FileStat, ListEntry};
+use crate::device::{Device, DeviceFile, DeviceSpace, DirectAlign, DirectUse, FileStat, ListEntry};
 use crate::iobuf::IoBuf;
 
 /// Prefix of the file that finds out about O_DIRECT: gone at once, unless its process died in that moment.
 pub const PROBE_PREFIX: &str = ".probe-";
 
 /// A directory of a local or network file system.
+///
+/// Nothing in it is trusted. What it creates it creates exclusively, reached from the root without following a
+/// symbolic link; what it reads must be a regular file. The directory is remembered by device and inode number, so
+/// that nothing is written below a mount point whose file system is gone.
 #[derive(Debug)]
 pub struct DirDevice {
     root: PathBuf,
+    /// Device and inode number of the root.
+    identity: (u64, u64),
+    /// Whether errors of writes may come as late as the write-back, so that a file is flushed before it is published.
+    writes_back_late: bool,
     direct_use: DirectUse,
     align: Option<DirectAlign>,
 }
@@ -50,7 +61,13 @@ impl DirDevice {
             return Err(Error::new(ErrorKind::Config, "a tier's directory is not a directory")
                 .with("path", root.display()));
         }
-        let mut device = Self { root: root.to_owned(), direct_use, align: None };
+        let mut device = Self {
+            root: root.to_owned(),
+            identity: (found.dev(), found.ino()),
+            writes_back_late: !is_local(root),
+            direct_use,
+            align: None,
+        };
         if direct_use != DirectUse::Never {
             device.align = device.probe_direct();
             if device.align.is_none() && direct_use == DirectUse::Always {
@@ -60,12 +77,114 @@ impl DirDevice {
         Ok(device)
     }
 
+    /// STATX_DIOALIGN where the kernel knows it (6.1 and later), else a trial with whole pages.
     fn probe_direct(&self) -> Option<DirectAlign> {
-        probe_direct_at(&self.root.join(format!("{PROBE_PREFIX}{}", std::process::id())))
+        let page = kvdepot_core::limits::BLOCK_ALIGN_BYTES as usize;
+        let name = PathBuf::from(format!("{PROBE_PREFIX}{}-{:016x}", std::process::id(), random_u64()));
+        let (file, _) = self.create_new(&name, OFlags::DIRECT, Mode::RUSR | Mode::WUSR).ok()?;
+        // The open file outlives its name, and a kill from here on leaves nothing (P4).
+        self.unlink(&name).ok()?;
+        (&file).write_all(&AlignedBuf::zeroed(page)).ok()?;
+        let known = rustix::fs::statx(&file, c"", AtFlags::EMPTY_PATH, rustix::fs::StatxFlags::DIOALIGN)
+            .ok()
+            .filter(|stat| stat.stx_dio_offset_align > 0 && stat.stx_dio_mem_align > 0)
+            .map(|stat| DirectAlign {
+                memory_bytes: stat.stx_dio_mem_align as usize,
+                offset_bytes: stat.stx_dio_offset_align as usize,
+            });
+        let align = known.unwrap_or(DirectAlign { memory_bytes: page, offset_bytes: page });
+        (align.memory_bytes <= page && align.offset_bytes <= page).then_some(align)
     }
 
     fn fail(&self, what: &str, path: &Path, source: impl Into<std::io::Error>) -> Error {
         fail(what, &self.root.join(path), source.into())
+    }
+
+    /// The root, which must still be the directory that was opened: after an unmount the mount point is another one.
+    fn root_fd(&self) -> Result<OwnedFd> {
+        let gone = |source: Option<Errno>| {
+            let error = Error::new(
+                ErrorKind::Unavailable,
+                "a tier's directory is no longer the one that was opened: mount it again and restart the depot",
+            )
+            .with("path", self.root.display());
+            match source {
+                Some(source) => error.with_source(std::io::Error::from(source)),
+                None => error,
+            }
+        };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = rustix::fs::openat(CWD, &self.root, flags, Mode::empty()).map_err(|e| gone(Some(e)))?;
+        let stat = rustix::fs::fstat(&fd).map_err(|e| gone(Some(e)))?;
+        if (stat.st_dev, stat.st_ino) == self.identity { Ok(fd) } else { Err(gone(None)) }
+    }
+
+    /// A path's directory, reached without following a symbolic link, and its last component.
+    fn parent<'a>(&self, path: &'a Path) -> Result<(OwnedFd, &'a OsStr)> {
+        let mut fd = self.root_fd()?;
+        let mut parts = path.iter();
+        let name = parts.next_back().ok_or_else(|| {
+            Error::new(ErrorKind::Config, "a path names no file").with("path", self.root.join(path).display())
+        })?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        for part in parts {
+            fd = rustix::fs::openat(&fd, part, flags, Mode::empty())
+                .map_err(|e| self.fail("cannot enter a directory", path, e))?;
+        }
+        Ok((fd, name))
+    }
+
+    /// Creates a file that must not be there, and missing directories above it.
+    fn create_new(&self, path: &Path, more: OFlags, mode: Mode) -> Result<(File, PathBuf)> {
+        let parent = match self.parent(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                self.make_dir(path.parent().unwrap_or_else(|| Path::new("")))?;
+                self.parent(path)
+            }
+            other => other,
+        };
+        let (dir, name) = parent?;
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC | more;
+        match rustix::fs::openat(&dir, name, flags, mode) {
+            Ok(fd) => Ok((File::from(fd), self.root.join(path))),
+            Err(e) => Err(self.fail("cannot create a file", path, e)),
+        }
+    }
+
+    /// Opens a regular file for reading; see [`Device::open`].
+    fn open_regular(&self, path: &Path, more: OFlags) -> Result<File> {
+        let whole = self.root.join(path);
+        let broken = |what: &str| Error::new(ErrorKind::Corrupt, what).with("path", whole.display());
+        // O_NONBLOCK: a FIFO must not be waited for. It changes nothing for a regular file.
+        let flags =
+            OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC | more;
+        let file = match rustix::fs::openat(CWD, &whole, flags, Mode::empty()) {
+            Ok(fd) => File::from(fd),
+            // A file where a directory belongs: nothing is there.
+            Err(e @ Errno::NOTDIR) => {
+                return Err(Error::new(ErrorKind::NotFound, "cannot open a file")
+                    .with("path", whole.display())
+                    .with_source(std::io::Error::from(e)));
+            }
+            Err(e @ (Errno::LOOP | Errno::NXIO | Errno::NODEV)) => {
+                return Err(broken("a file is no regular file").with_source(std::io::Error::from(e)));
+            }
+            Err(e @ (Errno::ACCESS | Errno::PERM)) => {
+                return Err(broken("a file may not be read").with_source(std::io::Error::from(e)));
+            }
+            // O_DIRECT on a FIFO or a directory.
+            Err(e @ Errno::INVAL) if !self.is_regular(path) => {
+                return Err(broken("a file is no regular file").with_source(std::io::Error::from(e)));
+            }
+            Err(e) => return Err(fail("cannot open a file", &whole, e.into())),
+        };
+        let meta = file.metadata().map_err(|e| fail("cannot look at a file", &whole, e))?;
+        if meta.is_file() { Ok(file) } else { Err(broken("a file is no regular file")) }
+    }
+
+    fn is_regular(&self, path: &Path) -> bool {
+        std::fs::symlink_metadata(self.root.join(path)).is_ok_and(|meta| meta.is_file())
     }
 }
 
@@ -80,32 +199,50 @@ fn fail(what: &str, path: &Path, source: std::io::Error) -> Error {
     error.with("path", path.display())
 }
 
-/// STATX_DIOALIGN where the kernel knows it (6.1 and later), else a trial with whole pages.
-fn probe_direct_at(path: &Path) -> Option<DirectAlign> {
-    let page = kvdepot_core::limits::BLOCK_ALIGN_BYTES as usize;
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_DIRECT);
-    let mut file = options.open(path).ok()?;
-    // The open file outlives its name, and a kill from here on leaves nothing (P4).
-    std::fs::remove_file(path).ok()?;
-    let page_of_zeros = AlignedBuf::zeroed(page);
-    file.write_all(&page_of_zeros).ok()?;
-    let flags = rustix::fs::AtFlags::EMPTY_PATH;
-    let known = rustix::fs::statx(&file, c"", flags, rustix::fs::StatxFlags::DIOALIGN)
-        .ok()
-        .filter(|stat| stat.stx_dio_offset_align > 0 && stat.stx_dio_mem_align > 0)
-        .map(|stat| DirectAlign {
-            memory_bytes: stat.stx_dio_mem_align as usize,
-            offset_bytes: stat.stx_dio_offset_align as usize,
-        });
-    let align = known.unwrap_or(DirectAlign { memory_bytes: page, offset_bytes: page });
-    (align.memory_bytes <= page && align.offset_bytes <= page).then_some(align)
+/// Whether a file system is known to report the errors of writes at once, or never later than close(2).
+fn is_local(path: &Path) -> bool {
+    // linux/magic.h; bcachefs and ZFS define theirs themselves.
+    const LOCAL: [u32; 10] = [
+        0xef53,      // ext2, ext3, ext4
+        0x5846_5342, // XFS
+        0x9123_683e, // btrfs
+        0x0102_1994, // tmpfs
+        0x8584_58f6, // ramfs
+        0x794c_7630, // overlayfs
+        0xf2f5_2010, // F2FS
+        0xca45_1a4e, // bcachefs
+        0x2fc1_2fc1, // ZFS
+        0x5265_4973, // ReiserFS
+    ];
+    rustix::fs::statfs(path).is_ok_and(|stat| LOCAL.contains(&(stat.f_type as u32)))
+}
+
+/// A number for a name that nobody guesses.
+fn random_u64() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    std::collections::hash_map::RandomState::new().build_hasher().finish()
+}
+
+/// Closes a file and checks how: the standard library drops the error of close(2).
+fn close_checked(file: File, path: &Path) -> Result<()> {
+    let fd = file.into_raw_fd();
+    // SAFETY: `fd` was just taken out of its owner, so nobody else closes or uses it.
+    let closed = unsafe { libc::close(fd) };
+    // EINTR: Linux has closed it all the same.
+    match closed {
+        0 => Ok(()),
+        _ => match std::io::Error::last_os_error() {
+            e if e.kind() == std::io::ErrorKind::Interrupted => Ok(()),
+            e => Err(fail("a block file was not written whole", path, e)),
+        },
+    }
 }
 
 #[derive(Debug)]
 struct DirFile {
     file: File,
     path: PathBuf,
+    writes_back_late: bool,
 }
 
 impl DeviceFile for DirFile {
@@ -123,6 +260,14 @@ impl DeviceFile for DirFile {
 
     fn sync_data(&self) -> Result<()> {
         self.file.sync_data().map_err(|e| fail("cannot sync a block file", &self.path, e))
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        if self.writes_back_late {
+            self.sync_data()?;
+        }
+        let Self { file, path, .. } = *self;
+        close_checked(file, &path)
     }
 
     fn go_direct_if_cold(&self, bytes: u64) -> bool {
@@ -151,46 +296,60 @@ impl Device for DirDevice {
         self.align.filter(|_| self.direct_use == DirectUse::ColdReads)
     }
 
+    fn is_read_only(&self) -> bool {
+        let flags = rustix::fs::statvfs(&self.root).map(|stat| stat.f_flag);
+        flags.is_ok_and(|flags| flags.contains(rustix::fs::StatVfsMountFlags::RDONLY))
+    }
+
     fn open(&self, path: &Path, direct: bool) -> Result<Box<dyn DeviceFile>> {
-        let whole = self.root.join(path);
-        let mut options = OpenOptions::new();
-        options.read(true).custom_flags(if direct { libc::O_DIRECT } else { 0 } | libc::O_NOFOLLOW);
-        match options.open(&whole) {
-            Ok(file) => Ok(Box::new(DirFile { file, path: whole })),
-            Err(e) => Err(fail("cannot open a block file", &whole, e)),
-        }
+        let more = if direct { OFlags::DIRECT } else { OFlags::empty() };
+        let file = self.open_regular(path, more)?;
+        let path = self.root.join(path);
+        Ok(Box::new(DirFile { file, path, writes_back_late: self.writes_back_late }))
     }
 
     fn create(&self, path: &Path, direct: bool) -> Result<Box<dyn DeviceFile>> {
-        let whole = self.root.join(path);
-        let mut options = OpenOptions::new();
-        options.write(true).create_new(true).mode(0o644).custom_flags(if direct {
-            libc::O_DIRECT
-        } else {
-            0
-        });
-        let mut opened = options.open(&whole);
-        if matches!(&opened, Err(e) if e.kind() == std::io::ErrorKind::NotFound)
-            && let Some(parent) = path.parent()
-        {
-            self.make_dir(parent)?;
-            opened = options.open(&whole);
-        }
-        match opened {
-            Ok(file) => Ok(Box::new(DirFile { file, path: whole })),
-            Err(e) => Err(fail("cannot create a block file", &whole, e)),
-        }
+        let more = if direct { OFlags::DIRECT } else { OFlags::empty() };
+        let (file, path) = self.create_new(path, more, Mode::from_raw_mode(0o644))?;
+        Ok(Box::new(DirFile { file, path, writes_back_late: self.writes_back_late }))
     }
 
     fn publish(&self, from: &Path, to: &Path) -> Result<()> {
-        std::fs::rename(self.root.join(from), self.root.join(to))
+        let ((from_dir, from_name), (to_dir, to_name)) = (self.parent(from)?, self.parent(to)?);
+        rustix::fs::renameat(&from_dir, from_name, &to_dir, to_name)
             .map_err(|e| self.fail("cannot rename a file into place", to, e))
     }
 
-    fn unlink(&self, path: &Path) -> Result<bool> {
-        match std::fs::remove_file(self.root.join(path)) {
+    fn rename_new(&self, from: &Path, to: &Path) -> Result<bool> {
+        let ((from_dir, from_name), (to_dir, to_name)) = (self.parent(from)?, self.parent(to)?);
+        let renamed =
+            rustix::fs::renameat_with(&from_dir, from_name, &to_dir, to_name, RenameFlags::NOREPLACE);
+        let renamed = match renamed {
+            // No such flag on this file system, for one NFS. Without it only an empty directory is replaced.
+            Err(Errno::INVAL | Errno::NOSYS) => {
+                match rustix::fs::statat(&to_dir, to_name, AtFlags::SYMLINK_NOFOLLOW) {
+                    Err(Errno::NOENT) => rustix::fs::renameat(&from_dir, from_name, &to_dir, to_name),
+                    Err(e) => Err(e),
+                    Ok(_) => Err(Errno::EXIST),
+                }
+            }
+            other => other,
+        };
+        match renamed {
             Ok(()) => Ok(true),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
+            Err(Errno::NOENT | Errno::EXIST | Errno::NOTEMPTY) => Ok(false),
+            Err(e) => Err(self.fail("cannot rename a directory", to, e)),
+        }
+    }
+
+    fn unlink(&self, path: &Path) -> Result<bool> {
+        let (dir, name) = match self.parent(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+            parent => parent?,
+        };
+        match rustix::fs::unlinkat(&dir, name, AtFlags::empty()) {
+            Ok(()) => Ok(true),
+            Err(Errno::NOENT) => Ok(false),
             Err(e) => Err(self.fail("cannot remove a file", path, e)),
         }
     }
@@ -201,6 +360,8 @@ impl Device for DirDevice {
                 let modified = meta.modified().unwrap_or(SystemTime::UNIX_EPOCH);
                 Ok(Some(FileStat { bytes: meta.len(), modified, is_dir: meta.is_dir() }))
             }
+            // A file where a directory belongs: nothing is there.
+            Err(e) if e.kind() == std::io::ErrorKind::NotADirectory => Ok(None),
             Err(e) => match self.fail("cannot look at a file", path, e) {
                 e if e.kind() == ErrorKind::NotFound => Ok(None),
                 e => Err(e),
@@ -208,8 +369,35 @@ impl Device for DirDevice {
         }
     }
 
+    /// Relative to an open directory, so that the kernel walks the path once and not for every name.
+    fn stat_in(&self, directory: &Path, names: &[String]) -> Result<Vec<Option<FileStat>>> {
+        use rustix::fs::{AtFlags, FileType, Mode, OFlags, open, statat};
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = match open(self.root.join(directory), flags, Mode::empty()) {
+            Ok(dir) => dir,
+            Err(rustix::io::Errno::NOENT) => return Ok(vec![None; names.len()]),
+            Err(e) => return Err(self.fail("cannot open a directory", directory, e)),
+        };
+        let stat = |name: &String| match statat(&dir, name.as_str(), AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => {
+                let seconds = u64::try_from(stat.st_mtime).unwrap_or(0);
+                let nanoseconds = u32::try_from(stat.st_mtime_nsec).unwrap_or(0);
+                let modified = SystemTime::UNIX_EPOCH + std::time::Duration::new(seconds, nanoseconds);
+                let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+                Ok(Some(FileStat { bytes: u64::try_from(stat.st_size).unwrap_or(0), modified, is_dir }))
+            }
+            Err(e) => match self.fail("cannot look at a file", &directory.join(name), e) {
+                e if e.kind() == ErrorKind::NotFound => Ok(None),
+                e => Err(e),
+            },
+        };
+        names.iter().map(stat).collect()
+    }
+
     fn list(&self, path: &Path, each: &mut dyn FnMut(ListEntry)) -> Result<()> {
         let broken = |e| self.fail("cannot list a directory", path, e);
+        // An empty mount point must not look like a tier that lost everything.
+        self.root_fd()?;
         let entries = match std::fs::read_dir(self.root.join(path)) {
             Ok(entries) => entries,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
@@ -226,52 +414,84 @@ impl Device for DirDevice {
     }
 
     fn make_dir(&self, path: &Path) -> Result<()> {
-        std::fs::create_dir_all(self.root.join(path))
-            .map_err(|e| self.fail("cannot create a directory", path, e))
+        let failed = |e| self.fail("cannot create a directory", path, e);
+        let mut fd = self.root_fd()?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        for part in path {
+            match rustix::fs::mkdirat(&fd, part, Mode::from_raw_mode(0o777)) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                // A read-only or full file system may say so of a directory that is there.
+                Err(e) => match rustix::fs::openat(&fd, part, flags, Mode::empty()) {
+                    Ok(_) => {}
+                    Err(_) => return Err(failed(e)),
+                },
+            }
+            fd = rustix::fs::openat(&fd, part, flags, Mode::empty()).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    fn create_dir(&self, path: &Path) -> Result<bool> {
+        let (dir, name) = self.parent(path)?;
+        match rustix::fs::mkdirat(&dir, name, Mode::from_raw_mode(0o777)) {
+            Ok(()) => Ok(true),
+            Err(Errno::EXIST) => Ok(false),
+            Err(e) => Err(self.fail("cannot create a directory", path, e)),
+        }
     }
 
     fn remove_dir(&self, path: &Path) -> Result<bool> {
-        use std::io::ErrorKind::{DirectoryNotEmpty, NotFound};
-        match std::fs::remove_dir(self.root.join(path)) {
+        let (dir, name) = match self.parent(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+            parent => parent?,
+        };
+        match rustix::fs::unlinkat(&dir, name, AtFlags::REMOVEDIR) {
             Ok(()) => Ok(true),
-            Err(e) if matches!(e.kind(), NotFound | DirectoryNotEmpty) => Ok(false),
+            Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => Ok(false),
             Err(e) => Err(self.fail("cannot remove a directory", path, e)),
         }
     }
 
     fn set_modified(&self, path: &Path, time: SystemTime) -> Result<()> {
-        use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_OMIT, utimensat};
+        use rustix::fs::{Timespec, Timestamps, UTIME_OMIT, utimensat};
         let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let tv_sec = i64::try_from(since.as_secs()).unwrap_or(i64::MAX);
         let times = Timestamps {
             last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
             last_modification: Timespec { tv_sec, tv_nsec: since.subsec_nanos().into() },
         };
-        utimensat(CWD, self.root.join(path), &times, AtFlags::empty())
+        utimensat(CWD, self.root.join(path), &times, AtFlags::SYMLINK_NOFOLLOW)
             .map_err(|e| self.fail("cannot set a file's time", path, e))
     }
 
     fn sync_dir(&self, path: &Path) -> Result<()> {
-        File::open(self.root.join(path))
-            .and_then(|dir| dir.sync_all())
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        rustix::fs::openat(CWD, self.root.join(path), flags, Mode::empty())
+            .and_then(rustix::fs::fsync)
             .map_err(|e| self.fail("cannot sync a directory", path, e))
     }
 
-    fn free_bytes(&self) -> Result<u64> {
-        let stat = rustix::fs::statvfs(&self.root)
-            .map_err(|e| self.fail("cannot ask for free space", Path::new(""), e))?;
-        Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+    fn space(&self) -> Result<DeviceSpace> {
+        let failed = |e| self.fail("cannot ask for free space", Path::new(""), e);
+        let space = rustix::fs::statvfs(&self.root).map_err(failed)?;
+        let file_system = rustix::fs::stat(&self.root).map_err(failed)?.st_dev;
+        Ok(DeviceSpace {
+            file_system,
+            total_bytes: space.f_blocks.saturating_mul(space.f_frsize),
+            used_bytes: space.f_blocks.saturating_sub(space.f_bfree).saturating_mul(space.f_frsize),
+            free_bytes: space.f_bavail.saturating_mul(space.f_frsize),
+        })
     }
 
     fn read_small(&self, path: &Path, bytes_max: usize) -> Result<Option<Vec<u8>>> {
-        let broken = |e| self.fail("cannot read a file", path, e);
-        let file = match File::open(self.root.join(path)) {
+        let file = match self.open_regular(path, OFlags::empty()) {
             Ok(file) => file,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(broken(e)),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
         };
         let mut bytes = Vec::new();
-        file.take(bytes_max as u64 + 1).read_to_end(&mut bytes).map_err(broken)?;
+        let read = file.take(bytes_max as u64 + 1).read_to_end(&mut bytes);
+        read.map_err(|e| self.fail("cannot read a file", path, e))?;
         if bytes.len() > bytes_max {
             return Err(Error::new(ErrorKind::Corrupt, "a file is longer than it may be")
                 .with("path", self.root.join(path).display())
@@ -281,18 +501,14 @@ impl Device for DirDevice {
     }
 
     fn write_small(&self, path: &Path, temporary: &Path, bytes: &[u8]) -> Result<()> {
-        let whole = self.root.join(temporary);
-        let write = || {
-            let mut file =
-                OpenOptions::new().write(true).create(true).truncate(true).mode(0o644).open(&whole)?;
-            file.write_all(bytes)?;
-            file.sync_data()
-        };
-        let written = write().map_err(|e| self.fail("cannot write a file", temporary, e));
+        let (mut file, whole) = self.create_new(temporary, OFlags::empty(), Mode::from_raw_mode(0o644))?;
+        let written = file.write_all(bytes).and_then(|()| file.sync_data());
+        let written = written.map_err(|e| self.fail("cannot write a file", temporary, e));
+        let written = written.and_then(|()| close_checked(file, &whole));
         let published = written.and_then(|()| self.publish(temporary, path));
         if published.is_err() {
             // Best effort: the sweep finds what stays.
-            let _ = std::fs::remove_file(&whole);
+            let _ = self.unlink(temporary);
         }
         published
     }
@@ -318,5 +534,72 @@ mod tests {
         assert_eq!(device.read_small(Path::new("a"), 4).unwrap_err().kind(), ErrorKind::Corrupt);
         assert!(device.read_small(Path::new("b"), 4).unwrap().is_none());
         assert!(device.stat(Path::new(".tmp-a")).unwrap().is_none());
+    }
+
+    fn is_corrupt<T: std::fmt::Debug>(outcome: Result<T>) -> bool {
+        outcome.unwrap_err().kind() == ErrorKind::Corrupt
+    }
+
+    #[test]
+    fn nothing_is_created_through_a_link() {
+        // Not in memory: there the trial of O_DIRECT would not get as far as a file.
+        let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let (inside, victim) = (dir.path().join("inside"), dir.path().join("victim"));
+        std::fs::create_dir(&inside).unwrap();
+        std::fs::write(&victim, [7; 8000]).unwrap();
+        let link = |name: &str| std::os::unix::fs::symlink("../victim", inside.join(name)).unwrap();
+        link(&format!("{PROBE_PREFIX}{}", std::process::id()));
+        link(".tmp-a");
+        link("block");
+        std::os::unix::fs::symlink("..", inside.join("up")).unwrap();
+        let device = DirDevice::open(&inside, DirectUse::Always).unwrap();
+        assert!(device.write_small(Path::new("a"), Path::new(".tmp-a"), b"12345").is_err());
+        assert!(device.create(Path::new(".tmp-a"), false).is_err());
+        assert!(device.create(Path::new("up/new"), false).is_err());
+        assert!(device.write_small(Path::new("up/new"), Path::new("up/.tmp"), b"1").is_err());
+        assert!(
+            device.make_dir(Path::new("up/new")).is_err() && device.unlink(Path::new("up/victim")).is_err()
+        );
+        assert!(is_corrupt(device.open(Path::new("block"), false)));
+        assert!(is_corrupt(device.read_small(Path::new("block"), 10_000)));
+        assert_eq!(std::fs::read(&victim).unwrap(), [7; 8000]);
+        assert!(!dir.path().join("new").exists());
+    }
+
+    #[test]
+    fn only_regular_files_are_read_and_none_is_waited_for() {
+        let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let made = std::process::Command::new("mkfifo").arg(dir.path().join("fifo")).status();
+        assert!(made.unwrap().success());
+        // Fails where the path is longer than a socket's may be.
+        let bound = std::os::unix::net::UnixListener::bind(dir.path().join("s"));
+        std::fs::create_dir(dir.path().join("dir")).unwrap();
+        std::fs::write(dir.path().join("file"), b"x").unwrap();
+        let device = DirDevice::open(dir.path(), DirectUse::Always).unwrap();
+        for direct in [false, device.direct().is_some()] {
+            assert!(is_corrupt(device.open(Path::new("fifo"), direct)));
+            assert!(is_corrupt(device.open(Path::new("dir"), direct)));
+            assert!(bound.is_err() || is_corrupt(device.open(Path::new("s"), direct)));
+            assert_eq!(
+                device.open(Path::new("file/x"), direct).unwrap_err().kind(),
+                ErrorKind::NotFound,
+                "a file where a directory belongs"
+            );
+        }
+        assert!(is_corrupt(device.read_small(Path::new("fifo"), 10)));
+        assert!(device.stat(Path::new("file/x")).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_directory_is_made_by_one_and_renamed_over_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = DirDevice::open(dir.path(), DirectUse::Never).unwrap();
+        let (a, b) = (Path::new("a"), Path::new("b"));
+        assert!(device.create_dir(a).unwrap() && !device.create_dir(a).unwrap());
+        assert!(device.create_dir(b).unwrap());
+        assert!(!device.rename_new(a, b).unwrap(), "an empty directory is not replaced");
+        assert!(device.remove_dir(b).unwrap());
+        assert!(device.rename_new(a, b).unwrap() && !device.rename_new(a, b).unwrap());
+        assert!(device.stat(b).unwrap().is_some_and(|stat| stat.is_dir));
     }
 }

@@ -65,6 +65,9 @@ pub struct WriteFile {
     pub durable: bool,
     /// Makes the bytes; runs on the I/O thread and may do I/O of its own.
     pub prepare: Box<dyn FnOnce() -> Result<Prepared> + Send>,
+    /// Called on the I/O thread when the device has no space left (`NoSpace`); `true` if it freed some, and then the
+    /// file is written once more.
+    pub make_room: Box<dyn FnOnce() -> bool + Send>,
     /// Says how it ended.
     pub done: Ended<FileWritten>,
 }

@@ -12,6 +12,7 @@ pub mod device;
 pub mod directory;
 pub mod engine;
 pub mod faults;
+pub mod fork;
 pub mod iobuf;
 pub mod noop;
 pub mod psync;
@@ -20,7 +21,7 @@ pub mod transfer;
 
 pub use aligned::AlignedBuf;
 pub use buf::{MemRun, SlotBuf};
-pub use device::{Device, DeviceFile, DirectAlign, DirectUse, FileStat, ListEntry};
+pub use device::{Device, DeviceFile, DeviceSpace, DirectAlign, DirectUse, FileStat, ListEntry};
 pub use directory::DirDevice;
 pub use engine::{
     Call, Class, EngineStats, FileWritten, IoEngine, Op, Prepared, ReadFile, Request, WriteFile,

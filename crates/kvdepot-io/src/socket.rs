@@ -1,7 +1,7 @@
 //! What sockets can do that no kept library reaches.
 
 use std::io::{Error, Result};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::process::Pid;
 
@@ -26,8 +26,34 @@ pub fn set_low_water(socket: BorrowedFd<'_>, bytes: usize) -> Result<()> {
     if outcome == 0 { Ok(()) } else { Err(Error::last_os_error()) }
 }
 
-/// The process at the other end of a unix socket that was connected here: the one that listened. None if it cannot be
-/// seen from here, as that of another container.
+/// The socket option of the same name, Linux 6.5 and later, as most architectures number it.
+const SO_PEERPIDFD: libc::c_int = 77;
+
+/// A pidfd of the process at the other end of a unix socket: the one that connected or that listened. It names that very
+/// process, whatever became of its pid, and one of another container as well.
+pub fn peer_pidfd(socket: BorrowedFd<'_>) -> Result<OwnedFd> {
+    let mut pidfd: libc::c_int = -1;
+    let mut length = size_of_val(&pidfd) as libc::socklen_t;
+    // SAFETY: the descriptor is open for as long as it is borrowed, and the kernel writes at most `length` bytes into a
+    // plain number that lives during the call.
+    let outcome = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PEERPIDFD,
+            (&raw mut pidfd).cast(),
+            &raw mut length,
+        )
+    };
+    if outcome != 0 || pidfd < 0 {
+        return Err(Error::last_os_error());
+    }
+    // SAFETY: the kernel made this descriptor for this call, so nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(pidfd) })
+}
+
+/// The process at the other end of a unix socket: the one that listened, or that connected. None if it cannot be seen
+/// from here, as that of another container.
 pub fn peer_process(socket: BorrowedFd<'_>) -> Option<Pid> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = size_of_val(&peer) as libc::socklen_t;
@@ -94,6 +120,21 @@ mod tests {
         assert_eq!(peer_process(here.as_fd()), Some(rustix::process::getpid()));
         let (tcp, _there) = pair();
         assert_eq!(peer_process(tcp.as_fd()), None);
+    }
+
+    #[test]
+    fn a_running_peer_s_pidfd_is_not_readable() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("peer.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let _here = UnixStream::connect(&path).unwrap();
+        let (there, _) = listener.accept().unwrap();
+        // Kernels before 6.5 do not know the option; a caller then does without.
+        let Ok(pidfd) = peer_pidfd(there.as_fd()) else { return };
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        assert_eq!(poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&now)), Ok(0), "this process runs");
+        let (tcp, _there) = pair();
+        assert!(peer_pidfd(tcp.as_fd()).is_err());
     }
 
     #[test]

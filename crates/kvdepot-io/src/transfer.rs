@@ -47,19 +47,23 @@ pub fn read_file(device: &dyn Device, path: &Path, buf: &mut IoBuf) -> Result<()
 }
 
 fn write_and_tell(write: WriteFile) {
-    let WriteFile { device, temporary, target, durable, prepare, done } = write;
+    let WriteFile { device, temporary, target, durable, prepare, make_room, done } = write;
+    let attempt = |buf: &IoBuf| {
+        let published = write_file(&*device, &temporary, buf, durable)
+            .and_then(|()| device.publish(&temporary, &target))
+            .map(|()| FileWritten::Published);
+        if published.is_err() {
+            // Best effort: the sweep finds what stays (P4).
+            let _ = device.unlink(&temporary);
+        }
+        published
+    };
     let outcome = match prepare() {
         Ok(Prepared::Skip) => Ok(FileWritten::Skipped),
-        Ok(Prepared::Buf(buf)) => {
-            let published = write_file(&*device, &temporary, &buf, durable)
-                .and_then(|()| device.publish(&temporary, &target))
-                .map(|()| FileWritten::Published);
-            if published.is_err() {
-                // Best effort: the sweep finds what stays (P4).
-                let _ = device.unlink(&temporary);
-            }
-            published
-        }
+        Ok(Prepared::Buf(buf)) => match attempt(&buf) {
+            Err(error) if error.kind() == ErrorKind::NoSpace && make_room() => attempt(&buf),
+            first => first,
+        },
         Err(error) => Err(error),
     };
     done(outcome);
@@ -72,7 +76,11 @@ fn write_file(device: &dyn Device, path: &Path, buf: &IoBuf, durable: bool) -> R
         ErrorKind::NoSpace => e.with("free_bytes", device.free_bytes().unwrap_or(0)),
         _ => e,
     })?;
-    if durable { file.sync_data() } else { Ok(()) }
+    if durable {
+        file.sync_data()?;
+    }
+    // The rename that follows publishes the file: an error that the system kept for later must come first.
+    file.finish()
 }
 
 fn write_whole(file: &dyn DeviceFile, buf: &IoBuf, step: usize) -> Result<()> {

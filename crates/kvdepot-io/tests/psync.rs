@@ -154,6 +154,7 @@ fn write_then_read(device: &Arc<dyn Device>, engine: &dyn IoEngine, used_bytes: 
         target: target.clone(),
         durable: true,
         prepare: Box::new(prepare),
+        make_room: Box::new(|| false),
         done: Box::new(tell(&ended)),
     };
     engine.submit(vec![Request { class: Class::Write, deadline, op: Op::Write(write) }]);

@@ -2,40 +2,52 @@
 
 use std::time::Duration;
 
+use kvdepot_depot::client::Claim as CoreClaim;
+use kvdepot_io::fork::OfProcess;
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 
+use crate::errors::OrRaise;
+
 #[pyclass(frozen, module = "kvdepot._native")]
 pub(crate) struct Claim {
-    inner: Mutex<kvdepot_depot::client::Claim>,
+    inner: OfProcess<Mutex<CoreClaim>>,
 }
 
 impl Claim {
-    pub(crate) const fn new(claim: kvdepot_depot::client::Claim) -> Self {
-        Self { inner: Mutex::new(claim) }
+    pub(crate) fn new(claim: CoreClaim) -> Self {
+        Self { inner: OfProcess::new(Mutex::new(claim)) }
+    }
+
+    fn with<T: Send>(&self, py: Python<'_>, ask: impl FnOnce(&mut CoreClaim) -> T + Send) -> PyResult<T> {
+        let inner = self.inner.or_inherited().or_raise()?;
+        Ok(py.detach(|| ask(&mut inner.lock())))
     }
 }
 
 #[pymethods]
 impl Claim {
-    fn poll(&self, py: Python<'_>) -> (bool, u32, u32) {
-        py.detach(|| self.inner.lock().poll())
+    fn poll(&self, py: Python<'_>) -> PyResult<(bool, u32, u32)> {
+        self.with(py, CoreClaim::poll)
     }
 
-    fn wait(&self, py: Python<'_>, timeout_ms: u64) -> (bool, u32, u32) {
-        py.detach(|| self.inner.lock().wait(Duration::from_millis(timeout_ms)))
+    fn wait(&self, py: Python<'_>, timeout_ms: u64) -> PyResult<(bool, u32, u32)> {
+        self.with(py, |claim| claim.wait(Duration::from_millis(timeout_ms)))
     }
 
-    fn arriving(&self) -> Option<(u32, u32, u32, u32)> {
-        let arriving = self.inner.lock().arriving()?;
-        Some((arriving.units, arriving.units_from_tier, arriving.blocks_come, arriving.blocks_left))
+    fn arriving(&self, py: Python<'_>) -> PyResult<Option<(u32, u32, u32, u32)>> {
+        let arriving = self.with(py, |claim| claim.arriving())?;
+        Ok(arriving.map(|it| (it.units, it.units_from_tier, it.blocks_come, it.blocks_left)))
     }
 
-    fn settle_now(&self, py: Python<'_>) -> (bool, u32, u32) {
-        py.detach(|| self.inner.lock().settle_now())
+    fn settle_now(&self, py: Python<'_>) -> PyResult<(bool, u32, u32)> {
+        self.with(py, CoreClaim::settle_now)
     }
 
     fn release(&self, py: Python<'_>) {
-        py.detach(|| self.inner.lock().release());
+        // In a forked child there is nothing to release: the leases are the parent's.
+        if let Some(inner) = self.inner.get() {
+            py.detach(|| inner.lock().release());
+        }
     }
 }

@@ -39,7 +39,7 @@ pub(crate) fn block_hash<'py>(py: Python<'py>, engine_hash: &[u8]) -> PyResult<B
 }
 
 #[pyfunction]
-#[pyo3(signature = (facts_json, layout_json, epoch = 0))]
+#[pyo3(signature = (facts_json, layout_json, *, epoch = 0))]
 pub(crate) fn namespace_id(facts_json: &str, layout_json: &str, epoch: u32) -> PyResult<String> {
     Ok(spec(facts_json, layout_json).or_raise()?.id(epoch).to_string())
 }

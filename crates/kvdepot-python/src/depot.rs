@@ -7,6 +7,7 @@ use kvdepot_copy::EngineSpec;
 use kvdepot_core::NamespaceSpec;
 use kvdepot_depot::client::{Attachment, ClaimGroupSpec, DeviceEngine, Store as CoreStore};
 use kvdepot_depot::{Depot as CoreDepot, DepotConfig};
+use kvdepot_io::fork::OfProcess;
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 
@@ -18,6 +19,10 @@ use crate::store::Store;
 
 #[pyclass(frozen, module = "kvdepot._native")]
 pub(crate) struct Depot {
+    inner: OfProcess<Inner>,
+}
+
+struct Inner {
     attachment: Mutex<Option<Arc<Attachment>>>,
     /// Copy engines, shared by the stores of this attachment.
     engines: Mutex<Vec<(EngineSpec, Arc<DeviceEngine>)>>,
@@ -25,22 +30,17 @@ pub(crate) struct Depot {
 
 impl Depot {
     fn new(attachment: Arc<Attachment>) -> Self {
-        Self { attachment: Mutex::new(Some(attachment)), engines: Mutex::new(Vec::new()) }
+        let inner = Inner { attachment: Mutex::new(Some(attachment)), engines: Mutex::default() };
+        Self { inner: OfProcess::new(inner) }
+    }
+
+    fn inner(&self) -> PyResult<&Inner> {
+        self.inner.or_inherited().or_raise()
     }
 
     fn attachment(&self) -> PyResult<Arc<Attachment>> {
         let closed = || kvdepot_core::Error::new(kvdepot_core::ErrorKind::Closed, "the depot was closed");
-        self.attachment.lock().clone().ok_or_else(closed).or_raise()
-    }
-
-    fn engine(&self, spec: EngineSpec) -> kvdepot_core::Result<Arc<DeviceEngine>> {
-        let mut engines = self.engines.lock();
-        if let Some((_, engine)) = engines.iter().find(|(have, _)| *have == spec) {
-            return Ok(Arc::clone(engine));
-        }
-        let engine = DeviceEngine::new(spec.open()?);
-        engines.push((spec, Arc::clone(&engine)));
-        Ok(engine)
+        self.inner()?.attachment.lock().clone().ok_or_else(closed).or_raise()
     }
 
     fn open(&self, py: Python<'_>, spec: NamespaceSpec) -> PyResult<Namespace> {
@@ -49,6 +49,18 @@ impl Depot {
         // Opened here so that a description which the depot refuses is an error at attach, not a silent miss.
         py.detach(|| attachment.register(&spec)).or_raise()?;
         Ok(Namespace { spec })
+    }
+}
+
+impl Inner {
+    fn engine(&self, spec: EngineSpec) -> kvdepot_core::Result<Arc<DeviceEngine>> {
+        let mut engines = self.engines.lock();
+        if let Some((_, engine)) = engines.iter().find(|(have, _)| *have == spec) {
+            return Ok(Arc::clone(engine));
+        }
+        let engine = DeviceEngine::new(spec.open()?);
+        engines.push((spec, Arc::clone(&engine)));
+        Ok(engine)
     }
 }
 
@@ -62,7 +74,7 @@ impl Depot {
     }
 
     #[staticmethod]
-    #[pyo3(signature = (socket_path, spawn = None, wait_ms = 10_000, call_timeout_ms = 8))]
+    #[pyo3(signature = (socket_path, spawn = None, *, wait_ms = 10_000, call_timeout_ms = 8))]
     fn connect(
         py: Python<'_>,
         socket_path: &str,
@@ -78,7 +90,8 @@ impl Depot {
 
     #[getter]
     fn attached(&self) -> bool {
-        self.attachment.lock().as_ref().is_some_and(|attachment| attachment.attached())
+        let is_attached = |inner: &Inner| inner.attachment.lock().as_ref().is_some_and(|it| it.attached());
+        self.inner.get().is_some_and(is_attached)
     }
 
     fn open_namespace(&self, py: Python<'_>, facts_json: &str, layout_json: &str) -> PyResult<Namespace> {
@@ -89,7 +102,7 @@ impl Depot {
         self.open(py, NamespaceSpec::from_canonical(canonical).or_raise()?)
     }
 
-    #[pyo3(signature = (namespace, timeout_ms = 30_000, copy_json = "{}"))]
+    #[pyo3(signature = (namespace, *, timeout_ms = 30_000, copy_json = "{}"))]
     fn store(
         &self,
         py: Python<'_>,
@@ -98,14 +111,15 @@ impl Depot {
         copy_json: &str,
     ) -> PyResult<Store> {
         let (attachment, spec) = (self.attachment()?, Arc::clone(&namespace.spec));
-        let timeout = Duration::from_millis(timeout_ms.max(1));
+        let (timeout, inner) = (Duration::from_millis(timeout_ms.max(1)), self.inner()?);
         let store = py.detach(|| {
-            let device = self.engine(EngineSpec::from_json(copy_json)?)?;
+            let device = inner.engine(EngineSpec::from_json(copy_json)?)?;
             CoreStore::new(&attachment, spec, device, timeout)
         });
         Ok(Store::new(store.or_raise()?))
     }
 
+    #[pyo3(signature = (groups, hashes, *, skip, limit))]
     fn claim(
         &self,
         py: Python<'_>,
@@ -146,13 +160,16 @@ impl Depot {
     }
 
     fn close(&self, py: Python<'_>) {
-        let attachment = self.attachment.lock().take();
-        let engines = std::mem::take(&mut *self.engines.lock());
+        // In a forked child there is nothing to close: the attachment is the parent's.
+        let Some(inner) = self.inner.get() else { return };
+        let attachment = inner.attachment.lock().take();
         py.detach(|| {
             if let Some(attachment) = attachment {
                 attachment.close();
             }
-            // Those that no store has any more close here, without the interpreter lock.
+            // Those that no store has any more close here, without the interpreter lock, which a thread that opens an
+            // engine under their lock may be waiting for.
+            let engines = std::mem::take(&mut *inner.engines.lock());
             drop(engines);
         });
     }

@@ -15,11 +15,19 @@ pub(crate) fn describe_devices(py: Python<'_>, cache_dir: &str) -> PyResult<Stri
 }
 
 #[pyfunction]
-#[pyo3(signature = (device = "0", cache_dir = None))]
-pub(crate) fn bench_copies(py: Python<'_>, device: &str, cache_dir: Option<&str>) -> PyResult<String> {
+#[pyo3(signature = (device = "0", cache_dir = None, *, smoke = false))]
+pub(crate) fn bench_copies(
+    py: Python<'_>,
+    device: &str,
+    cache_dir: Option<&str>,
+    smoke: bool,
+) -> PyResult<String> {
     py.detach(|| {
         let mut config = BenchConfig::new(device.parse()?);
         config.engine.cache_dir = cache_dir.map(Into::into);
+        if smoke {
+            config = config.smoke();
+        }
         json(&bench::run(Driver::load()?, &config, |_| {})?)
     })
     .or_raise()

@@ -8,6 +8,7 @@ mod device;
 mod errors;
 mod namespace;
 mod serve;
+mod spent;
 mod store;
 mod task;
 
@@ -37,6 +38,7 @@ mod native {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        kvdepot_io::fork::watch();
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         module.add("PROTOCOL_VERSION", kvdepot_depot::message::PROTOCOL_VERSION)?;
         super::errors::register(module)

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use crate::errors::OrRaise;
 
 #[pyfunction]
-#[pyo3(signature = (config_json, socket_path, idle_exit_ms = 0, wire_json = None))]
+#[pyo3(signature = (config_json, socket_path, *, idle_exit_ms = 0, wire_json = None))]
 pub(crate) fn serve(
     py: Python<'_>,
     config_json: &str,

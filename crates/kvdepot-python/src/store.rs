@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use kvdepot_core::{BlockHash, Error, ErrorKind};
 use kvdepot_depot::client::Store as CoreStore;
+use kvdepot_io::fork::OfProcess;
 use numpy::{PyArray1, PyReadonlyArray1, PyReadonlyArray2, PyUntypedArrayMethods};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
@@ -12,49 +13,51 @@ use pyo3::prelude::*;
 use crate::convert::hashes;
 use crate::errors::OrRaise;
 use crate::namespace::Namespace;
+use crate::spent::Spent;
 use crate::task::Task;
 
 #[pyclass(frozen, module = "kvdepot._native")]
 pub(crate) struct Store {
-    inner: Mutex<Option<CoreStore>>,
+    inner: OfProcess<Inner>,
     namespace: Arc<kvdepot_core::NamespaceSpec>,
+}
+
+struct Inner {
+    /// None once closed.
+    store: Mutex<Option<CoreStore>>,
+    spent: Arc<Spent>,
 }
 
 impl Store {
     pub(crate) fn new(store: CoreStore) -> Self {
         let namespace = Arc::clone(store.spec());
-        Self { inner: Mutex::new(Some(store)), namespace }
+        let inner = Inner { store: Mutex::new(Some(store)), spent: Arc::default() };
+        Self { inner: OfProcess::new(inner), namespace }
     }
 
-    fn store(&self) -> PyResult<CoreStore> {
+    fn opened(&self) -> PyResult<(CoreStore, &Arc<Spent>)> {
+        let Inner { store, spent } = self.inner.or_inherited().or_raise()?;
         let closed = || Error::new(ErrorKind::Closed, "the store was closed");
-        self.inner.lock().clone().ok_or_else(closed).or_raise()
-    }
-}
-
-impl Store {
-    /// Runs a call that takes pages, without the interpreter lock.
-    fn with_pages<T: Send>(
-        &self,
-        py: Python<'_>,
-        pages: &PyReadonlyArray1<'_, i64>,
-        run: impl FnOnce(&CoreStore, &[i64]) -> kvdepot_core::Result<T> + Send,
-    ) -> PyResult<T> {
-        let (store, pages) = (self.store()?, contiguous(pages, "pages")?.to_vec());
-        py.detach(|| run(&store, &pages)).or_raise()
+        let store = store.lock().clone().ok_or_else(closed).or_raise()?;
+        Ok((store, spent))
     }
 
-    /// Runs a call that takes shards and rows of addresses, without the interpreter lock.
-    fn with_addresses<T: Send>(
+    /// Runs a call without the interpreter lock, through a handle whose tasks hold `keep` (see `CoreStore::keeping`).
+    fn with<T: Send>(
         &self,
         py: Python<'_>,
-        shards: &PyReadonlyArray1<'_, i64>,
-        addresses: &PyReadonlyArray2<'_, u64>,
-        run: impl FnOnce(&CoreStore, &[i64], &[u64]) -> kvdepot_core::Result<T> + Send,
-    ) -> PyResult<T> {
-        let store = self.store()?;
-        let (shards, addresses) = (contiguous(shards, "shards")?.to_vec(), rows(addresses)?.to_vec());
-        py.detach(|| run(&store, &shards, &addresses)).or_raise()
+        keep: Option<Py<PyAny>>,
+        run: impl FnOnce(&CoreStore) -> kvdepot_core::Result<T> + Send,
+    ) -> PyResult<(T, &Arc<Spent>)> {
+        let (store, spent) = self.opened()?;
+        let kept = spent.hold(keep);
+        let outcome = py.detach(|| {
+            // The last handle of a store joins its threads: not with the interpreter lock.
+            let store = store;
+            run(&store.keeping(kept))
+        });
+        spent.release(py);
+        Ok((outcome.or_raise()?, spent))
     }
 }
 
@@ -82,36 +85,40 @@ impl Store {
         Namespace { spec: Arc::clone(&self.namespace) }
     }
 
+    #[pyo3(signature = (bases, strides, page_count, keep = None))]
     fn register_pages(
         &self,
         py: Python<'_>,
         bases: PyReadonlyArray1<'_, u64>,
         strides: PyReadonlyArray1<'_, i64>,
         page_count: u64,
+        keep: Option<Py<PyAny>>,
     ) -> PyResult<()> {
         let (bases, strides) =
             (contiguous(&bases, "bases")?.to_vec(), contiguous(&strides, "strides")?.to_vec());
-        let store = self.store()?;
-        // SAFETY: the stub's contract: the memory stays mapped until the store is closed.
-        py.detach(|| unsafe { store.register_pages(bases, strides, page_count) }).or_raise()
+        // SAFETY: the stub's contract: the memory stays mapped until the store is closed, or belongs to `keep`.
+        let run = |store: &CoreStore| unsafe { store.register_pages(bases, strides, page_count) };
+        self.with(py, keep, run).map(|_| ())
     }
 
     fn set_decoding(&self, decoding: bool) -> PyResult<()> {
-        self.store()?.set_decoding(decoding);
+        self.opened()?.0.set_decoding(decoding);
         Ok(())
     }
 
-    #[pyo3(signature = (hashes, pages, wait_event = 0))]
+    #[pyo3(signature = (hashes, pages, *, wait_event = 0, keep = None))]
     fn dump_pages(
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = hashes)] hashes: Vec<BlockHash>,
         pages: PyReadonlyArray1<'_, i64>,
         wait_event: u64,
+        keep: Option<Py<PyAny>>,
     ) -> PyResult<Task> {
+        let pages = contiguous(&pages, "pages")?.to_vec();
         // SAFETY: the stub's contract: registered pages stay mapped, and are left alone until the task is done.
-        let run = |store: &CoreStore, pages: &[i64]| unsafe { store.dump_pages(hashes, pages, wait_event) };
-        self.with_pages(py, &pages, run).map(Task::whole)
+        let run = |store: &CoreStore| unsafe { store.dump_pages(hashes, &pages, wait_event) };
+        self.with(py, keep, run).map(|(state, spent)| Task::whole(state, spent))
     }
 
     fn begin_dump_pages(
@@ -120,12 +127,13 @@ impl Store {
         #[pyo3(from_py_with = hashes)] hashes: Vec<BlockHash>,
         pages: PyReadonlyArray1<'_, i64>,
     ) -> PyResult<Task> {
+        let pages = contiguous(&pages, "pages")?.to_vec();
         // SAFETY: as for `dump_pages`, from each shard's submission on.
-        let run = |store: &CoreStore, pages: &[i64]| unsafe { store.begin_dump_pages(hashes, pages) };
-        self.with_pages(py, &pages, run).map(Task::layered)
+        let run = |store: &CoreStore| unsafe { store.begin_dump_pages(hashes, &pages) };
+        self.with(py, None, run).map(|(layers, spent)| Task::layered(layers, spent))
     }
 
-    #[pyo3(signature = (hashes, pages, wait_event = 0, patience_ms = None))]
+    #[pyo3(signature = (hashes, pages, *, wait_event = 0, patience_ms = None, keep = None))]
     fn load_pages(
         &self,
         py: Python<'_>,
@@ -133,41 +141,44 @@ impl Store {
         pages: PyReadonlyArray1<'_, i64>,
         wait_event: u64,
         patience_ms: Option<u64>,
+        keep: Option<Py<PyAny>>,
     ) -> PyResult<Task> {
-        let patience = patience_ms.map(Duration::from_millis);
+        let (pages, patience) =
+            (contiguous(&pages, "pages")?.to_vec(), patience_ms.map(Duration::from_millis));
         // SAFETY: as for `dump_pages`; the caller owns the pages until the task is done.
-        let run = |store: &CoreStore, pages: &[i64]| unsafe {
-            store.load_pages_within(hashes, pages, wait_event, patience)
-        };
-        self.with_pages(py, &pages, run).map(Task::whole)
+        let run =
+            |store: &CoreStore| unsafe { store.load_pages_within(hashes, &pages, wait_event, patience) };
+        self.with(py, keep, run).map(|(state, spent)| Task::whole(state, spent))
     }
 
+    #[pyo3(signature = (hashes, shards, addresses, keep = None))]
     fn dump(
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = hashes)] hashes: Vec<BlockHash>,
         shards: PyReadonlyArray1<'_, i64>,
         addresses: PyReadonlyArray2<'_, u64>,
+        keep: Option<Py<PyAny>>,
     ) -> PyResult<Task> {
-        // SAFETY: the caller vouches for its addresses until the task is done.
-        let run = |store: &CoreStore, shards: &[i64], addresses: &[u64]| unsafe {
-            store.dump(hashes, shards, addresses)
-        };
-        self.with_addresses(py, &shards, &addresses, run).map(Task::whole)
+        let (shards, addresses) = (contiguous(&shards, "shards")?.to_vec(), rows(&addresses)?.to_vec());
+        // SAFETY: the memory belongs to `keep`, or the caller vouches for it until the task is done.
+        let run = |store: &CoreStore| unsafe { store.dump(hashes, &shards, &addresses) };
+        self.with(py, keep, run).map(|(state, spent)| Task::whole(state, spent))
     }
 
+    #[pyo3(signature = (hashes, shards, addresses, keep = None))]
     fn load(
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = hashes)] hashes: Vec<BlockHash>,
         shards: PyReadonlyArray1<'_, i64>,
         addresses: PyReadonlyArray2<'_, u64>,
+        keep: Option<Py<PyAny>>,
     ) -> PyResult<Task> {
-        // SAFETY: the caller vouches for its addresses until the task is done.
-        let run = |store: &CoreStore, shards: &[i64], addresses: &[u64]| unsafe {
-            store.load(hashes, shards, addresses)
-        };
-        self.with_addresses(py, &shards, &addresses, run).map(Task::whole)
+        let (shards, addresses) = (contiguous(&shards, "shards")?.to_vec(), rows(&addresses)?.to_vec());
+        // SAFETY: as for `dump`.
+        let run = |store: &CoreStore| unsafe { store.load(hashes, &shards, &addresses) };
+        self.with(py, keep, run).map(|(state, spent)| Task::whole(state, spent))
     }
 
     fn lookup<'py>(
@@ -175,8 +186,7 @@ impl Store {
         py: Python<'py>,
         #[pyo3(from_py_with = hashes)] hashes: Vec<BlockHash>,
     ) -> PyResult<Bound<'py, PyArray1<bool>>> {
-        let store = self.store()?;
-        let present = py.detach(|| store.lookup(&hashes));
+        let (present, _) = self.with(py, None, |store| Ok(store.lookup(&hashes)))?;
         Ok(PyArray1::from_iter(py, present.into_iter().map(|byte| byte != 0)))
     }
 
@@ -185,8 +195,7 @@ impl Store {
         py: Python<'_>,
         #[pyo3(from_py_with = hashes)] hashes: Vec<BlockHash>,
     ) -> PyResult<usize> {
-        let store = self.store()?;
-        Ok(py.detach(|| store.lookup_on_prefix(&hashes)))
+        Ok(self.with(py, None, |store| Ok(store.lookup_on_prefix(&hashes)))?.0)
     }
 
     fn prefetch(
@@ -194,13 +203,21 @@ impl Store {
         py: Python<'_>,
         #[pyo3(from_py_with = hashes)] hashes: Vec<BlockHash>,
     ) -> PyResult<()> {
-        let store = self.store()?;
-        py.detach(|| store.prefetch(&hashes));
-        Ok(())
+        self.with(py, None, |store| {
+            store.prefetch(&hashes);
+            Ok(())
+        })
+        .map(|_| ())
     }
 
-    fn close(&self, py: Python<'_>) {
-        let store = self.inner.lock().take();
-        py.detach(|| drop(store));
+    #[pyo3(signature = (wait_ms = 0))]
+    fn close(&self, py: Python<'_>, wait_ms: u64) -> bool {
+        // In a forked child there is nothing to close: threads and tasks are the parent's.
+        let Some(Inner { store, spent }) = self.inner.get() else { return true };
+        let store = store.lock().take();
+        let wait = Duration::from_millis(wait_ms);
+        let ended = py.detach(|| store.is_none_or(|store| store.close(wait)));
+        spent.release(py);
+        ended
     }
 }

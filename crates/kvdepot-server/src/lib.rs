@@ -1,12 +1,20 @@
 //! The doors of a depot process: local, a unix socket for the engines of the node; and wire, for other machines.
 
+mod descriptors;
 pub mod local;
 pub mod lock;
+mod log_limit;
 pub mod logging;
+mod panics;
+mod peer;
+pub mod place;
+mod quarantine;
+mod refusal;
 pub mod wire;
 
 pub use local::LocalDoor;
 pub use lock::DoorLock;
+pub use place::Place;
 pub use wire::{WireConfig, WireDoor};
 
 use std::path::Path;
@@ -14,6 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvdepot_core::Result;
+use kvdepot_core::limits::CONNECTIONS_MAX;
 use kvdepot_depot::{Depot, DepotConfig};
 
 /// How a `serve` ended.
@@ -25,10 +34,13 @@ pub enum Ended {
     Idle,
     /// Another depot serves this socket already.
     AlreadyServed,
+    /// The lock file was deleted, and another depot has taken the socket over.
+    Replaced,
 }
 
-/// Runs a depot with its local door at `socket` until `keep_on` says no (asked ten times a second), or nobody was
-/// attached for `idle_exit`. What is dirty is written before it returns, within bounds.
+/// Runs a depot with its local door at `socket` until `keep_on` says no (asked about ten times a second), or nobody was
+/// attached for `idle_exit`. What is dirty is written before it returns, within `drain_timeout_ms`. A panic in any of
+/// the depot's threads aborts the process.
 pub fn serve(
     config: DepotConfig,
     socket: &Path,
@@ -46,23 +58,48 @@ pub fn serve_doors(
     wire: Option<WireConfig>,
     keep_on: &mut dyn FnMut() -> bool,
 ) -> Result<Ended> {
-    let Some(lock) = DoorLock::take(socket)? else { return Ok(Ended::AlreadyServed) };
-    let depot = Arc::new(Depot::start(config)?);
-    let door = LocalDoor::open(&lock)?;
+    let _serving = panics::abort_on_panic();
+    let lock = match Place::take(socket, place::ANSWER_WAIT, keep_on)? {
+        Place::Free(lock) => lock,
+        Place::Served => {
+            tracing::info!("another depot serves {} already", socket.display());
+            return Ok(Ended::AlreadyServed);
+        }
+        Place::Stopped => return Ok(Ended::Stopped),
+    };
+    // Before the depot opens files.
+    let connections = descriptors::reserve(CONNECTIONS_MAX, wire.as_ref());
+    let wire = wire.map(|wire| WireConfig { connections_max: connections.wire, ..wire });
+    let depot = Depot::start(config)?;
+    serve_depot(&lock, depot, connections.local, idle_exit, wire, keep_on)
+}
+
+/// Serves a depot that has been started; the lock is held until it has ended.
+pub fn serve_depot(
+    lock: &DoorLock,
+    depot: Depot,
+    connections_max: usize,
+    idle_exit: Option<Duration>,
+    wire: Option<WireConfig>,
+    keep_on: &mut dyn FnMut() -> bool,
+) -> Result<Ended> {
+    let _serving = panics::abort_on_panic();
+    let depot = Arc::new(depot);
+    let mut door = LocalDoor::open(lock)?.with_connections_max(connections_max);
     let idle_exit = idle_exit.filter(|_| wire.is_none());
     let wire = wire.map(|wire| WireDoor::open(wire, &depot)).transpose()?;
     tracing::info!(
         "serving {} at {} (pid {})",
         depot.config().pipeline,
-        socket.display(),
+        lock.socket().display(),
         std::process::id()
     );
     let ended = door.run(&depot, idle_exit, keep_on);
     if let Some(wire) = wire {
         wire.close();
     }
+    // Clients miss from here on, instead of waiting for a depot that only writes.
     drop(door);
-    drop(depot);
-    drop(lock);
+    depot.finish();
     ended
 }

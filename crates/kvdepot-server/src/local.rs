@@ -2,36 +2,61 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use kvdepot_core::limits::CONNECTIONS_MAX;
+use kvdepot_core::limits::{ACCEPTS_AT_ONCE_MAX, BATCH_HASHES_MAX, CLAIM_HASHES_MAX, CONNECTIONS_MAX};
 use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_depot::message::{Request, Response, decode, encode};
-use kvdepot_depot::seqpacket::SeqPacket;
+use kvdepot_depot::seqpacket::{FrameBuffer, SeqPacket};
 use kvdepot_depot::{Depot, Session};
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::{Shutdown, SocketFlags, sockopt};
 
 use crate::Ended;
-use crate::lock::DoorLock;
+use crate::lock::{DoorLock, FileId, Standing};
+use crate::log_limit::LogLimit;
+use crate::peer::{Peer, Process};
+use crate::quarantine::{Quarantine, Waits};
+use crate::refusal::Refusals;
 
-/// How often the door looks whether it is to close.
+/// How often the door looks whether it is to close, and how long it accepts nobody after it could not.
 const TICK: Duration = Duration::from_millis(100);
+/// How often the door checks that its socket is still the one at its path.
+const PLACE_CHECK: Duration = Duration::from_secs(1);
 /// How long a new connection may take to say hello.
 const HELLO_WAIT: Duration = Duration::from_secs(5);
+/// Frames read in search of a goodbye after a connection failed; a claim is the most that a client sends ahead.
+const UNREAD_FRAMES_MAX: usize = 2 + CLAIM_HASHES_MAX / BATCH_HASHES_MAX;
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// A listening local door. Its socket goes when it is dropped.
+/// A listening local door. Its socket is removed when it is dropped.
 #[derive(Debug)]
-pub struct LocalDoor {
+pub struct LocalDoor<'a> {
+    lock: &'a DoorLock,
     path: PathBuf,
     listener: SeqPacket,
+    /// The socket that this door made.
+    socket: FileId,
     open: Arc<AtomicUsize>,
+    quarantine: Arc<Quarantine>,
+    connections_max: usize,
+    refusals: Refusals,
+    log: LogLimits,
+}
+
+/// Log lines that a peer or a system without resources can cause again and again.
+#[derive(Debug, Default)]
+struct LogLimits {
+    not_accepted: LogLimit,
+    full: LogLimit,
+    other_user: LogLimit,
+    no_thread: LogLimit,
+    place: LogLimit,
 }
 
 struct Connection {
@@ -39,56 +64,76 @@ struct Connection {
     thread: JoinHandle<()>,
 }
 
-impl LocalDoor {
+/// What became of an attempt to accept a connection.
+enum Accepted {
+    Connection(OwnedFd),
+    /// None is waiting, or it has gone again.
+    None,
+    /// The system has no descriptor or no memory for one; the connection stays in the backlog.
+    Exhausted,
+}
+
+impl<'a> LocalDoor<'a> {
     /// Listens on the lock's socket. What lies there is a dead depot's, because the lock was free; anything but a
     /// socket is left alone.
-    pub fn open(lock: &DoorLock) -> Result<Self> {
+    pub fn open(lock: &'a DoorLock) -> Result<Self> {
         let path = lock.socket().to_owned();
-        if let Ok(meta) = std::fs::symlink_metadata(&path) {
-            if !meta.file_type().is_socket() {
-                return Err(Error::new(
-                    ErrorKind::Config,
-                    "something that is no socket lies where the socket should be",
-                )
-                .with("path", path.display()));
-            }
-            std::fs::remove_file(&path).map_err(|e| {
-                Error::io("cannot remove a dead depot's socket", e).with("path", path.display())
-            })?;
-        }
-        let listener = SeqPacket::listen(&path, BACKLOG)?;
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).map_err(|e| {
-            Error::io("cannot restrict the socket to its user", e).with("path", path.display())
-        })?;
-        Ok(Self { path, listener, open: Arc::new(AtomicUsize::new(0)) })
+        let (listener, socket) = listen(&path)?;
+        let quarantine = Arc::new(Quarantine::start(Waits::default())?);
+        Ok(Self {
+            lock,
+            path,
+            listener,
+            socket,
+            open: Arc::new(AtomicUsize::new(0)),
+            quarantine,
+            connections_max: CONNECTIONS_MAX,
+            refusals: Refusals::default(),
+            log: LogLimits::default(),
+        })
     }
 
-    /// Serves until `keep_on` says no or the door was idle for long enough; then ends all connections.
+    /// Refuses connections beyond this many.
+    #[must_use]
+    pub fn with_connections_max(mut self, connections_max: usize) -> Self {
+        self.connections_max = connections_max;
+        self
+    }
+
+    /// Serves until `keep_on` says no, the door was idle for long enough, or another depot has taken its place; then
+    /// ends all connections.
     pub fn run(
-        &self,
+        &mut self,
         depot: &Arc<Depot>,
         idle_exit: Option<Duration>,
         keep_on: &mut dyn FnMut() -> bool,
     ) -> Result<Ended> {
         let mut connections: Vec<Connection> = Vec::new();
         let mut idle_since = Instant::now();
+        let mut place_checked = Instant::now();
         let ended = loop {
             if !keep_on() {
                 break Ended::Stopped;
             }
-            self.wait_for_visitor()?;
-            while let Some(fd) = self.accept()? {
-                if let Some(connection) = self.admit(depot, fd) {
-                    connections.push(connection);
+            self.wait()?;
+            self.refusals.answer(self.connections_max);
+            self.accept_waiting(depot, &mut connections);
+            connections.retain(|connection| !connection.thread.is_finished());
+            if place_checked.elapsed() >= PLACE_CHECK {
+                place_checked = Instant::now();
+                if !self.keep_place() {
+                    break Ended::Replaced;
                 }
             }
-            connections.retain(|connection| !connection.thread.is_finished());
             if self.open.load(Ordering::Acquire) > 0 {
                 idle_since = Instant::now();
             } else if idle_exit.is_some_and(|limit| idle_since.elapsed() >= limit) {
                 break Ended::Idle;
             }
         };
+        self.quarantine.close();
+        // A connection's thread may be waiting for dirty blocks to be written.
+        depot.end_waits();
         for connection in connections {
             let _ = rustix::net::shutdown(&connection.fd, Shutdown::Both);
             let _ = connection.thread.join();
@@ -96,8 +141,12 @@ impl LocalDoor {
         Ok(ended)
     }
 
-    fn wait_for_visitor(&self) -> Result<()> {
-        let mut fds = [PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN)];
+    /// Waits for a connection, or for the hello of one that is to be refused, until the next tick.
+    fn wait(&self) -> Result<()> {
+        let mut fds: Vec<PollFd<'_>> = std::iter::once(self.listener.as_fd())
+            .chain(self.refusals.descriptors())
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+            .collect();
         let tick = rustix::event::Timespec { tv_sec: 0, tv_nsec: TICK.subsec_nanos().into() };
         match rustix::event::poll(&mut fds, Some(&tick)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
@@ -105,70 +154,198 @@ impl LocalDoor {
         }
     }
 
-    fn accept(&self) -> Result<Option<OwnedFd>> {
-        let mut fds = [PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN)];
-        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        if !matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(1..)) {
-            return Ok(None);
-        }
-        match rustix::net::accept_with(self.listener.as_fd(), SocketFlags::CLOEXEC) {
-            Ok(fd) => Ok(Some(fd)),
-            // The visitor left, or descriptors are short: the door stays open for the next one.
-            Err(error) => {
-                tracing::warn!("a connection could not be accepted: {error}");
-                Ok(None)
+    /// Accepts what is waiting, within bounds. Pauses for a tick when the system cannot accept: the connection stays in
+    /// the backlog, so `poll` would report it at once again.
+    fn accept_waiting(&mut self, depot: &Arc<Depot>, connections: &mut Vec<Connection>) {
+        for _ in 0..ACCEPTS_AT_ONCE_MAX {
+            match self.accept() {
+                Accepted::Connection(fd) => connections.extend(self.admit(depot, fd)),
+                Accepted::None => return,
+                Accepted::Exhausted => {
+                    std::thread::sleep(TICK);
+                    return;
+                }
             }
         }
     }
 
-    fn admit(&self, depot: &Arc<Depot>, fd: OwnedFd) -> Option<Connection> {
+    fn accept(&self) -> Accepted {
+        let mut fds = [PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN)];
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        if !matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(1..)) {
+            return Accepted::None;
+        }
+        match rustix::net::accept_with(self.listener.as_fd(), SocketFlags::CLOEXEC) {
+            Ok(fd) => Accepted::Connection(fd),
+            Err(rustix::io::Errno::CONNABORTED | rustix::io::Errno::INTR) => Accepted::None,
+            Err(error) => {
+                self.log.not_accepted.line(|left_out| {
+                    tracing::warn!("a local connection could not be accepted: {error}{left_out}");
+                });
+                Accepted::Exhausted
+            }
+        }
+    }
+
+    fn admit(&mut self, depot: &Arc<Depot>, fd: OwnedFd) -> Option<Connection> {
         let credentials = sockopt::socket_peercred(&fd).ok()?;
         let own = rustix::process::geteuid();
         if credentials.uid != own && !credentials.uid.is_root() {
-            tracing::warn!("a connection of another user was refused (uid {})", credentials.uid.as_raw());
+            let uid = credentials.uid.as_raw();
+            self.log.other_user.line(|left_out| {
+                tracing::warn!("a connection of another user was refused (uid {uid}){left_out}");
+            });
             return None;
         }
-        let watched = fd.try_clone().ok()?;
-        if self.open.fetch_add(1, Ordering::AcqRel) >= CONNECTIONS_MAX {
-            self.open.fetch_sub(1, Ordering::AcqRel);
-            tracing::warn!("a connection was refused: {CONNECTIONS_MAX} are open already");
+        if self.open.load(Ordering::Acquire) >= self.connections_max {
+            self.refuse(fd);
             return None;
         }
-        let (depot, open) = (Arc::clone(depot), Arc::clone(&self.open));
+        // Without a descriptor for the duplicate there is none for block files either.
+        let Ok(watched) = fd.try_clone() else {
+            self.refuse(fd);
+            return None;
+        };
+        let open = Open::new(&self.open);
+        let (depot, quarantine) = (Arc::clone(depot), Arc::clone(&self.quarantine));
         let spawned = std::thread::Builder::new().name("kvdepot-door".to_owned()).spawn(move || {
-            converse(&depot, SeqPacket::from_fd(fd));
-            open.fetch_sub(1, Ordering::AcqRel);
+            let _open = open;
+            let socket = SeqPacket::from_fd(fd);
+            let peer = Process::of(&socket);
+            converse(&depot, socket, peer, &quarantine);
         });
         match spawned {
             Ok(thread) => Some(Connection { fd: watched, thread }),
             Err(error) => {
-                self.open.fetch_sub(1, Ordering::AcqRel);
-                tracing::warn!("a connection was refused: no thread for it: {error}");
+                self.log.no_thread.line(|left_out| {
+                    tracing::warn!("a connection was refused: no thread for it: {error}{left_out}");
+                });
+                self.refusals.add(watched);
                 None
+            }
+        }
+    }
+
+    fn refuse(&mut self, fd: OwnedFd) {
+        let open = self.open.load(Ordering::Acquire);
+        self.log.full.line(|left_out| {
+            tracing::warn!(
+                "a connection was refused: {open} of at most {} are open{left_out}",
+                self.connections_max
+            );
+        });
+        self.refusals.add(fd);
+    }
+
+    /// Makes the socket anew if it was deleted or replaced. False when another depot has the right to it now.
+    fn keep_place(&mut self) -> bool {
+        let kept = self.lock.renew().and_then(|standing| {
+            if standing == Standing::Lost {
+                return Ok(false);
+            }
+            if FileId::at(&self.path).ok() != Some(Some(self.socket)) {
+                tracing::warn!(
+                    "the socket {} was deleted or replaced: it is made anew; find out what removes it",
+                    self.path.display()
+                );
+                (self.listener, self.socket) = listen(&self.path)?;
+            }
+            Ok(true)
+        });
+        match kept {
+            Ok(true) => true,
+            Ok(false) => {
+                tracing::error!(
+                    "this depot ends: the lock beside {} was deleted, and another depot has taken its place",
+                    self.path.display()
+                );
+                false
+            }
+            Err(error) => {
+                self.log.place.line(|left_out| {
+                    tracing::error!(
+                        "nobody new can reach this depot, this is tried again: {error}{left_out}"
+                    );
+                });
+                true
             }
         }
     }
 }
 
-impl Drop for LocalDoor {
+impl Drop for LocalDoor<'_> {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
+        // Another depot's socket may lie there.
+        if FileId::at(&self.path).ok() == Some(Some(self.socket)) {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }
 
-/// One connection, to its end. Leases end with the session, which is dropped only here: when the peer is dead or has
-/// closed, and so has no copy under way (P4).
-fn converse(depot: &Depot, mut socket: SeqPacket) {
+/// Counts a connection as open until it is dropped, by a panic too.
+struct Open(Arc<AtomicUsize>);
+
+impl Open {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::AcqRel);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Listens at a path, in place of the socket that lies there.
+fn listen(path: &Path) -> Result<(SeqPacket, FileId)> {
+    if let Ok(meta) = std::fs::symlink_metadata(path) {
+        if !meta.file_type().is_socket() {
+            return Err(Error::new(
+                ErrorKind::Config,
+                "something that is no socket lies where the socket should be",
+            )
+            .with("path", path.display()));
+        }
+        std::fs::remove_file(path)
+            .map_err(|e| Error::io("cannot remove a dead depot's socket", e).with("path", path.display()))?;
+    }
+    let listener = SeqPacket::listen(path, BACKLOG)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
+        .map_err(|e| Error::io("cannot restrict the socket to its user", e).with("path", path.display()))?;
+    let gone = |e| Error::io("cannot check the socket", e).with("path", path.display());
+    let socket = FileId::at(path).map_err(gone)?.ok_or_else(|| gone(rustix::io::Errno::NOENT.into()))?;
+    Ok((listener, socket))
+}
+
+/// One connection, to its end. Leases end at once when the client said goodbye, which it does after its copies. Otherwise
+/// it may have been killed with copies under way, and the quarantine ends them after its exit (P1, P4).
+pub(crate) fn converse(
+    depot: &Depot,
+    mut socket: SeqPacket,
+    peer: impl Peer + 'static,
+    quarantine: &Quarantine,
+) {
     let session = depot.session();
-    if let Err(error) = exchange(depot, &session, &mut socket)
-        && error.kind() != ErrorKind::Closed
-    {
-        tracing::warn!("a connection was closed: {error}");
+    let is_clean = match exchange(depot, &session, &mut socket) {
+        Ok(()) => true,
+        Err(error) => {
+            if error.kind() != ErrorKind::Closed {
+                tracing::warn!("a connection was closed: {error}");
+            }
+            said_goodbye(&mut socket)
+        }
+    };
+    drop(socket);
+    if !is_clean && session.end_claims() {
+        quarantine.hold(session, Box::new(peer));
     }
 }
 
+/// Answers requests until the client says goodbye; an error when the connection ends otherwise.
 fn exchange(depot: &Depot, session: &Session, socket: &mut SeqPacket) -> Result<()> {
-    let mut buffer = Vec::new();
+    let mut buffer = FrameBuffer::default();
     let mut greeted = false;
     loop {
         let deadline = (!greeted).then(|| Instant::now() + HELLO_WAIT);
@@ -181,13 +358,20 @@ fn exchange(depot: &Depot, session: &Session, socket: &mut SeqPacket) -> Result<
                 return Err(error);
             }
         };
+        if matches!(request, Request::Goodbye) {
+            return Ok(());
+        }
         let hello = matches!(request, Request::Hello { .. });
         if hello == greeted {
             let error = Error::new(ErrorKind::Protocol, "a connection begins with one hello");
             socket.send(&encode(id, &Response::from_error(&error))?, None)?;
             return Err(error);
         }
+        let is_one_way = request.is_one_way();
         let response = session.handle(request);
+        if is_one_way {
+            continue;
+        }
         let welcome = matches!(response, Response::Welcome { .. });
         let pool = depot.pool();
         let frame = match encode(id, &response) {
@@ -200,4 +384,22 @@ fn exchange(depot: &Depot, session: &Session, socket: &mut SeqPacket) -> Result<
         }
         greeted = true;
     }
+}
+
+/// Whether a goodbye is among the frames that the client sent and nobody has read: a client that gives up on an answer
+/// closes without waiting for it, and the answer then fails before its goodbye was read.
+pub(crate) fn said_goodbye(socket: &mut SeqPacket) -> bool {
+    let mut buffer = FrameBuffer::default();
+    let mut failures = 0;
+    // A client that goes on sending is not one that has closed.
+    for _ in 0..UNREAD_FRAMES_MAX {
+        match socket.recv(&mut buffer, Some(Instant::now())) {
+            Ok(_) if matches!(decode(&buffer), Ok((_, Request::Goodbye))) => return true,
+            Ok(_) => {}
+            // The first one may be ECONNRESET, which stands before what can still be read.
+            Err(_) if failures == 0 => failures += 1,
+            Err(_) => return false,
+        }
+    }
+    false
 }

@@ -1,23 +1,62 @@
-//! One depot a socket: whoever holds the lock beside the socket may listen on it. The kernel drops the lock with its
-//! holder, so a depot that was killed leaves a stale socket but never a stale lock (P4).
+//! One depot a socket: only the process that holds the lock beside the socket may listen on it. The kernel drops the lock
+//! with its holder, so a depot that was killed leaves a stale socket but never a stale lock (P4).
 
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::fs::{File, Metadata, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use kvdepot_core::{Error, ErrorKind, Result};
-use rustix::fs::FlockOperation;
+use parking_lot::Mutex;
+use rustix::fs::{FlockOperation, OFlags};
+
+/// How often a lock file that is deleted while it is being locked is opened again.
+const OPENS_MAX: usize = 16;
+
+/// Which file a path or a descriptor names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FileId {
+    device: u64,
+    inode: u64,
+}
+
+impl FileId {
+    fn of(meta: &Metadata) -> Self {
+        Self { device: meta.dev(), inode: meta.ino() }
+    }
+
+    /// The file at a path, links not followed; None when there is none.
+    pub(crate) fn at(path: &Path) -> io::Result<Option<Self>> {
+        match std::fs::symlink_metadata(path) {
+            Ok(meta) => Ok(Some(Self::of(&meta))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Whether a lock still gives the right to its socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// The lock file is where it was.
+    Held,
+    /// The lock file was deleted or replaced; the one that is there now has been locked instead.
+    Renewed,
+    /// Another process holds the lock file that is there now.
+    Lost,
+}
 
 /// The right to serve a socket.
 #[derive(Debug)]
 pub struct DoorLock {
     socket: PathBuf,
-    _file: File,
+    path: PathBuf,
+    file: Mutex<File>,
 }
 
 impl DoorLock {
     /// Takes the lock; None when another process holds it. Refuses a directory in which others could replace the
-    /// socket.
+    /// socket, and a lock file that is a link, no regular file, or another user's.
     pub fn take(socket: &Path) -> Result<Option<Self>> {
         let directory = socket.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let refuse = |what: &str| {
@@ -35,22 +74,100 @@ impl DoorLock {
         }
         let mut path = socket.as_os_str().to_owned();
         path.push(".lock");
-        let file =
-            OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path).map_err(
-                |e| {
-                    Error::io("cannot open the lock beside the socket", e)
-                        .with("path", Path::new(&path).display())
-                },
-            )?;
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(Self { socket: socket.to_owned(), _file: file })),
-            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-            Err(e) => Err(Error::io("cannot lock the socket", e.into()).with("path", socket.display())),
-        }
+        let path = PathBuf::from(path);
+        let file = lock(&path)?;
+        Ok(file.map(|file| Self { socket: socket.to_owned(), path, file: Mutex::new(file) }))
     }
 
     /// The socket that the holder may serve.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
+
+    /// Checks that the lock file is still the one that was locked; locks the one that is there now if not.
+    pub(crate) fn renew(&self) -> Result<Standing> {
+        let mut file = self.file.lock();
+        let unreadable =
+            |e| Error::io("cannot check the lock beside the socket", e).with("path", self.path.display());
+        let held = FileId::of(&file.metadata().map_err(unreadable)?);
+        if FileId::at(&self.path).map_err(unreadable)? == Some(held) {
+            return Ok(Standing::Held);
+        }
+        Ok(match lock(&self.path)? {
+            Some(renewed) => {
+                *file = renewed;
+                Standing::Renewed
+            }
+            None => Standing::Lost,
+        })
+    }
+}
+
+/// Locks the file at `path`, made if it is missing; None when another process holds it.
+fn lock(path: &Path) -> Result<Option<File>> {
+    for _ in 0..OPENS_MAX {
+        let file = open(path)?;
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+            Err(e) => {
+                return Err(Error::io("cannot lock the file beside the socket", e.into())
+                    .with("path", path.display()));
+            }
+        }
+        let failed = |e| Error::io("cannot check the lock beside the socket", e).with("path", path.display());
+        // Deleted after it was opened: another process would lock a new file beside this one.
+        if FileId::at(path).map_err(failed)? == Some(FileId::of(&file.metadata().map_err(failed)?)) {
+            return Ok(Some(file));
+        }
+    }
+    Err(Error::new(ErrorKind::Busy, "the lock beside the socket is deleted again and again")
+        .with("path", path.display()))
+}
+
+/// Opens a lock file. Does not wait for the other end of a FIFO, and refuses what another user could hold locked.
+fn open(path: &Path) -> Result<File> {
+    let context = |e: Error| e.with("path", path.display());
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+    let opened = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .mode(0o600)
+        .custom_flags(flags)
+        .open(path);
+    let file = opened.map_err(|e| match e.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {
+        Some(rustix::io::Errno::LOOP) => context(not_a_lock("a symbolic link")),
+        Some(rustix::io::Errno::NXIO) => context(not_a_lock("a FIFO or a socket")),
+        _ => context(Error::io("cannot open the lock beside the socket", e)),
+    })?;
+    let meta =
+        file.metadata().map_err(|e| context(Error::io("cannot check the lock beside the socket", e)))?;
+    if !meta.is_file() {
+        return Err(context(not_a_lock("not a regular file")));
+    }
+    let own = rustix::process::geteuid().as_raw();
+    if meta.uid() != own {
+        return Err(context(
+            Error::new(
+                ErrorKind::Permission,
+                "the lock beside the socket belongs to another user: remove it, or choose another socket",
+            )
+            .with("owner", meta.uid())
+            .with("user", own),
+        ));
+    }
+    // Who can open the file can lock it.
+    if meta.mode() & 0o077 != 0 {
+        file.set_permissions(std::fs::Permissions::from_mode(0o600))
+            .map_err(|e| context(Error::io("cannot restrict the lock beside the socket to its user", e)))?;
+    }
+    Ok(file)
+}
+
+fn not_a_lock(what: &str) -> Error {
+    Error::new(
+        ErrorKind::Config,
+        format!("the lock beside the socket is {what}: remove it, or choose another socket"),
+    )
 }

@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 use common::{Engine, LONG, Served, config, hash, spec};
 use kvdepot_core::{BlockLayout, NamespaceSpec};
 use kvdepot_depot::client::{Attachment, Claim, ClaimGroupSpec};
+use kvdepot_depot::message::{HELLO_MAGIC, Hashes, PROTOCOL_VERSION, Request, Response, decode, encode};
+use kvdepot_depot::seqpacket::{FrameBuffer, SeqPacket};
 use rustix::process::{Pid, Signal, kill_process};
 
 const ROLE: &str = "KVDEPOT_TEST_ROLE";
@@ -32,6 +34,7 @@ fn role(name: &str, socket: &Path) -> Child {
         .args(["--exact", "role_main", "--nocapture", "--test-threads=1"])
         .env(ROLE, name)
         .env(SOCKET, socket)
+        .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap()
@@ -52,6 +55,7 @@ fn role_main() {
             kvdepot_server::serve(on_disk(&socket), &socket, None, &mut || true).unwrap();
         }
         "writer" => writer(&socket),
+        "silent" => silent(&socket),
         other => panic!("no such role: {other}"),
     }
 }
@@ -104,6 +108,27 @@ fn writer(socket: &Path) {
         engine.load(&names, &engine.all_pages()[16..]);
         say(round);
     }
+}
+
+/// Reserves blocks, closes its connection without a goodbye, and lives on: as the depot sees it, what a process does whose
+/// exit takes long.
+fn silent(socket: &Path) {
+    let mut door = SeqPacket::connect(socket).unwrap();
+    let mut ask = |request: &Request<'_>| {
+        door.send(&encode(1, request).unwrap(), None).unwrap();
+        let mut buffer = FrameBuffer::default();
+        door.recv(&mut buffer, Some(Instant::now() + LONG)).unwrap();
+        decode::<Response>(&buffer).unwrap().1.into_result().unwrap()
+    };
+    ask(&Request::Hello { magic: HELLO_MAGIC, version: PROTOCOL_VERSION, pid: std::process::id() });
+    let spec = namespace();
+    let open = Request::OpenNamespace { canonical: spec.canonical().into() };
+    let Response::Namespace { handle, .. } = ask(&open) else { panic!("not opened") };
+    ask(&Request::Reserve { namespace: handle, hashes: Hashes(vec![7; 16].into()) });
+    drop(door);
+    say(0);
+    // Until the test ends it, or ends itself.
+    let _ = std::io::stdin().read_line(&mut String::new());
 }
 
 /// Temporary files of writers below a directory.
@@ -159,6 +184,36 @@ fn killed_clients_leak_nothing() {
     engine.clear();
     assert!(engine.load(&all, &engine.all_pages()).is_empty());
     assert!((0..128).all(|page| engine.holds(page, page, 9)));
+}
+
+#[test]
+fn slots_of_a_killed_client_come_back_when_it_has_exited_and_not_when_its_connection_ends() {
+    let served = Served::start(config(32 << 20, serde_json::json!({})));
+    let attachment = served.attach();
+    let mut child = role("silent", &served.socket);
+    let mut words = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    assert!(words.any(|line| line.ends_with("round 0")));
+    for _ in 0..500 {
+        assert_eq!(gauge(&attachment, "pool_filling_bytes"), 256 << 10, "given away before the exit");
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    eventually("the slot is given back", || gauge(&attachment, "pool_filling_bytes") == 0);
+}
+
+/// Its process runs on, so the depot frees them only because the client says that it is through with them.
+#[test]
+fn slots_of_a_lane_that_a_living_client_closes_are_free_at_once() {
+    let served = Served::start(config(32 << 20, serde_json::json!({})));
+    let attachment = served.attach();
+    let engine = Engine::new(&attachment, &namespace(), 1);
+    // SAFETY: the engine outlives the dump.
+    let dump = unsafe { engine.store.begin_dump_pages(vec![hash(1)], &[0]) }.unwrap();
+    dump.submit_shard(0, 0).unwrap();
+    eventually("a slot is reserved", || gauge(&attachment, "pool_filling_bytes") == 256 << 10);
+    drop(dump);
+    // Long before SILENT_CLOSE_WAIT_MS.
+    eventually("the slot is free", || gauge(&attachment, "pool_filling_bytes") == 0);
 }
 
 #[test]
@@ -290,6 +345,38 @@ fn a_hung_depot_costs_one_bounded_wait() {
     kill_process(pid, Signal::CONT).unwrap();
     eventually("attached again", || attachment.attached());
     assert_eq!(claim().wait(LONG), (true, 2, 0), "what it held is still there");
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+/// A lookup may wait for tiers for long, but only at a depot that answers.
+#[test]
+fn lookups_at_a_stopped_depot_wait_for_call_timeout_and_not_for_the_task_s() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("d.sock");
+    let mut child = role("depot", &socket);
+    let pid = Pid::from_child(&child);
+    let attachment = Attachment::connect(socket, None, LONG, Duration::from_millis(100)).unwrap();
+    let engine = Engine::new(&attachment, &namespace(), 8);
+    assert!(engine.dump(&[1, 2], &[0, 1]).is_empty());
+    let wanted = [hash(1), hash(2)];
+    let lookups: [&dyn Fn() -> usize; 2] =
+        [&|| engine.store.lookup(&wanted).iter().filter(|&&byte| byte != 0).count(), &|| {
+            engine.store.lookup_on_prefix(&wanted)
+        }];
+    for lookup in lookups {
+        eventually("found", || lookup() == 2);
+        kill_process(pid, Signal::STOP).unwrap();
+        let stopped = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::UNTRACED);
+        assert!(stopped.unwrap().unwrap().1.stopped());
+        let begun = Instant::now();
+        assert_eq!(lookup(), 0, "a stopped depot is a miss");
+        // A task of the engine may take ten seconds.
+        assert!(begun.elapsed() < Duration::from_secs(5), "the lookup took {:?}", begun.elapsed());
+        assert!(!attachment.attached());
+        kill_process(pid, Signal::CONT).unwrap();
+        eventually("attached again", || attachment.attached());
+    }
     child.kill().unwrap();
     child.wait().unwrap();
 }

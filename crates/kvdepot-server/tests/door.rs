@@ -5,15 +5,18 @@
 mod common;
 
 use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use common::{Engine, LONG, Served, config, hash, spec};
 use kvdepot_core::{BlockLayout, ErrorKind};
+use kvdepot_depot::Depot;
 use kvdepot_depot::client::Attachment;
 use kvdepot_depot::message::{
     ClaimGroup, HELLO_MAGIC, Hashes, PROTOCOL_VERSION, Request, Response, Shards, decode, encode,
 };
-use kvdepot_depot::seqpacket::SeqPacket;
+use kvdepot_depot::seqpacket::{FrameBuffer, SeqPacket};
 use kvdepot_server::{DoorLock, Ended, LocalDoor, serve};
 use proptest::prelude::*;
 
@@ -24,13 +27,13 @@ fn hello() -> Request<'static> {
 /// Sends one frame and returns the answer, or None if the door closed without one.
 fn say(socket: &mut SeqPacket, frame: &[u8]) -> Option<Response> {
     socket.send(frame, None).ok()?;
-    let mut buffer = Vec::new();
+    let mut buffer = FrameBuffer::default();
     socket.recv(&mut buffer, Some(Instant::now() + LONG)).ok()?;
     Some(decode::<Response>(&buffer).expect("a depot's answer can be read").1)
 }
 
 fn is_closed(socket: &mut SeqPacket) -> bool {
-    let mut buffer = Vec::new();
+    let mut buffer = FrameBuffer::default();
     socket
         .recv(&mut buffer, Some(Instant::now() + LONG))
         .is_err_and(|error| error.kind() == ErrorKind::Closed)
@@ -195,11 +198,18 @@ fn a_dead_depot_s_socket_is_replaced_and_a_living_one_s_is_not() {
     drop(SeqPacket::listen(&path, 1).unwrap());
     assert!(path.exists(), "a stale socket");
     let lock = DoorLock::take(&path).unwrap().unwrap();
-    let door = LocalDoor::open(&lock).unwrap();
+    let mut door = LocalDoor::open(&lock).unwrap();
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     assert!(DoorLock::take(&path).unwrap().is_none(), "two owners of one socket");
-    let ended = serve(config(2 << 20, no()), &path, None, &mut || true).unwrap();
-    assert_eq!(ended, Ended::AlreadyServed);
+    let depot = Arc::new(Depot::start(config(2 << 20, no())).unwrap());
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let serving = scope.spawn(|| door.run(&depot, None, &mut || !stop.load(Ordering::Acquire)).unwrap());
+        let ended = serve(config(2 << 20, no()), &path, None, &mut || true).unwrap();
+        assert_eq!(ended, Ended::AlreadyServed);
+        stop.store(true, Ordering::Release);
+        assert_eq!(serving.join().unwrap(), Ended::Stopped);
+    });
     drop(door);
     drop(lock);
     std::fs::write(&path, "precious").unwrap();
@@ -237,7 +247,7 @@ fn a_peer_of_another_version_is_an_error_and_not_a_silent_miss() {
     let thread = std::thread::spawn(move || {
         let fd = rustix::net::accept(&listener).unwrap();
         let mut socket = SeqPacket::from_fd(fd);
-        let mut buffer = Vec::new();
+        let mut buffer = FrameBuffer::default();
         socket.recv(&mut buffer, None).unwrap();
         let failed = Response::Failed { kind: "version".to_owned(), message: "older".to_owned() };
         socket.send(&encode(1, &failed).unwrap(), None).unwrap();

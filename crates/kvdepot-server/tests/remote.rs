@@ -52,6 +52,31 @@ fn what_one_depot_dumped_another_one_finds() {
     assert_eq!(claim(&third, &spec, 32).1, 0);
 }
 
+/// A tier that is added later knows nothing of earlier resets, and is told of them.
+#[test]
+fn a_remote_tier_added_to_files_that_were_reset_takes_part() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = Wired::open(config(64 << 20, json!({})), json!({}));
+    let spec = spec("added", layout());
+    let posix = json!({"posix": {"directories": [directory.path()]}});
+    {
+        let depot = embedded(over(server.at, "Cache|Posix", POOL, &json!({}), &posix));
+        depot.register(&spec).unwrap();
+        depot.reset(&[Arc::clone(&spec)]).unwrap();
+        depot.reset(&[Arc::clone(&spec)]).unwrap();
+    }
+    let depot = embedded(over(server.at, "Cache|Remote|Posix", POOL, &json!({}), &posix));
+    let mut engine = Engine::new(&depot, &spec, 16);
+    engine.fill(1);
+    let names: Vec<u64> = (0..16).collect();
+    assert!(engine.dump(&names, &engine.all_pages()).is_empty());
+    assert!(depot.drain(LONG).unwrap());
+    assert_eq!(server.stat("pool_blocks"), 16, "{}", depot.stats());
+    let other = embedded(over(server.at, "Cache|Remote", POOL, &json!({}), &json!({})));
+    other.register(&spec).unwrap();
+    assert_eq!(claim(&other, &spec, 16).1, 16, "{}", other.stats());
+}
+
 /// A dump goes to every tier; when the pool server is gone the files still serve, and dumps still reach them.
 #[test]
 fn files_below_serve_when_the_pool_server_is_gone() {

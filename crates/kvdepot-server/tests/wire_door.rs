@@ -179,3 +179,55 @@ fn nonsense_is_refused_before_anything_opens() {
         assert_eq!(WireConfig::from_json(text).unwrap_err().kind(), ErrorKind::Config, "{text}");
     }
 }
+
+/// Half-open connections wait for an hour each here: only one that makes room lets a health check in.
+#[test]
+fn half_open_http_connections_do_not_delay_a_health_check() {
+    let wired = Wired::open(config(16 * MIB, json!({})), json!({"stall_timeout_ms": 3_600_000}));
+    let half_open: Vec<_> = (0..200)
+        .map(|i| {
+            let mut tcp = wire::connect(wired.manage);
+            if i % 2 == 0 {
+                tcp.write_all(b"GET /health HTT").unwrap();
+            }
+            tcp
+        })
+        .collect();
+    for _ in 0..3 {
+        assert_eq!(wired.http("GET /health", None).0, 200);
+    }
+    let is_open = |tcp: &std::net::TcpStream| {
+        tcp.set_nonblocking(true).unwrap();
+        tcp.peek(&mut [0]).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+    };
+    assert!(half_open.iter().filter(|tcp| is_open(tcp)).count() >= 60, "no more make room than must");
+}
+
+/// A page in an administrator's browser can send requests here, under a name of its own, too.
+#[test]
+fn web_pages_change_nothing_at_a_door_without_a_token() {
+    let wired = Wired::open(config(16 * MIB, json!({})), json!({}));
+    wired.infini().put("key", b"value");
+    let ask = |lines: &str| {
+        let mut tcp = wire::connect(wired.manage);
+        write!(tcp, "{lines}\r\nConnection: close\r\n\r\n").unwrap();
+        let mut text = String::new();
+        tcp.read_to_string(&mut text).unwrap();
+        text.split(' ').nth(1).unwrap().parse::<u16>().unwrap()
+    };
+    for foreign in [
+        "POST /purge HTTP/1.1\r\nHost: evil.example:18080",
+        "POST /purge HTTP/1.1\r\nHost: localhost\r\nOrigin: http://evil.example",
+        "POST /purge HTTP/1.1\r\nHost: 127.0.0.1\r\nOrigin: null",
+        "POST /purge HTTP/1.1\r\nHost: 127.0.0.1\r\nSec-Fetch-Site: cross-site",
+        "GET /selftest HTTP/1.1\r\nHost: evil.example",
+        "GET /kvmap_len HTTP/1.1\r\nHost: evil.example",
+    ] {
+        assert_eq!(ask(foreign), 403, "{foreign}");
+    }
+    assert_eq!(ask("GET /health HTTP/1.1\r\nHost: evil.example"), 200, "probes ask by any name");
+    assert_eq!(wired.http("GET /kvmap_len", None), (200, "{\"len\":1}".to_owned()), "nothing was purged");
+    assert_eq!(ask("POST /purge HTTP/1.1\r\nHost: 127.0.0.1:18080"), 200);
+    assert_eq!(ask("POST /purge HTTP/1.0"), 200);
+    assert_eq!(wired.http("GET /kvmap_len", None), (200, "{\"len\":0}".to_owned()));
+}

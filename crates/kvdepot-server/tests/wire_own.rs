@@ -102,7 +102,10 @@ fn a_put_of_many_blocks_waits_for_room_once() {
     let directory = tempfile::tempdir().unwrap();
     // What is not written yet may take 70 % of the pool, and nothing is ever written.
     let posix = json!({"directories": [directory.path()], "faults": "write_hang=1"});
-    let depot = config(16 * MIB, json!({"pipeline": "Cache|Posix", "posix": posix, "timeout_ms": 500}));
+    let depot = config(
+        16 * MIB,
+        json!({"pipeline": "Cache|Posix", "posix": posix, "timeout_ms": 500, "drain_timeout_ms": 1}),
+    );
     let wired = Wired::open(depot, json!({"put_wait_ms": WAIT_MS}));
     let mut own = wired.own(None).unwrap();
     let namespace = own.open("a", 2_000_000);

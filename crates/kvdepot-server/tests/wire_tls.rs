@@ -82,7 +82,7 @@ fn get(stream: &mut Tls, key: &str) -> Vec<u8> {
 
 fn http(wired: &Wired, trust: &Arc<ClientConfig>, path: &str) -> String {
     let mut http = tls(wired.manage, trust);
-    write!(http, "GET {path} HTTP/1.1\r\nHost: depot\r\nConnection: close\r\n\r\n").unwrap();
+    write!(http, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
     let mut answer = Vec::new();
     let _ = http.read_to_end(&mut answer);
     String::from_utf8(answer).unwrap()

@@ -124,8 +124,12 @@ impl State {
         }
     }
 
-    /// A receive that a message was going into when its sender failed is the receiver's again.
+    /// A receive that a message was going into when its sender failed is the receiver's again, or lost.
     fn give_back(&mut self, sender: u32, receive: Receive) {
+        if self.config.loses_receives {
+            self.lost_receives += 1;
+            return;
+        }
         let Some(peer) = self.qps.get(&sender).map(|qp| qp.dest) else { return };
         let Some(qp) = self.qps.get_mut(&peer) else { return };
         match self.srqs.get_mut(&qp.srq) {

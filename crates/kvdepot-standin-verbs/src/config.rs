@@ -11,6 +11,9 @@ pub(crate) struct Config {
     pub(crate) lazy: bool,
     /// Nothing is done at all.
     pub(crate) hung: bool,
+    /// A receive is lost with the message that was going into it when its sender failed, as on devices that tell nobody
+    /// of it. Otherwise it goes back to its queue.
+    pub(crate) loses_receives: bool,
     /// Name of the first device; others get their number instead of its last digit.
     pub(crate) device: String,
     pub(crate) devices: usize,
@@ -34,6 +37,7 @@ impl Config {
             seed: text("KVDEPOT_STANDIN_SEED").and_then(|seed| seed.parse().ok()).unwrap_or(1),
             lazy: false,
             hung: false,
+            loses_receives: false,
             device: text("KVDEPOT_STANDIN_DEVICE").unwrap_or_else(|| "standin0".to_owned()),
             devices: 1,
             link: if ethernet { IBV_LINK_LAYER_ETHERNET } else { IBV_LINK_LAYER_INFINIBAND },

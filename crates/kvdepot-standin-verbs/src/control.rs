@@ -85,7 +85,7 @@ impl StandIn {
         unsafe { (self.reset)(seed, 0) };
     }
 
-    /// Sets `devices`, `ethernet`, `port_state`, `region_bytes_max`, `peer_offset`, `hung` or `dmabuf`.
+    /// Sets `devices`, `ethernet`, `port_state`, `region_bytes_max`, `peer_offset`, `hung`, `loses_receives` or `dmabuf`.
     ///
     /// # Panics
     /// When there is no such thing.
@@ -103,7 +103,8 @@ impl StandIn {
         unsafe { (self.sysfs)(directory.as_ptr()) };
     }
 
-    /// Reads `violations`, `objects`, `regions`, `doorbells`, `requests`, `signaled`, `bytes` or `steps`.
+    /// Reads `violations`, `objects`, `regions`, `doorbells`, `requests`, `signaled`, `bytes`, `steps` or
+    /// `lost_receives`.
     ///
     /// # Panics
     /// When there is no such counter.

@@ -41,6 +41,9 @@ fn run() {
 /// Works for a while. Whether there is more to do at once, whether to look again soon, and what to listen to.
 fn turn() -> (bool, bool, Vec<OwnedFd>) {
     let mut state = state::lock();
+    if state.config.hung {
+        return (false, true, Vec::new());
+    }
     let mut busy = state.receive_messages();
     let foreign = state.has_foreign_peers();
     if foreign {
@@ -54,7 +57,11 @@ fn turn() -> (bool, bool, Vec<OwnedFd>) {
         busy = true;
     }
     let works = !state.config.lazy || foreign || state.cqs.values().any(|cq| cq.armed.is_some());
-    let waiting = works && state.qps.values().any(|qp| !qp.requests.is_empty() || !qp.inbound.is_empty());
+    let waiting = works
+        && state
+            .qps
+            .values()
+            .any(|qp| !qp.requests.is_empty() || !qp.inbound.is_empty() || !qp.answers.is_empty());
     // Duplicates, so that a queue pair destroyed meanwhile does not leave a number that is somebody else's.
     let sockets = if busy {
         Vec::new()

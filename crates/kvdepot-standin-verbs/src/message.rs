@@ -4,20 +4,19 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, recv, sendto,
-    socket_with,
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, connect, recv,
+    sendto, socket_with,
 };
 
 /// Pieces of local memory in a request, at most.
 pub(crate) const PIECES_MAX: usize = 16;
 const WORDS: usize = 12 + 2 * PIECES_MAX;
 
-/// Asks, answers, or only looks whether somebody is there.
+/// A request, or the answer to one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Ask,
     Answer,
-    Look,
 }
 
 #[derive(Clone, Debug)]
@@ -51,7 +50,6 @@ impl Message {
         let kind = match self.kind {
             Kind::Ask => 0,
             Kind::Answer => 1,
-            Kind::Look => 2,
         };
         let mut words = vec![
             kind,
@@ -80,7 +78,7 @@ impl Message {
             kind: match number(0)? {
                 0 => Kind::Ask,
                 1 => Kind::Answer,
-                _ => Kind::Look,
+                _ => return None,
             },
             from: number(1)?,
             to: number(2)?,
@@ -96,7 +94,7 @@ impl Message {
         })
     }
 
-    /// Sends from `socket` to the queue pair that it is for.
+    /// Sends from `socket` to the queue pair that it is for. [`is_full`] tells an error that passes.
     pub(crate) fn send(&self, socket: &OwnedFd) -> rustix::io::Result<()> {
         sendto(
             socket.as_fd(),
@@ -112,6 +110,19 @@ impl Message {
         let (len, _) = recv(socket.as_fd(), &mut bytes[..], RecvFlags::DONTWAIT).ok()?;
         Self::decode(&bytes[..len])
     }
+}
+
+/// Whether a message was not sent because the receiver's queue is full: the kernel keeps few datagrams
+/// (`net.unix.max_dgram_qlen`), and a receiver that does not run takes none.
+pub(crate) fn is_full(errno: rustix::io::Errno) -> bool {
+    matches!(errno, rustix::io::Errno::AGAIN | rustix::io::Errno::NOBUFS)
+}
+
+/// Whether a process has queue pair `number`. Sends nothing, so that the queue stays free for requests and answers.
+pub(crate) fn exists(number: u32) -> bool {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let Ok(probe) = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None) else { return true };
+    address(number).and_then(|address| connect(probe.as_fd(), &address)).is_ok()
 }
 
 fn address(number: u32) -> rustix::io::Result<SocketAddrUnix> {

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 
 use kvdepot_verbs::sys::{ibv_ah_attr, ibv_qp_cap, ibv_wc};
 
-use crate::message::Inbound;
+use crate::message::{Inbound, Message};
 use crate::request::{Receive, Request};
 
 /// A completion, and what becomes free when it is polled.
@@ -82,4 +82,6 @@ pub(crate) struct Qp {
     pub(crate) socket: OwnedFd,
     /// Requests from other processes that wait for a receive.
     pub(crate) inbound: VecDeque<Inbound>,
+    /// Answers to other processes that are not sent yet.
+    pub(crate) answers: VecDeque<Message>,
 }

@@ -10,7 +10,7 @@ use kvdepot_verbs::sys::{
 
 use crate::completion::Arrival;
 use crate::memory::{Piece, fetch, own_pid, place};
-use crate::message::{Inbound, Kind, Message};
+use crate::message::{Inbound, Kind, Message, exists, is_full};
 use crate::request::{Phase, Request};
 use crate::state::State;
 
@@ -44,7 +44,7 @@ impl State {
         };
         match message.send(&qp.socket) {
             Ok(()) => Phase::Away,
-            Err(rustix::io::Errno::AGAIN) => Phase::Waiting,
+            Err(errno) if is_full(errno) => Phase::Waiting,
             Err(_) => Phase::Done(IBV_WC_RETRY_EXC_ERR),
         }
     }
@@ -65,12 +65,24 @@ impl State {
                             qp.inbound.push_back(Inbound { message, attempts_left });
                         }
                     }
-                    Kind::Look => {}
                 }
             }
             any |= self.serve(number);
+            self.send_answers(number);
         }
         any
+    }
+
+    /// Sends the answers of `number`, in order; those that find the asker's queue full stay for the next turn.
+    fn send_answers(&mut self, number: u32) {
+        let Some(qp) = self.qps.get_mut(&number) else { return };
+        while let Some(answer) = qp.answers.front() {
+            if answer.send(&qp.socket).is_err_and(is_full) {
+                return;
+            }
+            // Sent, or the asker is gone and needs no answer.
+            qp.answers.pop_front();
+        }
     }
 
     fn answered(&mut self, number: u32, status: u32) {
@@ -102,9 +114,8 @@ impl State {
                 pieces: Vec::new(),
                 ..ask
             };
-            if let Some(qp) = self.qps.get(&number) {
-                // An asker that is gone needs no answer.
-                let _ = answer.send(&qp.socket);
+            if let Some(qp) = self.qps.get_mut(&number) {
+                qp.answers.push_back(answer);
             }
         }
         any
@@ -190,24 +201,8 @@ impl State {
     /// Fails requests whose peer's process is gone.
     pub(crate) fn look_for_the_dead(&mut self) {
         for qp in self.qps.values_mut() {
-            let look = Message {
-                kind: Kind::Look,
-                from: 0,
-                to: qp.dest,
-                pid: own_pid(),
-                psn: 0,
-                opcode: 0,
-                status: 0,
-                imm: 0,
-                solicited: false,
-                remote_address: 0,
-                rkey: 0,
-                pieces: Vec::new(),
-            };
             for request in &mut qp.requests {
-                let gone = matches!(request.phase, Phase::Away)
-                    && look.send(&qp.socket).is_err_and(|e| e != rustix::io::Errno::AGAIN);
-                if gone {
+                if matches!(request.phase, Phase::Away) && !exists(qp.dest) {
                     request.phase = Phase::Done(IBV_WC_RETRY_EXC_ERR);
                 }
             }

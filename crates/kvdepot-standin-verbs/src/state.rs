@@ -38,6 +38,7 @@ pub(crate) struct State {
     pub(crate) signaled: u64,
     pub(crate) bytes: u64,
     pub(crate) steps: u64,
+    pub(crate) lost_receives: u64,
     pub(crate) engine_started: bool,
 }
 
@@ -94,6 +95,7 @@ impl State {
             signaled: 0,
             bytes: 0,
             steps: 0,
+            lost_receives: 0,
             engine_started: false,
         }
     }

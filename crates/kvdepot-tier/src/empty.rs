@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
+use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result, next_epoch};
 use kvdepot_io::SlotBuf;
 use parking_lot::Mutex;
 
@@ -26,13 +26,18 @@ impl Tier for EmptyTier {
         "empty"
     }
 
-    fn open_namespace(&self, spec: &NamespaceSpec) -> Result<u32> {
-        Ok(*self.epochs.lock().entry(spec.root()).or_insert(0))
+    fn open_namespace(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
+        let mut epochs = self.epochs.lock();
+        let epoch = epochs.entry(spec.root()).or_insert(0);
+        *epoch = at_least.max(*epoch);
+        Ok(*epoch)
     }
 
-    fn set_epoch(&self, spec: &NamespaceSpec, epoch: u32) -> Result<()> {
-        self.epochs.lock().insert(spec.root(), epoch);
-        Ok(())
+    fn advance_epoch(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
+        let mut epochs = self.epochs.lock();
+        let epoch = epochs.entry(spec.root()).or_insert(0);
+        *epoch = next_epoch(*epoch, at_least)?;
+        Ok(*epoch)
     }
 
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {

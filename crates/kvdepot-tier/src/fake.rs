@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use hashbrown::HashMap;
 use hashlink::LruCache;
-use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result, epoch_moves};
+use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result, next_epoch};
 use kvdepot_io::SlotBuf;
 use parking_lot::Mutex;
 
@@ -99,6 +99,25 @@ impl Memory {
         Ok(usize::try_from(spec.layout().block_bytes()).expect("BLOCK_BYTES_MAX fits an address"))
     }
 
+    fn epoch(&self, spec: &NamespaceSpec) -> u32 {
+        self.epochs.get(&spec.root()).copied().unwrap_or(0)
+    }
+
+    /// Makes `epoch` the current one and drops the blocks of the one before.
+    fn enter(&mut self, spec: &NamespaceSpec, epoch: u32) {
+        let (old, new) = (spec.id(self.epoch(spec)), spec.id(epoch));
+        if old != new {
+            let gone: Vec<BlockKey> =
+                self.blocks.iter().map(|(key, _)| *key).filter(|key| key.namespace == old).collect();
+            for key in gone {
+                self.forget(&key);
+            }
+            self.spaces.remove(&old);
+        }
+        self.epochs.insert(spec.root(), epoch);
+        self.spaces.insert(new, spec.clone());
+    }
+
     fn forget(&mut self, key: &BlockKey) {
         if let Some(bytes) = self.blocks.remove(key) {
             self.bytes -= bytes.len() as u64;
@@ -111,29 +130,18 @@ impl Tier for FakeTier {
         "fake"
     }
 
-    fn open_namespace(&self, spec: &NamespaceSpec) -> Result<u32> {
+    fn open_namespace(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
         let mut memory = self.memory.lock();
-        let epoch = *memory.epochs.entry(spec.root()).or_insert(0);
-        memory.spaces.insert(spec.id(epoch), spec.clone());
+        let epoch = memory.epoch(spec).max(at_least);
+        memory.enter(spec, epoch);
         Ok(epoch)
     }
 
-    fn set_epoch(&self, spec: &NamespaceSpec, epoch: u32) -> Result<()> {
-        let before = self.open_namespace(spec)?;
-        if !epoch_moves(before, epoch)? {
-            return Ok(());
-        }
+    fn advance_epoch(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
         let mut memory = self.memory.lock();
-        let old = spec.id(before);
-        let gone: Vec<BlockKey> =
-            memory.blocks.iter().map(|(key, _)| *key).filter(|k| k.namespace == old).collect();
-        for key in gone {
-            memory.forget(&key);
-        }
-        memory.spaces.remove(&old);
-        memory.epochs.insert(spec.root(), epoch);
-        memory.spaces.insert(spec.id(epoch), spec.clone());
-        Ok(())
+        let epoch = next_epoch(memory.epoch(spec), at_least)?;
+        memory.enter(spec, epoch);
+        Ok(epoch)
     }
 
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {

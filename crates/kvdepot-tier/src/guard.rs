@@ -7,14 +7,14 @@
 //! have come from an index without I/O (`AlreadyThere`, a probe's count).
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
 use kvdepot_io::SlotBuf;
 use parking_lot::Mutex;
 
-use crate::{Done, Presence, Tier, TierServer, TierUsage, Written};
+use crate::{Done, Presence, Tier, TierEvents, TierServer, TierUsage, Written};
 
 /// When a guarded tier goes off, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +48,14 @@ struct Shared {
     clock: Clock,
     reads: Mutex<Breaker>,
     writes: Mutex<Breaker>,
+    listener: Mutex<Option<Weak<dyn TierEvents>>>,
+}
+
+/// What the depot is told of the whole tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    WentDown,
+    CameBack,
 }
 
 /// Which breaker.
@@ -144,8 +152,20 @@ impl Shared {
             .with("tier", &self.name)
     }
 
-    /// Notes how an operation ended.
+    /// Notes how an operation ended, and tells the listener when the whole tier went off or on.
     fn note(&self, side: Side, pass: Pass, verdict: Verdict<'_>) {
+        let change = self.judge(side, pass, verdict);
+        let Some(change) = change.filter(|_| matches!(side, Side::Tier)) else { return };
+        // The clone ends the lock's hold before the call.
+        let listener = self.listener.lock().as_ref().and_then(Weak::upgrade);
+        match (listener, change) {
+            (Some(listener), Change::WentDown) => listener.went_down(),
+            (Some(listener), Change::CameBack) => listener.came_back(),
+            (None, _) => {}
+        }
+    }
+
+    fn judge(&self, side: Side, pass: Pass, verdict: Verdict<'_>) -> Option<Change> {
         let mut breaker = self.breaker(side).lock();
         match verdict {
             Verdict::Nothing if pass == Pass::Trial => breaker.trial_until = None,
@@ -153,15 +173,17 @@ impl Shared {
             Verdict::Good if pass == Pass::Trial => {
                 *breaker = Breaker::default();
                 tracing::warn!(tier = %self.name, ?side, "switched on again: it answers");
+                return Some(Change::CameBack);
             }
             // A late success from before the pause must not end it.
             Verdict::Good if breaker.off_until.is_some() => {}
             Verdict::Good => breaker.failures = 0,
-            Verdict::Bad(error) => self.note_failure(side, pass, error, &mut breaker),
+            Verdict::Bad(error) => return self.note_failure(side, pass, error, &mut breaker),
         }
+        None
     }
 
-    fn note_failure(&self, side: Side, pass: Pass, error: &Error, breaker: &mut Breaker) {
+    fn note_failure(&self, side: Side, pass: Pass, error: &Error, breaker: &mut Breaker) -> Option<Change> {
         breaker.failures = breaker.failures.saturating_add(1);
         if pass == Pass::Trial {
             breaker.go_off((self.clock)(), &self.config);
@@ -173,7 +195,9 @@ impl Shared {
                 tier = %self.name, ?side, failures = breaker.failures, pause_ms, %error,
                 "switched off: it keeps failing"
             );
+            return Some(Change::WentDown);
         }
+        None
     }
 }
 
@@ -186,7 +210,8 @@ impl<T: Tier> Guarded<T> {
     /// Guards a tier with a clock of the caller's.
     pub fn with_clock(inner: T, config: GuardConfig, clock: Clock) -> Self {
         let (name, reads, writes) = (inner.name().to_owned(), Mutex::default(), Mutex::default());
-        Self { inner, shared: Arc::new(Shared { name, config, clock, reads, writes }) }
+        let listener = Mutex::default();
+        Self { inner, shared: Arc::new(Shared { name, config, clock, reads, writes, listener }) }
     }
 
     /// The tier behind the guard.
@@ -225,13 +250,13 @@ impl<T: Tier> Tier for Guarded<T> {
         self.inner.name()
     }
 
-    fn open_namespace(&self, spec: &NamespaceSpec) -> Result<u32> {
-        self.inner.open_namespace(spec)
+    fn open_namespace(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
+        self.inner.open_namespace(spec, at_least)
     }
 
     /// Never held back: old bytes must become unreachable whatever the device's state.
-    fn set_epoch(&self, spec: &NamespaceSpec, epoch: u32) -> Result<()> {
-        self.inner.set_epoch(spec, epoch)
+    fn advance_epoch(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
+        self.inner.advance_epoch(spec, at_least)
     }
 
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
@@ -301,6 +326,11 @@ impl<T: Tier> Tier for Guarded<T> {
         if !self.is_off() {
             self.inner.touch(keys);
         }
+    }
+
+    fn attach(&self, events: Weak<dyn TierEvents>) {
+        *self.shared.listener.lock() = Some(Weak::clone(&events));
+        self.inner.attach(events);
     }
 
     fn usage(&self) -> TierUsage {

@@ -15,6 +15,7 @@ pub mod remote;
 mod shared_tier;
 
 use std::fmt::Debug;
+use std::sync::Weak;
 use std::time::Instant;
 
 use kvdepot_core::{BlockKey, NamespaceId, NamespaceSpec, Result};
@@ -76,6 +77,22 @@ pub struct TierServer {
     pub last_error: Option<String>,
 }
 
+/// What a tier tells the depot above it without being asked. Called from the tier's own threads or from a caller's, while
+/// the tier holds no lock; must not block. A tier may tell less than happened, never more.
+pub trait TierEvents: Send + Sync {
+    /// The tier gave these blocks up to make room.
+    fn evicted(&self, keys: &[BlockKey]);
+
+    /// These blocks turned out to be missing or corrupt.
+    fn lost(&self, keys: &[BlockKey]);
+
+    /// The tier is switched off for a while: reads miss and nothing is written.
+    fn went_down(&self);
+
+    /// The tier works again.
+    fn came_back(&self);
+}
+
 /// A place below the pool. Every tier passes `conformance::check` (P1, P2, P5, P8).
 ///
 /// Calls return at once; I/O runs on the tier's own threads and ends in a `Done`. `deadline` is when the caller stops
@@ -85,12 +102,19 @@ pub trait Tier: Send + Sync + Debug {
     /// Short name for logs, metrics and `stat`: `posix`, `fake`…
     fn name(&self) -> &str;
 
-    /// Makes a namespace known and returns its current epoch (0 for a new one).
-    fn open_namespace(&self, spec: &NamespaceSpec) -> Result<u32>;
+    /// Makes a namespace known and returns its current epoch (0 for a new one), which may be one that somebody else
+    /// has moved it to. If the stored epoch is below `at_least`, stores `at_least` first. Called again for a namespace
+    /// that is open, it follows what is stored. Returns in bounded time.
+    fn open_namespace(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32>;
 
-    /// Moves a namespace to `epoch` for good: bytes of earlier epochs are unreachable when this returns, and their
-    /// space is given back in the background.
-    fn set_epoch(&self, spec: &NamespaceSpec, epoch: u32) -> Result<()>;
+    /// Moves a namespace to a new epoch, the higher of `at_least` and the stored epoch + 1, and returns it. An epoch
+    /// never goes back, and of several callers at a time each gets one of its own where the store can tell them apart.
+    /// Returns in bounded time.
+    ///
+    /// When this returns, with success or not, bytes of earlier epochs are out of reach; their space is given back in
+    /// the background. On failure the tier neither reads nor writes this namespace until the advance is stored, which
+    /// it tries again by itself, and after a restart where the store can be told at all.
+    fn advance_epoch(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32>;
 
     /// What is known without I/O, one answer a key, into `out` (cleared first).
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>);
@@ -108,8 +132,14 @@ pub trait Tier: Send + Sync + Debug {
     /// Forgets a block.
     fn remove(&self, key: BlockKey);
 
-    /// Says that these blocks were used now: recency for the tier's own eviction.
+    /// Says that these blocks were used now: recency for the tier's own eviction. Cheap: no I/O on the caller's thread.
     fn touch(&self, keys: &[BlockKey]);
+
+    /// Has the tier tell `events` what happens to its blocks, in place of an earlier listener. A tier that has nothing to
+    /// tell ignores it.
+    fn attach(&self, events: Weak<dyn TierEvents>) {
+        drop(events);
+    }
 
     /// What is held now.
     fn usage(&self) -> TierUsage;

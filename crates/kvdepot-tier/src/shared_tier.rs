@@ -1,24 +1,24 @@
 //! A shared tier is a tier, so that decorators can wrap what the registry built.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use kvdepot_core::{BlockKey, NamespaceId, NamespaceSpec, Result};
 use kvdepot_io::SlotBuf;
 
-use crate::{Done, Presence, Tier, TierServer, TierUsage, Written};
+use crate::{Done, Presence, Tier, TierEvents, TierServer, TierUsage, Written};
 
 impl<T: Tier + ?Sized> Tier for Arc<T> {
     fn name(&self) -> &str {
         (**self).name()
     }
 
-    fn open_namespace(&self, spec: &NamespaceSpec) -> Result<u32> {
-        (**self).open_namespace(spec)
+    fn open_namespace(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
+        (**self).open_namespace(spec, at_least)
     }
 
-    fn set_epoch(&self, spec: &NamespaceSpec, epoch: u32) -> Result<()> {
-        (**self).set_epoch(spec, epoch)
+    fn advance_epoch(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
+        (**self).advance_epoch(spec, at_least)
     }
 
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
@@ -43,6 +43,10 @@ impl<T: Tier + ?Sized> Tier for Arc<T> {
 
     fn touch(&self, keys: &[BlockKey]) {
         (**self).touch(keys);
+    }
+
+    fn attach(&self, events: Weak<dyn TierEvents>) {
+        (**self).attach(events);
     }
 
     fn usage(&self) -> TierUsage {

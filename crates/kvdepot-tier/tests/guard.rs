@@ -4,11 +4,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvdepot_core::ErrorKind;
+use kvdepot_core::{BlockKey, ErrorKind};
 use kvdepot_io::faults::{Fault, FaultDevice, FaultOp, Faults};
 use kvdepot_io::{Device, DirDevice, DirectUse};
 use kvdepot_tier::conformance::{self, Bench};
-use kvdepot_tier::{FakeTier, GuardConfig, Guarded, PosixConfig, PosixTier, Presence};
+use kvdepot_tier::{FakeTier, GuardConfig, Guarded, PosixConfig, PosixTier, Presence, Tier, TierEvents};
 use parking_lot::Mutex;
 
 const CONFIG: GuardConfig =
@@ -88,13 +88,13 @@ fn a_tier_that_fails_to_read_goes_off_and_comes_back() {
 }
 
 #[test]
-fn a_full_disk_stops_writes_only() {
+fn a_disk_that_takes_no_writes_stops_writes_only() {
     let rig = Rig::new();
     let bench = rig.bench();
     bench.write_all(1);
-    rig.faults.chance(FaultOp::Write, Fault::NoSpace, 1.0);
+    rig.faults.chance(FaultOp::Write, Fault::Eio, 1.0);
     for n in 1..4 {
-        assert_eq!(kind_of_write(&bench, n), Some(ErrorKind::NoSpace));
+        assert_eq!(kind_of_write(&bench, n), Some(ErrorKind::Io));
     }
     assert!(rig.tier.writes_are_off() && !rig.tier.is_off());
     assert_eq!(kind_of_write(&bench, 4), Some(ErrorKind::Unavailable));
@@ -103,6 +103,63 @@ fn a_full_disk_stops_writes_only() {
     rig.pass(101);
     assert_eq!(kind_of_write(&bench, 4), None);
     assert!(!rig.tier.writes_are_off());
+}
+
+/// A file system that stays full whatever the tier evicts, and then has room again.
+#[test]
+fn a_full_disk_stops_writes_until_it_has_room() {
+    let rig = Rig::new();
+    let bench = rig.bench();
+    rig.faults.chance(FaultOp::Write, Fault::NoSpace, 1.0);
+    for n in 1..4 {
+        assert_eq!(kind_of_write(&bench, n), Some(ErrorKind::NoSpace));
+    }
+    assert!(rig.tier.writes_are_off() && !rig.tier.is_off());
+    rig.faults.set_enabled(false);
+    rig.pass(101);
+    assert_eq!(kind_of_write(&bench, 4), None);
+    assert!(!rig.tier.writes_are_off());
+}
+
+#[derive(Default)]
+struct Heard(Mutex<Vec<&'static str>>);
+
+impl TierEvents for Heard {
+    fn evicted(&self, _keys: &[BlockKey]) {
+        self.0.lock().push("evicted");
+    }
+
+    fn lost(&self, _keys: &[BlockKey]) {
+        self.0.lock().push("lost");
+    }
+
+    fn went_down(&self) {
+        self.0.lock().push("went down");
+    }
+
+    fn came_back(&self) {
+        self.0.lock().push("came back");
+    }
+}
+
+#[test]
+fn a_listener_hears_when_the_tier_goes_off_and_on() {
+    let rig = Rig::new();
+    let bench = rig.bench();
+    let heard = Arc::new(Heard::default());
+    let events: Arc<dyn TierEvents> = Arc::clone(&heard) as _;
+    rig.tier.attach(Arc::downgrade(&events));
+    bench.write_all(1);
+    rig.faults.chance(FaultOp::Read, Fault::Eio, 1.0);
+    assert!((0..3).all(|_| kind_of_read(&bench) == Some(ErrorKind::Io)));
+    assert_eq!(*heard.0.lock(), ["went down"]);
+    rig.pass(101);
+    assert_eq!(kind_of_read(&bench), Some(ErrorKind::Io), "the trial fails");
+    assert_eq!(*heard.0.lock(), ["went down"], "it was down before");
+    rig.faults.set_enabled(false);
+    rig.pass(201);
+    assert_eq!(kind_of_read(&bench), None);
+    assert_eq!(*heard.0.lock(), ["went down", "came back"]);
 }
 
 #[test]

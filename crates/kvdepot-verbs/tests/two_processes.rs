@@ -3,6 +3,8 @@
 #![allow(missing_docs, reason = "a test")]
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -189,4 +191,50 @@ fn a_killed_peer_does_not_answer() {
     list.push(1, Operation::Read(&[end.memory.mr().sge(0, 64)], remote), Flags::SILENT);
     end.qp.post_send(&mut list).expect("takes it");
     assert_eq!(end.next().status, WcStatus::RETRIES_EXCEEDED);
+}
+
+/// A receiver that does not run lets its queue of messages fill up. The answer that finds it full is sent when there is
+/// room again; were it dropped, the request would never end.
+#[test]
+fn an_answer_that_finds_its_askers_queue_full_is_sent_later() {
+    let (asking, answering) = (StandIn::new(14), StandIn::new(15));
+    let ends = [&asking, &answering].map(|standin| {
+        let end = End::new(&Verbs::load_from(standin.path()).expect("the stand-in loads"));
+        end.memory.write(0, &bytes(3));
+        end
+    });
+    let remote = ends[0].connect(&ends[1].introduce());
+    ends[1].connect(&ends[0].introduce());
+    ends[0].memory.write(0, &[0; 64]);
+    answering.set("hung", 1);
+    let mut list = SendList::new();
+    list.push(1, Operation::Read(&[ends[0].memory.mr().sge(0, 64)], remote), Flags::SIGNALED);
+    ends[0].qp.post_send(&mut list).expect("takes it");
+    // The step that takes it sends it.
+    let (until, before) = (Instant::now() + Duration::from_secs(60), asking.get("steps"));
+    while asking.get("steps") == before {
+        assert!(Instant::now() < until, "the request did not leave");
+        std::thread::yield_now();
+    }
+    asking.set("hung", 1);
+    fill_queue(ends[0].qp.number());
+    answering.set("hung", 0);
+    let mut found = [0; 64];
+    while found != bytes(3)[..64] {
+        assert!(Instant::now() < until, "the request was not carried out");
+        ends[0].memory.read(0, &mut found);
+    }
+    // Each turn of the device is one hold of its lock: the first attempt to answer is over behind this.
+    answering.get("steps");
+    asking.set("hung", 0);
+    assert_eq!(ends[0].next().status, WcStatus::SUCCESS);
+}
+
+/// Sends to a queue pair what is no message, until the kernel takes no more.
+fn fill_queue(number: u32) {
+    let socket = UnixDatagram::unbound().expect("a socket");
+    socket.set_nonblocking(true).expect("a socket that does not block");
+    let name = format!("kvdepot-standin-verbs/{number}");
+    let address = SocketAddr::from_abstract_name(name).expect("an address");
+    while socket.send_to_addr(b"no message", &address).is_ok() {}
 }

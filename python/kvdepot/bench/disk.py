@@ -5,14 +5,14 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from statistics import median
 
 import numpy as np
 
 from kvdepot import _native
-from kvdepot.bench.shapes import MIB, Pages, Shape, hashes, move, seconds
+from kvdepot.bench.shapes import MIB, Pages, Shape, hashes, move, open_store, seconds
 
 Row = dict[str, object]
 
@@ -32,7 +32,7 @@ def drop_from_page_cache(directory: str) -> None:
                 os.close(descriptor)
 
 
-def fio_read_s(directory: str, shape: Shape, threads: int, direct: bool) -> float | None:
+def fio_read_s(directory: str, shape: Shape, *, threads: int, direct: bool) -> float | None:
     """Seconds in which fio reads files of these sizes with so many threads; None without fio."""
     fio = shutil.which("fio")
     if fio is None:
@@ -60,15 +60,15 @@ def fio_read_s(directory: str, shape: Shape, threads: int, direct: bool) -> floa
     return float(read["runtime"]) / 1e3 * shape.bytes / float(read["io_bytes"])
 
 
-def cold(directory: str | None, rounds: int, threads: int) -> Iterator[Row]:
+def cold(shapes: Sequence[Shape], directory: str | None, *, rounds: int, threads: int) -> Iterator[Row]:
     """One row a shape and way of reading: GB/s to disk and cold from disk, and the ratio to fio."""
     for direct in (True, False):
-        for shape in SHAPES:
+        for shape in shapes:
             with tempfile.TemporaryDirectory(dir=directory, prefix="kvdepot-bench-") as root:
-                yield _cold(root, shape, direct, rounds, threads)
+                yield _cold(root, shape, direct=direct, rounds=rounds, threads=threads)
 
 
-def _cold(root: str, shape: Shape, direct: bool, rounds: int, threads: int) -> Row:
+def _cold(root: str, shape: Shape, *, direct: bool, rounds: int, threads: int) -> Row:
     blocks, raw = os.path.join(root, "blocks"), os.path.join(root, "raw")
     os.makedirs(blocks)
     os.makedirs(raw)
@@ -80,7 +80,7 @@ def _cold(root: str, shape: Shape, direct: bool, rounds: int, threads: int) -> R
 
     def attach() -> tuple[_native.Depot, _native.Store]:
         depot = _native.Depot.embedded(config)
-        store = depot.store(depot.open_namespace('{"bench":"disk"}', shape.layout_json), 1)
+        store = open_store(depot, "disk", shape.layout_json, copy_threads=1)
         pages.register(store)
         return depot, store
 
@@ -106,7 +106,7 @@ def _cold(root: str, shape: Shape, direct: bool, rounds: int, threads: int) -> R
             raise RuntimeError("wrong bytes came back")
         store.close()
         depot.close()
-        reads.append(fio_read_s(raw, shape, threads, direct))
+        reads.append(fio_read_s(raw, shape, threads=threads, direct=direct))
     gigabytes = shape.bytes / 1e9
     ratios = [read / load for read, load in zip(reads, loads, strict=True) if read is not None]
     return {

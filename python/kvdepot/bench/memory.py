@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from statistics import median
@@ -14,13 +14,14 @@ from time import perf_counter
 import numpy as np
 
 from kvdepot import _native
-from kvdepot.bench.shapes import MIB, SHAPES, Pages, PlainCopy, hashes, move, seconds
+from kvdepot.bench.shapes import MIB, Pages, PlainCopy, Shape, hashes, move, open_store, seconds
 
 Row = dict[str, object]
 
 LOOKUP_HASHES = 128
 BATCH_HASHES = 4096
 KEYS = 100_000
+SMOKE_KEYS = 1_000
 
 
 def moved(begin: Callable[..., _native.Task], names: list[bytes], pages: Pages) -> None:
@@ -28,15 +29,15 @@ def moved(begin: Callable[..., _native.Task], names: list[bytes], pages: Pages) 
     move(begin(names, pages.ids))
 
 
-def warm(rounds: int, threads: int) -> Iterator[Row]:
+def warm(shapes: Sequence[Shape], *, rounds: int, threads: int) -> Iterator[Row]:
     """One row a shape: GB/s of memcpy, dump and load, and the ratios' medians."""
-    for shape in SHAPES:
+    for shape in shapes:
         pages = Pages(shape)
         config = {"pipeline": "Cache", "pool_bytes": 3 * shape.bytes + 64 * MIB, "eviction": "lru"}
         depot = _native.Depot.embedded(json.dumps(config))
-        store = depot.store(depot.open_namespace('{"bench":"memory"}', shape.layout_json), threads)
+        store = open_store(depot, "memory", shape.layout_json, copy_threads=threads)
         pages.register(store)
-        copy = PlainCopy(pages.memory, threads)
+        copy = PlainCopy(pages.memory, threads=threads)
         times: list[tuple[float, float, float]] = []
         for number in range(rounds + 3):
             names = hashes(number, shape.blocks)
@@ -77,14 +78,14 @@ def served(config: dict[str, object]) -> Iterator[_native.Depot]:
             process.wait()
 
 
-def door(rounds: int) -> Row:
+def door(*, rounds: int, keys: int) -> Row:
     """Microseconds of a prefix lookup of 128 hashes through the local door, and keys a second in batches."""
-    with served({"pipeline": "Cache", "pool_bytes": KEYS * 4096 + 64 * MIB}) as depot:
-        store = depot.store(depot.open_namespace('{"bench":"door"}', "[[1,[64]]]"), 1)
+    with served({"pipeline": "Cache", "pool_bytes": keys * 4096 + 64 * MIB}) as depot:
+        store = open_store(depot, "door", "[[1,[64]]]", copy_threads=1)
         memory = np.zeros((1, 64), np.uint8)
-        store.register_pages(np.array([memory.ctypes.data], np.uint64), np.zeros(1, np.int64), KEYS)
-        names = hashes(0, KEYS)
-        for start in range(0, KEYS, BATCH_HASHES):
+        store.register_pages(np.array([memory.ctypes.data], np.uint64), np.zeros(1, np.int64), keys)
+        names = hashes(0, keys)
+        for start in range(0, keys, BATCH_HASHES):
             batch = names[start : start + BATCH_HASHES]
             move(store.dump_pages(batch, np.arange(len(batch), dtype=np.int64)))
         few = names[:LOOKUP_HASHES]
@@ -98,9 +99,9 @@ def door(rounds: int) -> Row:
         rates = []
         for _ in range(rounds):
             begun = perf_counter()
-            for start in range(0, KEYS, BATCH_HASHES):
+            for start in range(0, keys, BATCH_HASHES):
                 store.lookup(names[start : start + BATCH_HASHES])
-            rates.append(KEYS / (perf_counter() - begun))
+            rates.append(keys / (perf_counter() - begun))
         calls.sort()
         return {
             "lookup_128_p50_us": calls[len(calls) // 2] * 1e6,

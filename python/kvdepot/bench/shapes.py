@@ -14,6 +14,7 @@ from kvdepot import _native
 
 KIB = 1 << 10
 MIB = 1 << 20
+TASK_MS = 120_000
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,9 @@ SHAPES = (
     Shape(4096, 1, 64),
 )
 
+SMOKE_SHAPES = (Shape(4, 2, 8), Shape(64, 1, 4))
+"""Small enough to show in a second that a benchmark runs; the figures mean nothing."""
+
 
 def hashes(seed: int, count: int) -> list[bytes]:
     """Distinct 32-byte hashes, as vLLM makes them."""
@@ -72,10 +76,16 @@ class Pages:
         store.register_pages(bases.astype(np.uint64), np.full(self.shape.shards, page, np.int64), self.shape.blocks)
 
 
+def open_store(depot: _native.Depot, bench: str, layout_json: str, *, copy_threads: int) -> _native.Store:
+    """A store of the benchmark ``bench``, whose copies take ``copy_threads`` threads, the caller included."""
+    namespace = depot.open_namespace(json.dumps({"bench": bench}), layout_json)
+    return depot.store(namespace, timeout_ms=TASK_MS, copy_json=json.dumps({"copy_threads": copy_threads}))
+
+
 class PlainCopy:
     """memcpy of the same bytes by the same number of threads, to memory that was touched before."""
 
-    def __init__(self, source: npt.NDArray[np.uint8], threads: int) -> None:
+    def __init__(self, source: npt.NDArray[np.uint8], *, threads: int) -> None:
         flat = source.reshape(-1)
         self.source = np.array_split(flat, threads)
         self.target = np.array_split(np.ones_like(flat), threads)

@@ -21,19 +21,25 @@ def command() -> None:
 @click.option("--io-threads", type=click.IntRange(min=1), default=4, show_default=True, help="Threads of disk reads.")
 @click.option("--directory", type=click.Path(file_okay=False, exists=True), help="Where to write; default: temporary.")
 @click.option("--only", type=click.Choice(["memory", "door", "disk"]), help="Only this part.")
+@click.option("--smoke", is_flag=True, help="Small sizes: shows that everything runs; the figures mean nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def store(rounds: int, threads: int, io_threads: int, directory: str | None, only: str | None, as_json: bool) -> None:
+def store(
+    rounds: int, threads: int, io_threads: int, directory: str | None, only: str | None, smoke: bool, as_json: bool
+) -> None:
     """Pool against memcpy, local door, and cold loads against fio (install fio for that ratio)."""
-    from kvdepot.bench import disk, memory
+    from kvdepot.bench import disk, memory, shapes
 
     results: dict[str, object] = {"load_average": os.getloadavg()[0], "cores": os.cpu_count()}
     sections: list[tuple[str, list[dict[str, object]]]] = []
     if only in {None, "memory"}:
-        sections.append(("memory", progress("pool against memcpy", memory.warm(rounds, threads))))
+        warm = memory.warm(shapes.SMOKE_SHAPES if smoke else shapes.SHAPES, rounds=rounds, threads=threads)
+        sections.append(("memory", progress("pool against memcpy", warm)))
     if only in {None, "door"}:
-        sections.append(("door", progress("local door", iter([memory.door(rounds)]))))
+        door = memory.door(rounds=rounds, keys=memory.SMOKE_KEYS if smoke else memory.KEYS)
+        sections.append(("door", progress("local door", iter([door]))))
     if only in {None, "disk"}:
-        sections.append(("disk", progress("cold loads", disk.cold(directory, rounds, io_threads))))
+        cold = disk.cold(shapes.SMOKE_SHAPES if smoke else disk.SHAPES, directory, rounds=rounds, threads=io_threads)
+        sections.append(("disk", progress("cold loads", cold)))
     results |= dict(sections)
     if as_json:
         print_json(results)
@@ -45,13 +51,14 @@ def store(rounds: int, threads: int, io_threads: int, directory: str | None, onl
 
 @command.command()
 @click.option("--device", default="0", show_default=True, help="CUDA device: its number, GPU-… or PCI bus id.")
+@click.option("--smoke", is_flag=True, help="Small sizes: shows that everything runs; the figures mean nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def copy(device: str, as_json: bool) -> None:
+def copy(device: str, smoke: bool, as_json: bool) -> None:
     """Copy engines of a CUDA device: 4 KiB to 1 MiB, both directions, and what a decoding kernel beside them loses."""
     from kvdepot import _native
 
     click.echo("measuring; this takes some seconds for each engine", err=True)
-    result = json.loads(_native.bench_copies(device, Machine.here().device_cache_directory()))
+    result = json.loads(_native.bench_copies(device, Machine.here().device_cache_directory(), smoke=smoke))
     if as_json:
         print_json(result)
         return

@@ -1,5 +1,6 @@
 """``kvdepot serve``: the node's depot as a process of its own."""
 
+import json
 import signal
 import sys
 from typing import Any
@@ -27,6 +28,12 @@ from kvdepot.errors import config_error
     help="End when nobody was attached for so many seconds; 0 = never.",
 )
 @click.option(
+    "--drain-timeout",
+    type=click.IntRange(0, 86_400),
+    metavar="SECONDS",
+    help="At the end, write blocks that are in no tier yet for this long; drain_timeout_s when left out.",
+)
+@click.option(
     "--log-level", type=click.Choice([*LOG_LEVELS, "warning"]), help="Goes before environment and configuration."
 )
 @click.option("--log-file", type=click.Path(dir_okay=False), help="Write log lines there, not to standard error.")
@@ -37,15 +44,17 @@ def command(
     socket: str | None,
     block_bytes: int | None,
     idle_exit_s: int,
+    drain_timeout: int | None,
     log_level: str | None,
     log_file: str | None,
     **said: Any,
 ) -> None:
-    """Runs a depot until SIGTERM or SIGINT.
+    """Runs a depot until SIGTERM, SIGINT or SIGHUP.
 
-    Engines with the same configuration find it by themselves. Returns at once when another depot already serves the
-    socket. With --service-port or any other option of the wire door, clients on other machines find it, too, and so do
-    InfiniStore's.
+    On these signals it writes blocks that are in no tier yet, for at most --drain-timeout, and ends with status 0.
+    Engines with the same configuration find it by themselves. Ends with status 0 when another depot already serves the
+    socket, with status 1 when another process holds its lock and no depot answers. With --service-port or any other
+    option of the wire door, clients on other machines find it, too, and so do InfiniStore's.
     """
     if core_json is not None and (file is not None or socket is None):
         raise config_error("--core-json: goes with --socket and without --config")
@@ -57,10 +66,19 @@ def command(
     wire_json = wire.wire_json(said) if wire.wanted(said) else None
     if wire_json is not None:
         core_json = wire.with_pool(core_json, said, Machine.here())
-    # SIGTERM ends the depot in order: what is dirty is written first, within bounds.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    if drain_timeout is not None:
+        core_json = json.dumps(json.loads(core_json) | {"drain_timeout_ms": drain_timeout * 1000})
+    _end_in_order_on_signals()
     _native.init_logging(log_level or config.effective_log_level(), log_file)
     if wire_json is None:
-        _native.serve(core_json, socket, idle_exit_s * 1000)
+        _native.serve(core_json, socket, idle_exit_ms=idle_exit_s * 1000)
     else:
-        _native.serve(core_json, socket, idle_exit_s * 1000, wire_json)
+        _native.serve(core_json, socket, idle_exit_ms=idle_exit_s * 1000, wire_json=wire_json)
+
+
+def _end_in_order_on_signals() -> None:
+    """Has SIGTERM, SIGINT and SIGHUP end the depot in order, with status 0."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        # nohup has SIGHUP ignored, a shell SIGINT for what it starts in the background.
+        if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda *_: sys.exit(0))

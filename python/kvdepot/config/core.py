@@ -18,6 +18,7 @@ POOL_GIB_DEFAULT = 256
 POOL_SLOTS_DEFAULT = 4096
 MEMORY_PART = 2
 FREE_DISK_PART = 10
+DISK_PERCENT = 80
 BLOCK_ALIGN_BYTES = 4096
 USE_GDR: dict[bool | str, str] = {True: "yes", False: "no", "auto": "auto"}
 
@@ -80,13 +81,15 @@ def directories(config: "KVDepotConfig", machine: Machine) -> tuple[str, ...]:
 
 
 def capacity(config: "KVDepotConfig", machine: Machine) -> Size:
-    """Cap of the Posix tier; 0 = none."""
+    """Cap of the Posix tier; 0 = none, which only a configuration can say."""
     if config.posix_capacity_gb is not None:
         return Size(int(config.posix_capacity_gb * GIB))
-    if config.directories is not None:
-        return Size(0)
-    free_bytes = machine.free_bytes(machine.cache_directory())
-    return Size(free_bytes // FREE_DISK_PART // BLOCK_ALIGN_BYTES * BLOCK_ALIGN_BYTES, from_machine=True)
+    if config.directories is None:
+        share = machine.free_bytes(machine.cache_directory()) // FREE_DISK_PART
+    else:
+        share = machine.disk_bytes(config.directories) // 100 * DISK_PERCENT
+    # Less than a page would read as no cap.
+    return Size(max(share // BLOCK_ALIGN_BYTES, 1) * BLOCK_ALIGN_BYTES, from_machine=True)
 
 
 def core_json(config: "KVDepotConfig", block_bytes: int | None, machine: Machine) -> str:
@@ -111,6 +114,9 @@ def _core_object(config: "KVDepotConfig", block_bytes: int | None, machine: Mach
         "running_queue_depth": config.running_queue_depth,
         "timeout_ms": config.timeout_ms,
     }
+    if not identity:
+        # How a depot ends does not make it another depot.
+        whole["drain_timeout_ms"] = config.drain_timeout_s * 1000
     if "Posix" in config.tiers:
         whole["posix"] = {
             "directories": list(directories(config, machine)),
@@ -118,6 +124,7 @@ def _core_object(config: "KVDepotConfig", block_bytes: int | None, machine: Mach
             "io_direct": config.io_direct,
             "engine": config.io_engine,
             "capacity_bytes": size(capacity(config, machine)),
+            "free_floor_percent": config.posix_free_floor_percent,
             "shard_directories": config.shard_directories,
             "read_threads": config.io_read_threads,
             "write_threads": config.io_write_threads,

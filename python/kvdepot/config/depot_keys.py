@@ -45,6 +45,14 @@ class DepotKeys(BaseModel):
         ge=0,
         le=31_536_000,
     )
+    drain_timeout_s: int = key(
+        30,
+        "How long a depot that ends writes blocks that are in no tier yet; those left then are lost, and logged. "
+        "`kvdepot serve --drain-timeout` overrides it.",
+        unit="s",
+        ge=0,
+        le=86_400,
+    )
     attach_timeout_ms: int = key(
         10_000,
         "How long an engine waits at its start for the depot; after that it goes on without and attaches later.",
@@ -54,7 +62,8 @@ class DepotKeys(BaseModel):
     )
     call_timeout_ms: int = key(
         8,
-        "Bound of every call that an engine's thread waits for (lookup, claim).",
+        "Bound of every call that an engine's thread waits for (lookup, claim), for each 4096 hashes of a claim. "
+        "A lookup waits longer for tiers of a depot that answers other calls.",
         unit="ms",
         ge=1,
         le=60_000,

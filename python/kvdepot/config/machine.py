@@ -1,7 +1,7 @@
 """Facts of the machine that defaults are sized to: memory, free disk space, the user's directories."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,11 +16,13 @@ class Machine:
         memory_bytes: memory that this process may use: the machine's, or its control group's when that is less.
         environ: environment variables.
         free_disk_bytes: free space where the default directory lies; ``None`` = asked when it is needed.
+        total_disk_bytes: size of the disks that hold configured directories; ``None`` = asked when it is needed.
     """
 
     memory_bytes: int
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     free_disk_bytes: int | None = None
+    total_disk_bytes: int | None = None
 
     @staticmethod
     def here() -> "Machine":
@@ -42,11 +44,25 @@ class Machine:
         """Free space of the disk that holds ``directory``, which need not exist yet."""
         if self.free_disk_bytes is not None:
             return self.free_disk_bytes
-        path = directory
-        while not os.path.isdir(path):
-            path = os.path.dirname(path)
-        facts = os.statvfs(path)
+        facts = os.statvfs(_existing(directory))
         return facts.f_bavail * facts.f_frsize
+
+    def disk_bytes(self, directories: Iterable[str]) -> int:
+        """Size of the disks that hold ``directories``, each disk counted once."""
+        if self.total_disk_bytes is not None:
+            return self.total_disk_bytes
+        disks = {}
+        for directory in map(_existing, directories):
+            facts = os.statvfs(directory)
+            disks[os.stat(directory).st_dev] = facts.f_blocks * facts.f_frsize
+        return sum(disks.values())
+
+
+def _existing(directory: str) -> str:
+    """The nearest directory at or above ``directory`` that exists."""
+    while not os.path.isdir(directory):
+        directory = os.path.dirname(directory)
+    return directory
 
 
 def usable_memory_bytes() -> int:

@@ -25,9 +25,17 @@ class PosixKeys(BaseModel):
         "Cap of the `Posix` tier over all its directories; blocks long unused make room. 0 = no cap.",
         unit="GiB",
         seeds=["posix_capacity_gb"],
-        by_default="0; in the default directory a tenth of the disk's free space",
+        by_default="80 % of the disks' size; in the default directory a tenth of the disk's free space",
         ge=0,
         le=GIB_MAX,
+    )
+    posix_free_floor_percent: int = key(
+        2,
+        "Share of each disk that stays free, whoever fills it. Below it the `Posix` tier evicts blocks, and stores no "
+        "more when it has none left on that disk. 0 = fill the disk.",
+        unit="%",
+        ge=0,
+        le=100,
     )
     io_direct: Literal[True, False, "auto"] = key(
         "auto",

@@ -16,6 +16,7 @@ DIRECTORIES_MAX = 64
 POSIX_ONLY = (
     "directories",
     "posix_capacity_gb",
+    "posix_free_floor_percent",
     "io_direct",
     "io_engine",
     "io_read_threads",

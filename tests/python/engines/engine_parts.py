@@ -51,7 +51,7 @@ class FakeDepot:
     def open_canonical(self, canonical: str) -> Any:
         return SimpleNamespace(canonical=canonical, id=canonical)
 
-    def claim(self, groups: Any, hashes: Any, skip: int, limit: int) -> FakeClaim:
+    def claim(self, groups: Any, hashes: Any, *, skip: int, limit: int) -> FakeClaim:
         assert len(hashes) >= limit > skip
         self.claims.append(FakeClaim(self.units, self.settled, skip, limit))
         return self.claims[-1]
@@ -76,15 +76,15 @@ class FakeTask:
             self.is_done = True
         return self.is_done
 
-    def wait_shard(self, shard: int, timeout_ms: int | None = None) -> bool:
+    def wait_shard(self, shard: int, *, timeout_ms: int | None = None) -> bool:
         self.shards.append(shard)
         return self.shards_in_time
 
-    def wait_shard_on(self, shard: int, stream: int, timeout_ms: int | None = None) -> bool:
+    def wait_shard_on(self, shard: int, *, stream: int, timeout_ms: int | None = None) -> bool:
         self.streams.append((shard, stream))
         return self.shards_in_time
 
-    def submit_shard(self, shard: int, wait_event: int = 0) -> None:
+    def submit_shard(self, shard: int, *, wait_event: int = 0, keep: object = None) -> None:
         self.shards.append(shard)
         self.events.append(wait_event)
 

@@ -79,6 +79,19 @@ impl BenchConfig {
         }
     }
 
+    /// Small sizes and one run: shows that everything runs; the rates mean nothing.
+    #[must_use]
+    pub fn smoke(self) -> Self {
+        Self {
+            op_bytes: vec![4 << 10, 64 << 10],
+            transfer_bytes: 256 << 10,
+            runs: 1,
+            decode_bytes: 1 << 20,
+            decode_time: Duration::from_millis(1),
+            ..self
+        }
+    }
+
     fn check(&self) -> Result<()> {
         let whole = |&bytes: &usize| bytes > 0 && self.transfer_bytes.is_multiple_of(bytes);
         if self.runs > 0 && self.transfer_bytes.is_multiple_of(PAGE) && self.op_bytes.iter().all(whole) {

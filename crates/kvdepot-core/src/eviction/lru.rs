@@ -2,7 +2,6 @@
 
 use super::list::SlotLists;
 use super::{EvictionPolicy, SlotId};
-use crate::key::BlockKey;
 use crate::limits::EVICTION_PASSED_OVER_MAX;
 
 const RECENCY: usize = 0;
@@ -21,7 +20,7 @@ impl Lru {
 }
 
 impl EvictionPolicy for Lru {
-    fn insert(&mut self, slot: SlotId, _key: BlockKey) {
+    fn insert(&mut self, slot: SlotId, _fingerprint: u64) {
         debug_assert!(self.lists.list_of(slot).is_none(), "slot {slot} was inserted twice");
         self.lists.move_to(RECENCY, slot);
     }

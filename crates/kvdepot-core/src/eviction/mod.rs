@@ -3,7 +3,6 @@
 use std::fmt::Debug;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::key::BlockKey;
 
 mod list;
 mod lru;
@@ -20,8 +19,9 @@ pub const POLICY_NAMES: [&str; 2] = ["lru", "s3fifo"];
 
 /// An order of eviction over the slots that hold a block.
 pub trait EvictionPolicy: Send + Debug {
-    /// A block came into a slot that the policy does not know yet.
-    fn insert(&mut self, slot: SlotId, key: BlockKey);
+    /// A block came into a slot that the policy does not know yet. `fingerprint` is a hash of its key, by which the
+    /// policy may recognise a block that comes back; a collision costs a worse choice and nothing else.
+    fn insert(&mut self, slot: SlotId, fingerprint: u64);
 
     /// The slot's block was used. A slot that is not known is left alone.
     fn touch(&mut self, slot: SlotId);

@@ -10,7 +10,6 @@ use hashbrown::HashMap;
 
 use super::list::SlotLists;
 use super::{EvictionPolicy, SlotId};
-use crate::key::BlockKey;
 use crate::limits::EVICTION_PASSED_OVER_MAX;
 
 const SMALL: usize = 0;
@@ -26,8 +25,8 @@ const PROMOTION_USES: u8 = 2;
 #[derive(Debug)]
 pub struct S3Fifo {
     lists: SlotLists<2>,
-    /// Uses and key of each slot; meaningful only for slots in a list.
-    slots: Vec<Option<(u8, BlockKey)>>,
+    /// Uses and fingerprint of each slot; meaningful only for slots in a list.
+    slots: Vec<Option<(u8, u64)>>,
     ghosts: Ghosts,
     /// The last answer of `victim`: only an eviction leaves a ghost, a doomed block does not.
     chosen: Option<SlotId>,
@@ -103,13 +102,13 @@ impl S3Fifo {
 }
 
 impl EvictionPolicy for S3Fifo {
-    fn insert(&mut self, slot: SlotId, key: BlockKey) {
+    fn insert(&mut self, slot: SlotId, fingerprint: u64) {
         debug_assert!(self.lists.list_of(slot).is_none(), "slot {slot} was inserted twice");
         if self.slots.len() <= slot as usize {
             self.slots.resize(slot as usize + 1, None);
         }
-        self.slots[slot as usize] = Some((0, key));
-        let list = if self.ghosts.forget(&key) { MAIN } else { SMALL };
+        self.slots[slot as usize] = Some((0, fingerprint));
+        let list = if self.ghosts.forget(fingerprint) { MAIN } else { SMALL };
         self.lists.move_to(list, slot);
     }
 
@@ -157,14 +156,14 @@ impl EvictionPolicy for S3Fifo {
 #[derive(Debug, Default)]
 struct Ghosts {
     /// Key to the number of its newest entry in `order`; other entries of the key are stale.
-    newest: HashMap<BlockKey, u64>,
-    order: VecDeque<(u64, BlockKey)>,
+    newest: HashMap<u64, u64>,
+    order: VecDeque<(u64, u64)>,
     entries_ever: u64,
 }
 
 impl Ghosts {
     /// Remembers a key, and at most `keys_max` in all (P7): as many as there are slots.
-    fn remember(&mut self, key: BlockKey, keys_max: usize) {
+    fn remember(&mut self, key: u64, keys_max: usize) {
         self.entries_ever += 1;
         self.newest.insert(key, self.entries_ever);
         self.order.push_back((self.entries_ever, key));
@@ -177,7 +176,7 @@ impl Ghosts {
     }
 
     /// Whether the key was remembered; it is not any more.
-    fn forget(&mut self, key: &BlockKey) -> bool {
-        self.newest.remove(key).is_some()
+    fn forget(&mut self, key: u64) -> bool {
+        self.newest.remove(&key).is_some()
     }
 }

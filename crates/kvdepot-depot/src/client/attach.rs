@@ -7,14 +7,16 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
-use kvdepot_core::{Error, ErrorKind, NamespaceSpec, Result};
+use kvdepot_core::limits::BATCH_HASHES_MAX;
+use kvdepot_core::{BlockHash, Error, ErrorKind, NamespaceSpec, Result};
 use parking_lot::{Condvar, Mutex, RwLock};
 
-use crate::client::lane::{Lane, Welcome, unexpected};
+use crate::client::attached_pool::{AttachedPool, Devices};
+use crate::client::hash_bytes;
+use crate::client::lane::{Lane, PassedPool, Welcome, unexpected};
 use crate::client::spawn::Spawner;
 use crate::depot::Depot;
-use crate::message::{NamespaceHandle, Request, Response};
-use crate::pool::PoolMapping;
+use crate::message::{Hashes, NamespaceHandle, Request, Response};
 use crate::stats::Stats;
 
 /// Pauses between tries to attach.
@@ -36,7 +38,7 @@ pub(crate) enum Target {
 /// One life of a depot, as this process sees it.
 pub(crate) struct Generation {
     pub(crate) welcome: Welcome,
-    pub(crate) pool: Arc<PoolMapping>,
+    pub(crate) pool: Arc<AttachedPool>,
     lanes: Mutex<Vec<Lane>>,
     handles: RwLock<HashMap<String, NamespaceHandle>>,
     /// The lane on which claims are leased: one, so that a call of the scheduler finds it warm.
@@ -50,6 +52,9 @@ pub struct Attachment {
     current: RwLock<Option<Arc<Generation>>>,
     /// Descriptions of namespaces to open whenever a depot is found.
     namespaces: Mutex<Vec<Arc<NamespaceSpec>>>,
+    /// The pool that is mapped: of the depot that is attached, or of the one that was last and may come back.
+    pool: Mutex<Option<Arc<AttachedPool>>>,
+    pub(crate) devices: Devices,
     signal: Mutex<()>,
     wake: Condvar,
     refused: Mutex<Option<Error>>,
@@ -71,6 +76,8 @@ impl Attachment {
             waiting_queue_depth: config.waiting_queue_depth as u64,
             running_queue_depth: config.running_queue_depth as u64,
         };
+        let pool = Arc::new(AttachedPool::new(id, pool));
+        *this.pool.lock() = Some(Arc::clone(&pool));
         *this.current.write() = Some(Arc::new(Generation::new(welcome, pool)));
         Ok(Arc::new(this))
     }
@@ -109,6 +116,8 @@ impl Attachment {
             target,
             current: RwLock::new(None),
             namespaces: Mutex::new(Vec::new()),
+            pool: Mutex::new(None),
+            devices: Devices::default(),
             signal: Mutex::new(()),
             wake: Condvar::new(),
             refused: Mutex::new(None),
@@ -120,7 +129,7 @@ impl Attachment {
 
     /// Whether calls reach a depot now.
     pub fn attached(&self) -> bool {
-        self.current.read().is_some()
+        !matches!(&self.target, Target::Embedded(depot) if depot.is_dead()) && self.current.read().is_some()
     }
 
     pub(crate) fn generation(&self) -> Result<Arc<Generation>> {
@@ -181,11 +190,22 @@ impl Attachment {
         }
         let lane = match &self.target {
             Target::Embedded(depot) => Lane::embedded(depot.session()),
-            Target::Socket { path, .. } => match Lane::connect(path, Instant::now() + wait, false) {
+            Target::Socket { path, .. } => match Lane::connect(path, Instant::now() + wait) {
                 Ok((lane, welcome, _)) if welcome.depot == generation.welcome.depot => lane,
                 Ok(_) => {
                     self.lost(generation, "another depot answers now");
                     return Err(Error::new(ErrorKind::Unavailable, "the depot was replaced"));
+                }
+                // A depot with too many connections closes new ones unheard, and goes on serving the others.
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::Closed | ErrorKind::Busy)
+                        && !generation.hung_up() =>
+                {
+                    return Err(Error::new(
+                        ErrorKind::Busy,
+                        "the depot refused another connection: it has as many as it takes, or just ended",
+                    )
+                    .with_source(error));
                 }
                 Err(error) => {
                     self.lost(generation, &error.to_string());
@@ -201,22 +221,28 @@ impl Attachment {
         })
     }
 
-    fn call_on(
+    /// Does something on a lane; after an error of the way itself the lane is dropped and the depot lost.
+    fn call_on<T>(
         &self,
         generation: &Arc<Generation>,
         slot: &mut Option<Lane>,
-        request: Request<'_>,
-        deadline: Instant,
-    ) -> Result<Response> {
+        call: impl FnOnce(&mut Lane) -> Result<T>,
+    ) -> Result<T> {
         let lane = slot.as_mut().ok_or_else(|| Error::new(ErrorKind::Closed, "the lane is out of step"))?;
-        match lane.call(request, deadline) {
-            Ok(response) => response.into_result(),
-            Err(error) => {
-                *slot = None;
-                self.lost(generation, &error.to_string());
-                Err(error)
-            }
+        call(lane).inspect_err(|error| {
+            *slot = None;
+            self.lost(generation, &error.to_string());
+        })
+    }
+
+    /// Whether the depot answers a call in time; if not, it is lost.
+    fn is_answering(self: &Arc<Self>, generation: &Arc<Generation>) -> bool {
+        if let Ok(mut lane) = self.lane(generation, self.call_timeout)
+            && lane.call(Request::Ping, Instant::now() + self.call_timeout).is_ok()
+        {
+            lane.finish();
         }
+        !generation.lost.load(Ordering::Acquire)
     }
 
     /// The depot of this generation does not answer any more: every call is a miss until it, or another, does.
@@ -244,9 +270,29 @@ impl Attachment {
             && let Some(generation) = self.current.write().take()
         {
             generation.lanes.lock().clear();
+            self.give_up_pool();
         }
         let _signal = self.signal.lock();
         self.wake.notify_all();
+    }
+
+    /// Lets go of the pool that is mapped, with its registrations: at once, or after the last copy that uses it.
+    fn give_up_pool(&self) {
+        let pool = self.pool.lock().take();
+        if let Some(pool) = pool {
+            pool.give_up(&self.devices);
+        }
+    }
+
+    /// The pool of the depot with this id, mapped unless it is already. The pool of any other depot is given up.
+    fn take_pool(&self, depot: u64, passed: PassedPool) -> Result<Arc<AttachedPool>> {
+        if let Some(pool) = self.pool.lock().as_ref().filter(|pool| pool.depot() == depot) {
+            return Ok(Arc::clone(pool));
+        }
+        self.give_up_pool();
+        let pool = Arc::new(AttachedPool::new(depot, passed.map()?));
+        *self.pool.lock() = Some(Arc::clone(&pool));
+        Ok(pool)
     }
 
     /// Opens the namespaces that this generation does not know yet; the first error, when all were tried.
@@ -261,8 +307,14 @@ impl Attachment {
 
     fn try_attach(self: &Arc<Self>) -> Result<()> {
         let Target::Socket { path, .. } = &self.target else { return Ok(()) };
-        let (lane, welcome, pool) = Lane::connect(path, Instant::now() + HANDSHAKE_WAIT, true)?;
-        let pool = pool.ok_or_else(unexpected)?;
+        let (lane, welcome, passed) =
+            Lane::connect(path, Instant::now() + HANDSHAKE_WAIT).inspect_err(|error| {
+                // Nobody listens: the depot that was attached is dead. One that is late is `Timeout`, and keeps its pool.
+                if error.kind() == ErrorKind::Unavailable {
+                    self.give_up_pool();
+                }
+            })?;
+        let pool = self.take_pool(welcome.depot, passed)?;
         let generation = Arc::new(Generation::new(welcome, pool));
         generation.lanes.lock().push(lane);
         if let Err(error) = self.open_missing(&generation) {
@@ -274,6 +326,10 @@ impl Attachment {
         // Who finds it lost from here on finds it in its place, and takes it away again.
         if generation.lost.load(Ordering::Acquire) {
             return Err(Error::new(ErrorKind::Unavailable, "the depot was lost while it was attached"));
+        }
+        if self.stopping.load(Ordering::Acquire) {
+            self.give_up_pool();
+            return Err(Error::new(ErrorKind::Closed, "the attachment was closed"));
         }
         *current = Some(generation);
         drop(current);
@@ -336,7 +392,7 @@ fn keep_attached(weak: &Weak<Attachment>) {
 }
 
 impl Generation {
-    fn new(welcome: Welcome, pool: Arc<PoolMapping>) -> Self {
+    fn new(welcome: Welcome, pool: Arc<AttachedPool>) -> Self {
         Self {
             welcome,
             pool,
@@ -353,10 +409,12 @@ impl Generation {
         claims || self.lanes.lock().first().is_some_and(Lane::hung_up)
     }
 
-    /// Asks on the lane of the claims; a lane out of step is dropped, and its claims' leases with it.
+    /// Asks on the lane of the claims, about the hashes `ahead` and those of the request; a lane out of step is dropped,
+    /// and its claims' leases with it.
     pub(crate) fn ask_claims(
         self: &Arc<Self>,
         attachment: &Arc<Attachment>,
+        ahead: &[BlockHash],
         request: Request<'_>,
         deadline: Instant,
     ) -> Result<Response> {
@@ -368,7 +426,13 @@ impl Generation {
         if claims.is_none() {
             *claims = attachment.lane(self, attachment.call_timeout)?.into_lane();
         }
-        attachment.call_on(self, &mut claims, request, deadline)
+        let call = |lane: &mut Lane| {
+            for hashes in ahead.chunks(BATCH_HASHES_MAX) {
+                lane.tell(Request::ClaimHashes { hashes: Hashes(hash_bytes(hashes).into()) }, deadline)?;
+            }
+            lane.call(request, deadline)
+        };
+        attachment.call_on(self, &mut claims, call)?.into_result()
     }
 }
 
@@ -384,8 +448,18 @@ pub(crate) struct LaneGuard {
 impl LaneGuard {
     /// Asks the depot; `Failed` answers come as errors and leave the lane in step.
     pub(crate) fn call(&mut self, request: Request<'_>, deadline: Instant) -> Result<Response> {
-        let (attachment, generation) = (Arc::clone(&self.attachment), Arc::clone(&self.generation));
-        attachment.call_on(&generation, &mut self.lane, request, deadline)
+        let call = |lane: &mut Lane| lane.call(request, deadline);
+        self.attachment.call_on(&self.generation, &mut self.lane, call)?.into_result()
+    }
+
+    /// As `call`, of a request that may wait for tiers: a depot that answers nobody is lost after `call_timeout`, not only
+    /// at the deadline.
+    pub(crate) fn call_patiently(&mut self, request: Request<'_>, deadline: Instant) -> Result<Response> {
+        let (attachment, generation) = (&self.attachment, &self.generation);
+        let is_answering = || attachment.is_answering(generation);
+        let patience = attachment.call_timeout;
+        let call = |lane: &mut Lane| lane.call_patiently(request, deadline, patience, is_answering);
+        attachment.call_on(generation, &mut self.lane, call)?.into_result()
     }
 
     fn into_lane(mut self) -> Option<Lane> {
@@ -411,6 +485,12 @@ impl Drop for LaneGuard {
                 lanes.push(lane);
             }
         }
+    }
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        self.give_up_pool();
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvdepot_core::limits::BATCH_HASHES_MAX;
+use kvdepot_core::limits::{BATCH_HASHES_MAX, CLAIM_HASHES_MAX};
 use kvdepot_core::{BlockHash, Error, ErrorKind, NamespaceSpec, Result};
 
 use crate::client::attach::{Attachment, Generation};
@@ -57,8 +57,8 @@ impl Claim {
                 "a claim needs groups, each with namespaces and hashes per block",
             ));
         }
-        // A frame holds this many; a longer prompt is claimed up to here.
-        let hashes = &hashes[..hashes.len().min(BATCH_HASHES_MAX)];
+        // Nothing beyond the limit is asked for.
+        let hashes = &hashes[..hashes.len().min(limit as usize).min(CLAIM_HASHES_MAX)];
         let mut claim = Self {
             attachment: Arc::clone(attachment),
             generation: None,
@@ -92,17 +92,21 @@ impl Claim {
                 })
             })
             .collect::<Result<_>>()?;
-        let hashes = Hashes(hash_bytes(hashes).into());
+        let (ahead, last) = hashes.split_at((hashes.len() - 1) / BATCH_HASHES_MAX * BATCH_HASHES_MAX);
+        let hashes = Hashes(hash_bytes(last).into());
         let request = Request::ClaimOpen { groups, hashes, skip: self.skip, limit };
         self.generation = Some(generation);
-        self.ask(request)
+        self.ask(ahead, request)
     }
 
-    /// Asks on the lane that all claims share.
-    fn ask(&mut self, request: Request<'_>) -> Result<()> {
+    /// Asks on the lane that all claims share, about the hashes `ahead` and those of the request.
+    fn ask(&mut self, ahead: &[BlockHash], request: Request<'_>) -> Result<()> {
         let generation = self.generation.clone().ok_or_else(lane::unexpected)?;
-        let deadline = Instant::now() + self.attachment.call_timeout;
-        let answer = generation.ask_claims(&self.attachment, request, deadline)?;
+        // Once for each frame: a depot takes its time for a prompt of a million tokens.
+        let frames = ahead.len().div_ceil(BATCH_HASHES_MAX) + 1;
+        let wait = self.attachment.call_timeout * u32::try_from(frames).unwrap_or(u32::MAX);
+        let deadline = Instant::now() + wait;
+        let answer = generation.ask_claims(&self.attachment, ahead, request, deadline)?;
         self.asked = Instant::now();
         match answer {
             Response::Claim { claim, settled, units, units_from_tier, arriving } => {
@@ -163,7 +167,7 @@ impl Claim {
     }
 
     fn ask_or_miss(&mut self, settle: bool) {
-        if let Err(error) = self.ask(Request::ClaimPoll { claim: self.id, settle }) {
+        if let Err(error) = self.ask(&[], Request::ClaimPoll { claim: self.id, settle }) {
             self.miss(&error);
         }
     }
@@ -171,7 +175,7 @@ impl Claim {
     /// Ends the leases; later calls do nothing.
     pub fn release(&mut self) {
         if self.generation.is_some() {
-            if let Err(error) = self.ask(Request::ClaimRelease { claim: self.id }) {
+            if let Err(error) = self.ask(&[], Request::ClaimRelease { claim: self.id }) {
                 self.attachment.stats.failed("claim", &error);
             }
             self.generation = None;

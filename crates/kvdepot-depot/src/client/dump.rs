@@ -45,13 +45,13 @@ pub(crate) struct Reserved {
 }
 
 /// Runs a dump task to its end.
-pub(crate) fn run(work: &Work) {
+pub(crate) fn run(work: Work) {
     let whole = work.items.iter().all(|item| item.shards(work.layout()).len() == work.layout().shard_count());
-    let outcome = if whole { run_whole(work) } else { partial::run(work) };
+    let outcome = if whole { run_whole(&work) } else { partial::run(&work) };
     if let Err(error) = outcome {
         work.store.attachment.stats.failed("dump", &error);
     }
-    work.state.finish();
+    work.finish();
 }
 
 fn run_whole(work: &Work) -> Result<()> {
@@ -169,7 +169,8 @@ pub(crate) fn begin(
     if placed.is_empty() {
         return Ok(None);
     }
-    let slots = placed.iter().map(|placed| generation.pool.slot(&placed.runs)).collect::<Result<Vec<_>>>()?;
+    let mapping = generation.pool.mapping()?;
+    let slots = placed.iter().map(|placed| mapping.slot(&placed.runs)).collect::<Result<Vec<_>>>()?;
     if slots.iter().any(|slot| (slot.len() as u64) < work.layout().block_bytes()) {
         return Err(unexpected());
     }

@@ -12,7 +12,7 @@ use rustix::process::Pid;
 use crate::client::starved::is_runnable;
 use crate::message::{HELLO_MAGIC, PROTOCOL_VERSION, Request, Response, decode, encode};
 use crate::pool::PoolMapping;
-use crate::seqpacket::SeqPacket;
+use crate::seqpacket::{FrameBuffer, SeqPacket};
 use crate::session::Session;
 
 /// How much longer than its bound a call waits for a depot that would run if it got a processor: a hit that is computed
@@ -33,7 +33,31 @@ pub(crate) struct Welcome {
 #[derive(Debug)]
 enum Way {
     Embedded(Session),
-    Socket { socket: SeqPacket, buffer: Vec<u8>, request_id: u64, depot: Option<Pid> },
+    Socket(Socket),
+}
+
+#[derive(Debug)]
+struct Socket {
+    socket: SeqPacket,
+    buffer: FrameBuffer,
+    request_id: u64,
+    depot: Option<Pid>,
+    /// Who connected. A child that it forks has the descriptor too, and must not say goodbye for it.
+    process: u32,
+}
+
+/// A pool that a depot passed.
+#[derive(Debug)]
+pub(crate) struct PassedPool {
+    fd: OwnedFd,
+    bytes: u64,
+}
+
+impl PassedPool {
+    /// Maps it.
+    pub(crate) fn map(self) -> Result<Arc<PoolMapping>> {
+        PoolMapping::map(self.fd, self.bytes).map(Arc::new)
+    }
 }
 
 /// See the module.
@@ -47,29 +71,26 @@ impl Lane {
         Self { way: Way::Embedded(session) }
     }
 
-    /// Connects and shakes hands; returns the pool as well when `map` asks for it.
-    pub(crate) fn connect(
-        path: &Path,
-        deadline: Instant,
-        map: bool,
-    ) -> Result<(Self, Welcome, Option<Arc<PoolMapping>>)> {
+    /// Connects and shakes hands; returns the pool that the depot passes as well.
+    pub(crate) fn connect(path: &Path, deadline: Instant) -> Result<(Self, Welcome, PassedPool)> {
         let socket = SeqPacket::connect(path)?;
         let depot = peer_process(socket.as_fd());
-        let mut lane = Self { way: Way::Socket { socket, buffer: Vec::new(), request_id: 0, depot } };
-        let hello = Request::Hello { magic: HELLO_MAGIC, version: PROTOCOL_VERSION, pid: std::process::id() };
-        let (response, fd) = lane.exchange(&hello, deadline)?;
+        let process = std::process::id();
+        let buffer = FrameBuffer::default();
+        let mut lane = Self { way: Way::Socket(Socket { socket, buffer, request_id: 0, depot, process }) };
+        let Way::Socket(socket) = &mut lane.way else { return Err(unexpected()) };
+        let hello = Request::Hello { magic: HELLO_MAGIC, version: PROTOCOL_VERSION, pid: process };
+        socket.ask(&hello, deadline)?;
+        let (response, fd) = socket.answer(deadline)?;
         let Response::Welcome {
             depot, pool_bytes, timeout_ms, waiting_queue_depth, running_queue_depth, ..
         } = response.into_result()?
         else {
             return Err(unexpected());
         };
-        let pool = match (map, fd) {
-            (false, _) => None,
-            (true, Some(fd)) => Some(Arc::new(PoolMapping::map(fd, pool_bytes)?)),
-            (true, None) => return Err(Error::new(ErrorKind::Protocol, "the depot did not pass its pool")),
-        };
-        Ok((lane, Welcome { depot, timeout_ms, waiting_queue_depth, running_queue_depth }, pool))
+        let fd = fd.ok_or_else(|| Error::new(ErrorKind::Protocol, "the depot did not pass its pool"))?;
+        let welcome = Welcome { depot, timeout_ms, waiting_queue_depth, running_queue_depth };
+        Ok((lane, welcome, PassedPool { fd, bytes: pool_bytes }))
     }
 
     /// Asks and waits for the answer until the deadline. After an error of the way itself (not a `Failed` answer) the
@@ -77,7 +98,42 @@ impl Lane {
     pub(crate) fn call(&mut self, request: Request<'_>, deadline: Instant) -> Result<Response> {
         match &mut self.way {
             Way::Embedded(session) => Ok(session.handle(request)),
-            Way::Socket { .. } => self.exchange(&request, deadline).map(|(response, _)| response),
+            Way::Socket(socket) => {
+                socket.ask(&request, deadline)?;
+                socket.answer(deadline).map(|(response, _)| response)
+            }
+        }
+    }
+
+    /// As `call`, of a request that may take long: from `patience` on the wait goes on only while the depot answers others.
+    pub(crate) fn call_patiently(
+        &mut self,
+        request: Request<'_>,
+        deadline: Instant,
+        patience: Duration,
+        mut is_answering: impl FnMut() -> bool,
+    ) -> Result<Response> {
+        let socket = match &mut self.way {
+            Way::Embedded(session) => return Ok(session.handle(request)),
+            Way::Socket(socket) => socket,
+        };
+        let mut look = patience;
+        socket.ask(&request, deadline.min(Instant::now() + look))?;
+        loop {
+            let until = deadline.min(Instant::now() + look);
+            match socket.answer(until) {
+                Err(error) if error.kind() == ErrorKind::Timeout && until < deadline && is_answering() => {}
+                outcome => return outcome.map(|(response, _)| response),
+            }
+            look *= 2;
+        }
+    }
+
+    /// Sends a request that is not answered.
+    pub(crate) fn tell(&mut self, request: Request<'_>, deadline: Instant) -> Result<()> {
+        match &mut self.way {
+            Way::Embedded(session) => session.handle(request).into_result().map(drop),
+            Way::Socket(socket) => socket.ask(&request, deadline),
         }
     }
 
@@ -85,31 +141,48 @@ impl Lane {
     pub(crate) fn hung_up(&self) -> bool {
         match &self.way {
             Way::Embedded(_) => false,
-            Way::Socket { socket, .. } => socket.hung_up(),
+            Way::Socket(socket) => socket.socket.hung_up(),
         }
     }
+}
 
-    fn exchange(&mut self, request: &Request<'_>, deadline: Instant) -> Result<(Response, Option<OwnedFd>)> {
-        let Way::Socket { socket, buffer, request_id, depot } = &mut self.way else {
-            return Err(Error::new(ErrorKind::Protocol, "an embedded depot has no socket"));
-        };
-        *request_id += 1;
-        socket.send(&encode(*request_id, request)?, None)?;
-        let fd = answer(socket, buffer, deadline, || depot.is_some_and(is_runnable))?;
-        let (id, response) = decode::<Response>(buffer)?;
-        if id != *request_id {
-            return Err(
-                Error::new(ErrorKind::Protocol, "an answer to another request").with("request", *request_id)
-            );
+impl Socket {
+    fn ask(&mut self, request: &Request<'_>, deadline: Instant) -> Result<()> {
+        self.request_id += 1;
+        self.socket.send_by(&encode(self.request_id, request)?, deadline)
+    }
+
+    /// The answer to the last request.
+    fn answer(&mut self, deadline: Instant) -> Result<(Response, Option<OwnedFd>)> {
+        let is_starved = || self.depot.is_some_and(is_runnable);
+        let fd = answer(&mut self.socket, &mut self.buffer, deadline, is_starved)?;
+        let (id, response) = decode::<Response>(&self.buffer)?;
+        if id != self.request_id {
+            return Err(Error::new(ErrorKind::Protocol, "an answer to another request")
+                .with("request", self.request_id));
         }
         Ok((response, fd))
+    }
+}
+
+/// Tells the depot that no copy under the lane's leases is under way, so that they end at once: a lane is dropped only
+/// after its copies, also when it is out of step. A process that is killed does not get here.
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if self.process != std::process::id() {
+            return;
+        }
+        if let Ok(frame) = encode(self.request_id + 1, &Request::Goodbye) {
+            // A depot that has gone needs none, and one that takes none keeps the leases for a while.
+            let _ = self.socket.send_now(&frame);
+        }
     }
 }
 
 /// Waits for an answer until the deadline, and a little longer for a depot that only gets no processor.
 fn answer(
     socket: &mut SeqPacket,
-    buffer: &mut Vec<u8>,
+    buffer: &mut FrameBuffer,
     deadline: Instant,
     is_starved: impl Fn() -> bool,
 ) -> Result<Option<OwnedFd>> {
@@ -156,9 +229,9 @@ mod tests {
             }
             true
         };
-        let mut buffer = Vec::new();
+        let mut buffer = FrameBuffer::default();
         answer(&mut here, &mut buffer, Instant::now(), is_starved).unwrap();
-        assert_eq!((buffer.as_slice(), looks.get()), (b"late".as_slice(), 2));
+        assert_eq!((&*buffer, looks.get()), (b"late".as_slice(), 2));
     }
 
     #[test]
@@ -166,7 +239,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (mut here, _there) = pair(directory.path());
         for starved in [true, false] {
-            let outcome = answer(&mut here, &mut Vec::new(), Instant::now(), || starved);
+            let outcome = answer(&mut here, &mut FrameBuffer::default(), Instant::now(), || starved);
             assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Timeout, "starved: {starved}");
         }
     }
@@ -175,12 +248,12 @@ mod tests {
     fn an_answer_that_came_while_the_caller_got_no_processor_is_taken() {
         let directory = tempfile::tempdir().unwrap();
         let (mut here, there) = pair(directory.path());
-        let mut buffer = Vec::new();
+        let mut buffer = FrameBuffer::default();
         let answers = || {
             there.send(b"there", None).unwrap();
             false
         };
         answer(&mut here, &mut buffer, Instant::now(), answers).unwrap();
-        assert_eq!(buffer, b"there");
+        assert_eq!(&*buffer, b"there");
     }
 }

@@ -8,39 +8,49 @@ use parking_lot::Mutex;
 
 use crate::client::attach::{Generation, LaneGuard};
 use crate::client::dump::{CHUNK_BLOCKS, Placed, Reserved, commit, copy, reserve, time_left};
-use crate::client::store::Work;
+use crate::client::store::{Kept, Work};
 use crate::message::Shards;
 
 /// What has been done of it. The lane goes with it: if the dump is dropped half-way, so are its slots (P4).
-#[derive(Default)]
 pub(crate) struct LayerDumpState {
+    /// What the dump's memory belongs to, for shards that have not been submitted.
+    kept: Arc<Mutex<Vec<Kept>>>,
     begun: Option<(Arc<Generation>, LaneGuard)>,
     placed: Vec<Placed>,
     copied: Vec<bool>,
 }
 
 impl LayerDumpState {
+    pub(crate) fn new(kept: Arc<Mutex<Vec<Kept>>>) -> Self {
+        Self { kept, begun: None, placed: Vec::new(), copied: Vec::new() }
+    }
+
     /// Copies one shard of every block; the last one seals them. Runs on an executor's thread.
-    pub(crate) fn run_shard(this: &Arc<Mutex<Self>>, work: &Work, shard: usize) {
+    pub(crate) fn run_shard(this: &Arc<Mutex<Self>>, work: Work, shard: usize) {
         let mut state = this.lock();
         if work.state.done() {
             return;
         }
-        match state.try_shard(work, shard) {
+        match state.try_shard(&work, shard) {
             Ok(false) => {}
-            Ok(true) => work.state.finish(),
+            Ok(true) => {
+                state.kept.lock().clear();
+                work.finish();
+            }
             Err(error) => state.end(work, &error),
         }
     }
 
     /// No shard will be copied any more.
-    pub(crate) fn give_up(this: &Arc<Mutex<Self>>, work: &Work, error: &Error) {
+    pub(crate) fn give_up(this: &Arc<Mutex<Self>>, work: Work, error: &Error) {
         this.lock().end(work, error);
     }
 
-    fn end(&mut self, work: &Work, error: &Error) {
+    fn end(&mut self, mut work: Work, error: &Error) {
         self.begun = None;
         self.placed.clear();
+        self.kept.lock().clear();
+        work.kept.clear();
         work.fail_all(error);
     }
 

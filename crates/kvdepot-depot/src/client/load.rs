@@ -24,14 +24,14 @@ const FIRST_WAIT: Duration = Duration::from_millis(1);
 const LONGEST_WAIT: Duration = Duration::from_millis(64);
 
 /// Runs a load task to its end.
-pub(crate) fn run(work: &Work) {
+pub(crate) fn run(work: Work) {
     let mut rest: Vec<usize> = (0..work.items.len()).collect();
     let mut under_way = None;
-    let Err(error) = load_chunks(work, &mut rest, &mut under_way) else {
-        work.state.finish();
+    let Err(error) = load_chunks(&work, &mut rest, &mut under_way) else {
+        work.finish();
         return;
     };
-    let failed = Box::new(Failed { work: work.clone(), rest, error });
+    let failed = Box::new(Failed { work, rest, error });
     if let Some(sink) = under_way {
         sink.end_with(failed);
     }
@@ -49,6 +49,7 @@ impl Drop for Failed {
     fn drop(&mut self) {
         self.rest.iter().for_each(|&item| self.work.fail(item, self.error.kind()));
         self.work.store.attachment.stats.failed("load", &self.error);
+        self.work.kept.clear();
         self.work.state.finish();
     }
 }

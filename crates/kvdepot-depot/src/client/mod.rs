@@ -1,6 +1,7 @@
 //! The client of a depot: attachment, claims, and stores that dump and load.
 
 pub mod attach;
+mod attached_pool;
 pub mod claim;
 pub mod device;
 mod dump;
@@ -19,7 +20,7 @@ pub use attach::Attachment;
 pub use claim::{Claim, ClaimGroupSpec};
 pub use device::DeviceEngine;
 pub use plan::PageTable;
-pub use store::{LayerDump, Store};
+pub use store::{Kept, LayerDump, Store};
 pub use task::{Operation, TaskState};
 
 use kvdepot_core::limits::BATCH_HASHES_MAX;
@@ -77,7 +78,7 @@ impl Attachment {
         if let Response::Stats(text) = answer { Ok(text) } else { Err(lane::unexpected()) }
     }
 
-    /// Which blocks the depot has, in pool or tier, within `wait`.
+    /// Which blocks the depot has, in pool or tier, within `wait` as long as the depot answers other calls.
     pub(crate) fn lookup(
         self: &Arc<Self>,
         spec: &NamespaceSpec,
@@ -90,7 +91,7 @@ impl Attachment {
         let mut present = Vec::with_capacity(hashes.len());
         for batch in hashes.chunks(BATCH_HASHES_MAX) {
             let request = Request::Lookup { namespace, hashes: Hashes(hash_bytes(batch).into()) };
-            let Response::Present(bytes) = lane.call(request, Instant::now() + wait)? else {
+            let Response::Present(bytes) = lane.call_patiently(request, Instant::now() + wait)? else {
                 return Err(lane::unexpected());
             };
             present.extend_from_slice(&bytes);
@@ -99,7 +100,7 @@ impl Attachment {
         if present.len() == hashes.len() { Ok(present) } else { Err(lane::unexpected()) }
     }
 
-    /// How many leading blocks the depot has, within `wait`.
+    /// How many leading blocks the depot has, within `wait` as long as the depot answers other calls.
     pub(crate) fn lookup_prefix(
         self: &Arc<Self>,
         spec: &NamespaceSpec,
@@ -113,7 +114,7 @@ impl Attachment {
         for batch in hashes.chunks(BATCH_HASHES_MAX) {
             let hashes = Hashes(hash_bytes(batch).into());
             let request = Request::LookupPrefix { namespaces: vec![namespace], hashes };
-            let Response::Prefix(count) = lane.call(request, Instant::now() + wait)? else {
+            let Response::Prefix(count) = lane.call_patiently(request, Instant::now() + wait)? else {
                 return Err(lane::unexpected());
             };
             prefix += (count as usize).min(batch.len());

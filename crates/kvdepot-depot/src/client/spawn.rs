@@ -1,7 +1,7 @@
 //! Starting the node's depot when none answers. Racing starters are sorted out by a lock file: one of them starts,
 //! and a depot that finds another one serving ends at once.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, OFlags};
 
 /// How long a started depot may take to answer before it is started again.
 const START_PATIENCE: Duration = Duration::from_secs(15);
@@ -73,7 +73,19 @@ impl Spawner {
     }
 
     fn try_start(&self) -> std::io::Result<Option<Child>> {
-        let open = |path: PathBuf| OpenOptions::new().create(true).append(true).mode(0o600).open(path);
+        // Neither follows a link nor waits for the other end of a FIFO.
+        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+        let open = |path: PathBuf| -> std::io::Result<File> {
+            let file =
+                OpenOptions::new().create(true).append(true).mode(0o600).custom_flags(flags).open(&path)?;
+            if !file.metadata()?.is_file() {
+                return Err(std::io::Error::other(format!(
+                    "{} is no regular file: remove it",
+                    path.display()
+                )));
+            }
+            Ok(file)
+        };
         let lock = open(beside(&self.socket, ".starting"))?;
         if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             return Ok(None);
@@ -91,5 +103,22 @@ impl Spawner {
             .spawn()?;
         tracing::info!("started a depot (pid {}) at {}", child.id(), self.socket.display());
         Ok(Some(child))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fifo_beside_the_socket_is_an_error_and_does_not_hang() {
+        let directory = tempfile::tempdir().unwrap();
+        for suffix in [".starting", ".log"] {
+            let socket = directory.path().join(suffix);
+            let fifo = rustix::fs::FileType::Fifo;
+            rustix::fs::mknodat(rustix::fs::CWD, beside(&socket, suffix), fifo, 0o600.into(), 0).unwrap();
+            let spawner = Spawner::new(socket, vec!["true".to_owned()]);
+            assert!(spawner.try_start().is_err(), "{suffix}");
+        }
     }
 }

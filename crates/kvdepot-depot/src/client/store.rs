@@ -1,5 +1,6 @@
 //! Dumps and loads blocks of one namespace between this process's memory and a depot.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,16 +16,20 @@ use crate::client::executor::Executor;
 use crate::client::layer_dump::LayerDumpState;
 use crate::client::partial::Partial;
 use crate::client::plan::{Item, PageTable, Source};
-use crate::client::task::{Operation, TaskState};
+use crate::client::task::{Operation, TaskState, UnderWay};
 use crate::client::{dump, load};
 
 /// Tasks that may wait while no depot has said otherwise.
 const WAITING_QUEUE_DEPTH: u64 = 8192;
 
-/// See the module. Cheap to clone.
+/// Something that must outlive a copy, such as the owner of the memory that a task reads or writes.
+pub type Kept = Arc<dyn Any + Send + Sync>;
+
+/// See the module. Cheap to clone; every method may be called from any number of threads at once.
 #[derive(Clone)]
 pub struct Store {
     pub(crate) inner: Arc<Inner>,
+    kept: Option<Kept>,
 }
 
 pub(crate) struct Inner {
@@ -33,7 +38,9 @@ pub(crate) struct Inner {
     // Dropped before the engine that keeps it.
     device_memory: Mutex<Vec<DeviceMemory>>,
     pub(crate) device: Arc<DeviceEngine>,
-    pub(crate) pages: RwLock<Option<Arc<PageTable>>>,
+    /// The page table, and what its memory belongs to.
+    registered: RwLock<Option<(Arc<PageTable>, Option<Kept>)>>,
+    under_way: Arc<UnderWay>,
     pub(crate) partial: Mutex<Partial>,
     executor: Executor,
     timeout: Duration,
@@ -50,6 +57,9 @@ pub(crate) struct Work {
     pub(crate) wait_event: u64,
     /// How long a load waits for a block that is not in the pool; `None`: as long as the task may take.
     pub(crate) patience: Option<Duration>,
+    /// What the task's memory belongs to. The work, and with it all of this, is held by the job that carries it out and by
+    /// every copy until the device is through with it, whether anybody waits for the task or not.
+    pub(crate) kept: Vec<Kept>,
 }
 
 impl Store {
@@ -61,9 +71,14 @@ impl Store {
         timeout: Duration,
     ) -> Result<Self> {
         attachment.register(&spec)?;
+        attachment.devices.add(&device);
         if let Ok(generation) = attachment.generation() {
             // Begun now, so that the first copies find much of it done.
-            device.pool(&generation.pool)?;
+            match device.pool(&generation.pool) {
+                // The depot died just now: the store waits for the next one, as without a depot.
+                Err(_) if generation.pool.mapping().is_err() => {}
+                outcome => drop(outcome?),
+            }
         }
         let depth = attachment.generation().map_or(WAITING_QUEUE_DEPTH, |g| g.welcome.waiting_queue_depth);
         let depth = usize::try_from(depth).unwrap_or(usize::MAX).clamp(1, 1 << 20);
@@ -72,12 +87,27 @@ impl Store {
             spec,
             device_memory: Mutex::default(),
             device,
-            pages: RwLock::new(None),
+            registered: RwLock::new(None),
+            under_way: Arc::default(),
             partial: Mutex::new(Partial::default()),
             executor: Executor::start(depth)?,
             timeout,
         };
-        Ok(Self { inner: Arc::new(inner) })
+        Ok(Self { inner: Arc::new(inner), kept: None })
+    }
+
+    /// The same store; tasks and registrations that are made through it hold `kept` until the last copy that touches their
+    /// memory has ended: also when a task has timed out, or nobody waits for it.
+    pub fn keeping(&self, kept: Option<Kept>) -> Self {
+        Self { inner: Arc::clone(&self.inner), kept }
+    }
+
+    /// Forgets the registered pages, and waits until no task is under way, at most `wait`; whether none is. Tasks that are
+    /// left go on, and hold what they touch. A layered dump is under way until all of its shards have ended.
+    pub fn close(&self, wait: Duration) -> bool {
+        let registered = self.inner.registered.write().take();
+        drop(registered);
+        self.inner.under_way.wait(wait)
     }
 
     /// The namespace's description.
@@ -106,7 +136,7 @@ impl Store {
             kept.push(unsafe { engine.register_device(address, len) }?);
         }
         *self.inner.device_memory.lock() = kept;
-        *self.inner.pages.write() = Some(Arc::new(pages));
+        *self.inner.registered.write() = Some((Arc::new(pages), self.kept.clone()));
         Ok(())
     }
 
@@ -161,11 +191,15 @@ impl Store {
     /// # Safety
     /// From its submission until the task is done, a shard's memory must be readable and not written by others.
     pub unsafe fn begin_dump_pages(&self, hashes: Vec<BlockHash>, pages: &[i64]) -> Result<LayerDump> {
-        let work = self.page_work(Operation::Dump, hashes, pages, 0)?;
+        let mut work = self.page_work(Operation::Dump, hashes, pages, 0)?;
         if work.items.is_empty() {
+            work.kept.clear();
             work.state.finish();
         }
-        Ok(LayerDump { work, layers: Arc::new(Mutex::new(LayerDumpState::default())) })
+        // The task's user holds the dump as long as it likes, but the memory's owner only until the dump has ended.
+        let kept = Arc::new(Mutex::new(std::mem::take(&mut work.kept)));
+        let layers = Arc::new(Mutex::new(LayerDumpState::new(Arc::clone(&kept))));
+        Ok(LayerDump { work, kept, layers })
     }
 
     /// Stores shard `shards[i]` of block `hashes[i]` from `addresses[i][t]`.
@@ -222,14 +256,14 @@ impl Store {
         }
     }
 
-    fn run(&self, operation: Operation, work: Work, body: fn(&Work)) -> Result<Arc<TaskState>> {
+    fn run(&self, operation: Operation, work: Work, body: fn(Work)) -> Result<Arc<TaskState>> {
         let state = Arc::clone(&work.state);
         if work.items.is_empty() {
             state.finish();
             return Ok(state);
         }
         let refused = work.clone();
-        if let Err(error) = self.inner.executor.submit(operation, Box::new(move || body(&work))) {
+        if let Err(error) = self.inner.executor.submit(operation, Box::new(move || body(work))) {
             refused.fail_all(&error);
         }
         Ok(state)
@@ -242,8 +276,9 @@ impl Store {
         pages: &[i64],
         wait_event: u64,
     ) -> Result<Work> {
-        let table = self.inner.pages.read().clone();
-        let table = table.ok_or_else(|| Error::new(ErrorKind::Config, "no pages are registered"))?;
+        let registered = self.inner.registered.read().clone();
+        let none = || Error::new(ErrorKind::Config, "no pages are registered");
+        let (table, owner) = registered.ok_or_else(none)?;
         if hashes.len() != pages.len() {
             return Err(Error::new(ErrorKind::Config, "each block needs one page")
                 .with("hashes", hashes.len())
@@ -258,7 +293,10 @@ impl Store {
         let layout = self.inner.spec.layout();
         let left = vec![items.len(); layout.shard_count()];
         let (count, bytes) = (items.len(), items.len() as u64 * layout.block_bytes());
-        Ok(Work { wait_event, ..self.work(operation, items, Some(table), left, count, bytes) })
+        let mut work = self.work(operation, items, Some(table), left, count, bytes);
+        work.wait_event = wait_event;
+        work.kept.extend(owner);
+        Ok(work)
     }
 
     fn address_work(
@@ -313,7 +351,8 @@ impl Store {
         bytes: u64,
     ) -> Work {
         let id = self.inner.executor.next_task();
-        let state = TaskState::new(id, operation, left, count, bytes, self.inner.timeout);
+        let inner = &self.inner;
+        let state = TaskState::new(id, operation, left, count, bytes, inner.timeout, &inner.under_way);
         Work {
             store: Arc::clone(&self.inner),
             state: Arc::new(state),
@@ -321,6 +360,7 @@ impl Store {
             pages,
             wait_event: 0,
             patience: None,
+            kept: self.kept.iter().cloned().collect(),
         }
     }
 }
@@ -343,6 +383,13 @@ fn check_shard(layout: &BlockLayout, shard: i64, columns: usize) -> Result<usize
 }
 
 impl Work {
+    /// Ends the task. What its memory belongs to is let go of first, so that who waits finds that done, unless a device
+    /// is not through with it.
+    pub(crate) fn finish(mut self) {
+        self.kept.clear();
+        self.state.finish();
+    }
+
     pub(crate) fn layout(&self) -> &BlockLayout {
         self.store.spec.layout()
     }
@@ -374,6 +421,8 @@ impl Work {
 /// A dump whose shards are handed over one by one, as layers are computed.
 pub struct LayerDump {
     work: Work,
+    /// What its memory belongs to, until it has ended.
+    kept: Arc<Mutex<Vec<Kept>>>,
     layers: Arc<Mutex<LayerDumpState>>,
 }
 
@@ -386,16 +435,28 @@ impl LayerDump {
     /// Shard `shard` of every block may be read after the device's event (0 = now). A shard submitted twice is copied
     /// once. The event must stay valid, and not be recorded again, until the task is done.
     pub fn submit_shard(&self, shard: usize, wait_event: u64) -> Result<()> {
+        self.submit_shard_keeping(shard, wait_event, None)
+    }
+
+    /// Like `submit_shard`; holds `event_owner` until no copy waits for the event any more.
+    pub fn submit_shard_keeping(
+        &self,
+        shard: usize,
+        wait_event: u64,
+        event_owner: Option<Kept>,
+    ) -> Result<()> {
         if shard >= self.work.layout().shard_count() {
             return Err(Error::new(ErrorKind::Config, "no such shard").with("shard", shard));
         }
         if self.work.state.done() {
             return Ok(());
         }
-        let (work, layers) = (Work { wait_event, ..self.work.clone() }, Arc::clone(&self.layers));
-        let job = move || LayerDumpState::run_shard(&layers, &work, shard);
+        let mut kept = self.kept.lock().clone();
+        kept.extend(event_owner);
+        let (work, layers) = (Work { wait_event, kept, ..self.work.clone() }, Arc::clone(&self.layers));
+        let job = move || LayerDumpState::run_shard(&layers, work, shard);
         if let Err(error) = self.work.store.executor.submit(Operation::Dump, Box::new(job)) {
-            LayerDumpState::give_up(&self.layers, &self.work, &error);
+            LayerDumpState::give_up(&self.layers, self.work.clone(), &error);
         }
         Ok(())
     }

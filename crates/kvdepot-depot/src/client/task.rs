@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use kvdepot_copy::DeviceEvent;
@@ -38,6 +38,47 @@ struct Progress {
     events: Vec<Vec<DeviceEvent>>,
     failed: Vec<(usize, ErrorKind)>,
     done: bool,
+    /// Counts the task as under way until it is done, or dropped.
+    counted: Option<Counted>,
+}
+
+/// How many tasks of a store are not done.
+#[derive(Default)]
+pub(crate) struct UnderWay {
+    tasks: Mutex<usize>,
+    none: Condvar,
+}
+
+/// One task under way.
+struct Counted(Arc<UnderWay>);
+
+impl UnderWay {
+    fn count(this: &Arc<Self>) -> Counted {
+        *this.tasks.lock() += 1;
+        Counted(Arc::clone(this))
+    }
+
+    /// Waits until no task is under way, at most `timeout`; whether none is.
+    pub(crate) fn wait(&self, timeout: Duration) -> bool {
+        let deadline = Instant::now() + timeout;
+        let mut tasks = self.tasks.lock();
+        while *tasks > 0 {
+            if self.none.wait_until(&mut tasks, deadline).timed_out() {
+                return *tasks == 0;
+            }
+        }
+        true
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let mut tasks = self.0.tasks.lock();
+        *tasks -= 1;
+        if *tasks == 0 {
+            self.0.none.notify_all();
+        }
+    }
 }
 
 /// How far a task is.
@@ -61,6 +102,7 @@ impl TaskState {
         block_count: usize,
         bytes: u64,
         wait: Duration,
+        under_way: &Arc<UnderWay>,
     ) -> Self {
         let begun = Instant::now();
         let subtasks: usize = left.iter().sum();
@@ -78,6 +120,7 @@ impl TaskState {
                 left,
                 failed: Vec::new(),
                 done: false,
+                counted: Some(UnderWay::count(under_way)),
             }),
             changed: Condvar::new(),
             event: OnceLock::new(),
@@ -208,7 +251,9 @@ impl TaskState {
         if let Some(event) = event {
             let _ = rustix::io::write(event, &1u64.to_le_bytes());
         }
+        let counted = progress.counted.take();
         drop(progress);
+        drop(counted);
         let cost_ms = self.begun.elapsed().as_secs_f64() * 1e3;
         let (id, operation, bytes) = (self.id, self.operation.as_str(), self.bytes);
         tracing::debug!(

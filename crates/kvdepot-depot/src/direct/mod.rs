@@ -6,15 +6,13 @@ mod slots;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvdepot_core::block::Block;
-use kvdepot_core::lease::LeaseId;
+use kvdepot_core::machine::{self, Leased, Location, Opened, Outcome, Reply, Request, Reserve};
 use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceId, Result};
 
-use crate::message::{Grant, Hashes, NamespaceHandle};
-use crate::resolver::Known;
-use crate::state::State;
+use crate::locate::Locator;
+use crate::message::{Hashes, NamespaceHandle};
 use crate::stats::Stats;
-use crate::{Depot, Session, acquire, ops};
+use crate::{Depot, Session};
 
 pub use slots::{ReadSlot, WriteSlot};
 
@@ -55,104 +53,94 @@ impl Depot {
     }
 }
 
+/// Removals that tiers are told of in one request: a bound on a step of the machine.
+const REMOVALS_PER_REQUEST: usize = 512;
+/// Slots looked at in one step of a count.
+const COUNT_PER_STEP: usize = 4096;
+/// How long a removal waits for the tiers to forget.
+const REMOVE_WAIT: Duration = Duration::from_secs(2);
+
+impl From<Opened> for OpenNamespace {
+    fn from(opened: Opened) -> Self {
+        let Opened { handle, id, epoch, spec } = opened;
+        Self { handle, id, epoch, block_bytes: spec.layout().block_bytes() }
+    }
+}
+
 impl Direct {
     /// Makes a namespace known; may wait for a tier's disk.
     pub fn open_namespace(&self, canonical: &str) -> Result<OpenNamespace> {
-        let (handle, ..) = ops::open_namespace(self.session.shared(), canonical)?;
-        self.describe(handle)
+        self.session.runner().open_namespace(canonical).map(OpenNamespace::from)
     }
 
     /// The namespace whose keys carry `id` now; `NotFound` when it was not opened here, or its epoch has passed.
     pub fn namespace(&self, id: NamespaceId) -> Result<OpenNamespace> {
-        let handle = self.session.shared().state.lock().namespaces.handle_of(id);
-        let handle = handle.ok_or_else(|| {
+        let opened = self.session.runner().locator.directory.by_id(id).ok_or_else(|| {
             Error::new(
                 ErrorKind::NotFound,
                 "the namespace is not open here, or its epoch has passed: open it",
             )
         })?;
-        self.describe(handle)
+        Ok(opened.into())
     }
 
-    pub(crate) fn describe(&self, handle: NamespaceHandle) -> Result<OpenNamespace> {
-        let state = self.session.shared().state.lock();
-        let entry = state.namespaces.get(handle)?;
-        let block_bytes = entry.spec.layout().block_bytes();
-        Ok(OpenNamespace { handle, id: entry.id, epoch: entry.epoch, block_bytes })
+    /// What tells the ids that keys carry now.
+    pub(crate) fn locator(&self) -> Arc<Locator> {
+        Arc::clone(&self.session.runner().locator)
     }
 
     /// Moves a namespace to an epoch, never back; may wait for a tier's disk.
     pub fn set_epoch(&self, handle: NamespaceHandle, epoch: u32) -> Result<OpenNamespace> {
-        ops::set_epoch(self.session.shared(), handle, epoch)?;
-        self.describe(handle)
+        self.session.runner().set_epoch(handle, epoch).map(OpenNamespace::from)
     }
 
     /// Moves namespaces to their next epochs; may wait for a tier's disk.
     pub fn reset(&self, handles: &[NamespaceHandle]) -> Result<()> {
-        ops::reset(self.session.shared(), handles).map(drop)
+        self.session.runner().reset(handles).map(drop)
     }
 
     /// Which blocks are there, where that is known without waiting.
     pub fn exist_now(&self, keys: &[BlockKey]) -> Option<Vec<bool>> {
-        let shared = self.session.shared();
-        let mut there: Vec<bool> = {
-            let state = shared.state.lock();
-            keys.iter().map(|key| state.readable(key).is_some()).collect()
-        };
-        Stats::add(&shared.stats.lookup_blocks, keys.len());
-        if shared.tiers.is_empty() || there.iter().all(|there| *there) {
-            return Some(there);
-        }
-        let absent = keys.iter().zip(&there).filter(|(_, there)| !**there).map(|(key, _)| *key);
-        let known = Known::peek(shared, absent);
-        for (key, there) in keys.iter().zip(&mut there) {
-            if !*there && known.is_unknown(key) && known.tier_of(key).is_none() {
-                return None;
-            }
-            *there |= known.tier_of(key).is_some();
-        }
-        Some(there)
+        self.session.runner().locator.exist_now(keys)
     }
 
     /// Which blocks are there; waits for tiers that cannot tell without I/O, within bounds.
     pub fn exist(&self, keys: &[BlockKey]) -> Vec<bool> {
-        ops::lookup_keys(self.session.shared(), keys).into_iter().map(|there| there == 1).collect()
+        self.session.runner().locator.exist(keys)
     }
 
     /// How many leading blocks are there; waits as `exist` does.
     pub fn prefix(&self, handle: NamespaceHandle, hashes: &[u8]) -> Result<u32> {
-        ops::lookup_prefix(self.session.shared(), &[handle], &Hashes(hashes.into()))
+        let prefix = self.session.runner().locator.prefix(&[handle], &Hashes(hashes.into()))?;
+        Ok(u32::try_from(prefix).unwrap_or(u32::MAX))
     }
 
     /// What can be said of each block without waiting; what is in the pool is leased.
     pub fn read_now(&self, keys: &[BlockKey]) -> Vec<Now> {
-        let shared = self.session.shared();
+        let runner = self.session.runner();
         let mut out: Vec<Now> = Vec::with_capacity(keys.len());
         let mut missed = Vec::new();
-        {
-            let mut state = shared.state.lock();
-            for key in keys {
-                if let Some(slot) = self.lease(&mut state, key) {
-                    out.push(Now::Here(slot));
-                    continue;
+        for now in self.lease_now(keys) {
+            out.push(match now {
+                machine::Now::Leased(leased) => Now::Here(self.read_slot(leased)),
+                machine::Now::Arriving => Now::Ask,
+                machine::Now::Absent => {
+                    missed.push(out.len());
+                    Now::Absent
                 }
-                // A block that could not be leased, or is on its way.
-                let arriving = state.readable(key).is_some() || state.index.contains_key(key);
-                missed.push(out.len());
-                out.push(if arriving { Now::Ask } else { Now::Absent });
-            }
+            });
         }
-        Stats::add(&shared.stats.load_blocks, keys.len());
-        if !shared.tiers.is_empty() && !missed.is_empty() {
-            let known = Known::peek(shared, missed.iter().map(|&i| keys[i]));
-            for i in missed {
-                if known.tier_of(&keys[i]).is_some() || known.is_unknown(&keys[i]) {
+        Stats::add(&runner.locator.stats.load_blocks, keys.len());
+        if !runner.locator.tiers.is_empty() && !missed.is_empty() {
+            let asked: Vec<BlockKey> = missed.iter().map(|&i| keys[i]).collect();
+            for (&i, location) in missed.iter().zip(runner.locator.locate(&asked)) {
+                if location != Location::Absent {
                     out[i] = Now::Ask;
                 }
             }
         }
         Stats::add(
-            &shared.stats.load_blocks_missed,
+            &runner.locator.stats.load_blocks_missed,
             out.iter().filter(|now| matches!(now, Now::Absent)).count(),
         );
         out
@@ -160,130 +148,140 @@ impl Direct {
 
     /// Leases those blocks that are in the pool, by their place in `keys`.
     pub(crate) fn read_pool(&self, keys: &[BlockKey]) -> Vec<(usize, ReadSlot)> {
-        let shared = self.session.shared();
-        let mut out = Vec::new();
-        let mut state = shared.state.lock();
-        for (index, key) in keys.iter().enumerate() {
-            if let Some(slot) = self.lease(&mut state, key) {
-                out.push((index, slot));
-            }
-        }
-        out
+        let leased = self.lease_now(keys).into_iter().enumerate().filter_map(|(index, now)| match now {
+            machine::Now::Leased(leased) => Some((index, self.read_slot(leased))),
+            machine::Now::Arriving | machine::Now::Absent => None,
+        });
+        leased.collect()
     }
 
-    fn lease(&self, state: &mut State, key: &BlockKey) -> Option<ReadSlot> {
-        let id = state.readable(key)?;
-        state.policy.touch(id);
-        let lease = state.lease(self.session.owner(), id).ok()?;
-        let slot = state.slot(id);
-        let (block_bytes, crc64) = (slot.spec.layout().block_bytes() as usize, slot.crc64);
-        let pool = &self.session.shared().pool;
-        let buf = pool.slot(&slot.runs).expect("the allocator hands out runs inside of the pool");
-        // SAFETY: readable means sealed, and the lease was granted just now.
-        Some(unsafe { ReadSlot::new(Arc::clone(&self.session), lease, id, buf, block_bytes, crc64) })
+    fn lease_now(&self, keys: &[BlockKey]) -> Vec<machine::Now> {
+        let request = Request::LeaseNow { keys: keys.to_vec() };
+        match self.session.runner().ask(self.session.owner(), request) {
+            Ok(Reply::Leased(nows)) => nows,
+            _ => vec![machine::Now::Absent; keys.len()],
+        }
+    }
+
+    fn read_slot(&self, leased: Leased) -> ReadSlot {
+        let runner = self.session.runner();
+        let buf = runner.pool.slot(&leased.runs).expect("the allocator hands out runs inside of the pool");
+        let (session, block_bytes) = (Arc::clone(&self.session), leased.block_bytes as usize);
+        // SAFETY: the machine leases for reading what is sealed, and this owner has the lease.
+        unsafe { ReadSlot::new(session, leased.lease, buf, block_bytes, leased.crc64) }
     }
 
     /// Leases blocks, brought up from tiers where needed; waits up to `wait`. Blocks that found no room while others
-    /// were leased are `NoSpace`: asked for again once those are let go, they find it.
+    /// were leased are `NoSpace`: asked for again once those are let go, they find it. `NotFound` when the namespace's keys
+    /// do not carry `id` any more.
     pub fn read(
         &self,
         handle: NamespaceHandle,
+        id: NamespaceId,
         hashes: &[BlockHash],
         wait: Duration,
     ) -> Result<Vec<Result<ReadSlot, ErrorKind>>> {
-        let shared = self.session.shared();
-        let bytes: Vec<u8> = hashes.iter().flat_map(|hash| hash.0).collect();
-        let owner = self.session.owner();
-        let grants = acquire::acquire(shared, owner, handle, &Hashes(bytes.into()), wait, true)?;
-        let mut state = shared.state.lock();
-        let mut out = Vec::with_capacity(grants.len());
-        for grant in grants {
-            out.push(match grant {
-                Grant::Leased { lease, .. } => {
-                    // No early return here: a `ReadSlot` that ends takes the lock that is held.
-                    let id = state.leases.slot_of(owner, LeaseId(lease)).expect("granted just now");
-                    let slot = state.slot_mut(id);
-                    let (block_bytes, crc64) = (slot.spec.layout().block_bytes() as usize, slot.crc64);
-                    let runs = slot.runs.clone();
-                    let buf =
-                        shared.pool.slot(&runs).expect("the allocator hands out runs inside of the pool");
-                    let session = Arc::clone(&self.session);
-                    // SAFETY: `acquire` leases what is sealed, to this owner.
-                    Ok(unsafe { ReadSlot::new(session, LeaseId(lease), id, buf, block_bytes, crc64) })
-                }
-                Grant::Have => Err(ErrorKind::NotFound),
-                Grant::Refused { kind } => Err(ErrorKind::from_name(&kind).unwrap_or(ErrorKind::Unavailable)),
-            });
-        }
-        Ok(out)
+        let outcomes = self.session.load(handle, Some(id), hashes.to_vec(), wait, true, usize::MAX)?;
+        let slots = outcomes.into_iter().map(|outcome| match outcome {
+            Outcome::Leased(leased) => Ok(self.read_slot(leased)),
+            Outcome::Have => Err(ErrorKind::NotFound),
+            Outcome::Refused(kind) => Err(kind),
+        });
+        Ok(slots.collect())
     }
 
-    /// A slot for a block; None when the depot has the block already, or somebody is storing it.
-    pub fn reserve(&self, handle: NamespaceHandle, hash: BlockHash) -> Result<Option<WriteSlot>> {
-        self.reserve_for(handle, hash, false)
+    /// A slot for a block; None when the depot has the block already, or somebody is storing it. `NotFound` when the
+    /// namespace has left the epoch in which it was opened.
+    pub fn reserve(&self, namespace: OpenNamespace, hash: BlockHash) -> Result<Option<WriteSlot>> {
+        self.reserve_for(namespace, hash, Reserve::RemoteBlock)
     }
 
-    /// A slot for a block that is to take the place of what is there under its key.
-    pub(crate) fn reserve_apart(&self, handle: NamespaceHandle, hash: BlockHash) -> Result<WriteSlot> {
-        let slot = self.reserve_for(handle, hash, true)?;
+    /// A slot for a value that is to take the place of what is there under its key.
+    pub(crate) fn reserve_value(&self, handle: NamespaceHandle, hash: BlockHash) -> Result<WriteSlot> {
+        let opened = self.session.runner().locator.directory.get(handle)?;
+        let slot = self.reserve_for(opened.into(), hash, Reserve::Value)?;
         slot.ok_or_else(|| Error::new(ErrorKind::Busy, "the block is being stored"))
     }
 
-    fn reserve_for(
-        &self,
-        handle: NamespaceHandle,
-        hash: BlockHash,
-        apart: bool,
-    ) -> Result<Option<WriteSlot>> {
-        let shared = self.session.shared();
-        let mut state = shared.state.lock();
-        let entry = state.namespaces.get(handle)?;
-        let (key, spec) = (entry.key(hash), Arc::clone(&entry.spec));
-        Stats::add(&shared.stats.dump_blocks, 1);
-        if !apart && state.index.contains_key(&key) {
-            Stats::add(&shared.stats.dump_blocks_had, 1);
-            return Ok(None);
-        }
-        state.may_fill(spec.layout().slot_bytes()).inspect_err(|error| {
-            Stats::add(&shared.stats.dump_blocks_dropped, 1);
-            shared.stats.failed("dump", error);
-        })?;
-        let shards = if apart { 1 } else { spec.layout().shard_count() };
-        let block = Block::dumping(shards);
-        let slot =
-            if apart { state.insert_apart(key, &spec, block) } else { state.insert(key, &spec, block) };
-        let leased = slot.and_then(|slot| {
-            let lease = state.leases.grant(self.session.owner(), slot);
-            if lease.is_err() {
-                state.lease_ended(slot);
+    fn reserve_for(&self, opened: OpenNamespace, hash: BlockHash, how: Reserve) -> Result<Option<WriteSlot>> {
+        let runner = self.session.runner();
+        let (namespace, id) = (opened.handle, Some(opened.id));
+        let request = Request::Reserve { namespace, id, hashes: vec![hash], how, runs_max: usize::MAX };
+        let Reply::Slots(mut outcomes) = runner.ask(self.session.owner(), request)? else {
+            return Err(Error::new(ErrorKind::Protocol, "the machine gave another reply"));
+        };
+        let leased = match outcomes.pop() {
+            Some(Outcome::Leased(leased)) => leased,
+            Some(Outcome::Have) => return Ok(None),
+            Some(Outcome::Refused(kind)) => {
+                return Err(Error::new(kind, "the pool has no room for a block now")
+                    .with("block_bytes", opened.block_bytes)
+                    .with("pool_bytes", runner.config.pool_bytes));
             }
-            lease.map(|lease| (slot, lease))
-        });
-        let (slot, lease) = leased.inspect_err(|error| {
-            Stats::add(&shared.stats.dump_blocks_dropped, 1);
-            shared.stats.failed("dump", error);
-        })?;
-        let buf = shared.pool.slot(&state.slot(slot).runs)?;
-        drop(state);
-        let (session, block_bytes) = (Arc::clone(&self.session), spec.layout().block_bytes() as usize);
-        // SAFETY: inserted for filling above, and leased to this owner.
-        Ok(Some(unsafe { WriteSlot::new(session, lease, slot, key, buf, block_bytes) }))
+            None => return Err(Error::new(ErrorKind::Protocol, "the machine gave another reply")),
+        };
+        let buf = runner.pool.slot(&leased.runs)?;
+        let key = BlockKey { namespace: opened.id, hash };
+        let (session, block_bytes) = (Arc::clone(&self.session), leased.block_bytes as usize);
+        // SAFETY: the machine made the slot for filling just now, and leased it to this owner.
+        Ok(Some(unsafe { WriteSlot::new(session, leased.lease, key, buf, block_bytes) }))
     }
 
     /// Forgets blocks: whether each was there, as far as that is known without I/O.
     pub fn remove(&self, keys: &[BlockKey]) -> Vec<bool> {
-        ops::remove(self.session.shared(), keys)
+        let runner = self.session.runner();
+        let mut was_there = Vec::with_capacity(keys.len());
+        for keys in keys.chunks(REMOVALS_PER_REQUEST) {
+            let locations = runner.locator.locate(keys);
+            let reply = self.ask_to_remove(keys.to_vec(), locations.clone());
+            let absent: Vec<BlockKey> = keys
+                .iter()
+                .zip(&locations)
+                .filter(|(_, location)| **location == Location::Absent)
+                .map(|(key, _)| *key)
+                .collect();
+            match reply {
+                Ok(Reply::Removed(there)) => was_there.extend(there),
+                _ => was_there.extend(keys.iter().map(|_| false)),
+            }
+            self.remove_late(&absent);
+        }
+        was_there
+    }
+
+    /// Removes blocks again that no tier had before they were removed, and one has now: their write ended in between.
+    fn remove_late(&self, keys: &[BlockKey]) {
+        let runner = self.session.runner();
+        if runner.locator.tiers.is_empty() || keys.is_empty() {
+            return;
+        }
+        let found = keys.iter().zip(runner.locator.locate(keys));
+        let (keys, locations): (Vec<_>, Vec<_>) = found
+            .filter(|(_, location)| matches!(location, Location::Tier(_)))
+            .map(|(key, location)| (*key, location))
+            .unzip();
+        if !keys.is_empty() {
+            let _ = self.ask_to_remove(keys, locations);
+        }
+    }
+
+    fn ask_to_remove(&self, keys: Vec<BlockKey>, locations: Vec<Location>) -> Result<Reply> {
+        let deadline = std::time::Instant::now() + REMOVE_WAIT;
+        let request = Request::Remove { keys, locations };
+        self.session.runner().ask_within(self.session.owner(), request, deadline)
     }
 
     /// Evicts what is cold until no more than `percent` of the pool is in use; how many blocks went.
     pub fn evict_to_percent(&self, percent: f64) -> u64 {
-        /// Blocks evicted under one hold of the lock.
+        /// Blocks evicted in one step.
         const AT_A_TIME: usize = 256;
+        let runner = self.session.runner();
         let mut gone = 0;
         loop {
-            let mut state = self.session.shared().state.lock();
-            let bytes = (state.pool_bytes() as f64 * percent / 100.0) as u64;
-            let now = state.evict_to(bytes, AT_A_TIME);
+            let pool_bytes = runner.look(|machine| machine.gauges().pool_bytes);
+            let bytes = (pool_bytes as f64 * percent / 100.0) as u64;
+            let request = Request::EvictTo { bytes, blocks_max: AT_A_TIME };
+            let Ok(Reply::Evicted(now)) = runner.ask(self.session.owner(), request) else { return gone };
             gone += now as u64;
             if now < AT_A_TIME {
                 return gone;
@@ -293,30 +291,27 @@ impl Direct {
 
     /// Share of the pool that is in use, in percent.
     pub fn used_percent(&self) -> f64 {
-        let state = self.session.shared().state.lock();
-        let used = state.pool_bytes() - state.free_bytes();
-        used as f64 * 100.0 / state.pool_bytes().max(1) as f64
+        let gauges = self.session.runner().look(machine::Machine::gauges);
+        let used = gauges.pool_bytes - gauges.pool_free_bytes;
+        used as f64 * 100.0 / gauges.pool_bytes.max(1) as f64
     }
 
     /// Blocks of these namespaces in pool and tiers, each counted once. Looks at all of them: for administrators.
     pub fn count(&self, handles: &[NamespaceHandle]) -> Result<u64> {
-        let shared = self.session.shared();
+        let runner = self.session.runner();
         let mut keys = hashbrown::HashSet::<BlockKey>::new();
-        let ids: Vec<NamespaceId> = {
-            let state = shared.state.lock();
-            let ids = handles.iter().map(|&handle| state.namespaces.get(handle).map(|entry| entry.id));
-            let ids: Vec<NamespaceId> = ids.collect::<Result<_>>()?;
-            keys.extend(
-                state
-                    .index
-                    .iter()
-                    .filter(|(key, id)| ids.contains(&key.namespace) && state.slot(**id).block.is_readable())
-                    .map(|(key, _)| *key),
-            );
-            ids
-        };
-        for tier in &shared.tiers {
-            ids.iter().for_each(|id| keys.extend(tier.keys(*id)));
+        let mut from = Some(0);
+        while let Some(start) = from {
+            let request = Request::Keys { namespaces: handles.to_vec(), from: start, count: COUNT_PER_STEP };
+            let Reply::Keys(some, next) = runner.ask(self.session.owner(), request)? else { break };
+            keys.extend(some);
+            from = next;
+        }
+        for &handle in handles {
+            let id = runner.locator.directory.get(handle)?.id;
+            for tier in &runner.locator.tiers {
+                keys.extend(tier.keys(id));
+            }
         }
         Ok(keys.len() as u64)
     }
@@ -328,6 +323,6 @@ impl Direct {
 
     /// Whether the depot has tiers below its pool.
     pub fn has_tiers(&self) -> bool {
-        !self.session.shared().tiers.is_empty()
+        !self.session.runner().locator.tiers.is_empty()
     }
 }

@@ -4,23 +4,19 @@ use std::fmt;
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 
-use kvdepot_core::eviction::SlotId;
 use kvdepot_core::lease::LeaseId;
+use kvdepot_core::machine::{Request, ShardSet};
 use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
 use kvdepot_io::SlotBuf;
 use smallvec::SmallVec;
 
 use crate::Session;
 use crate::pool::{Readable, Writable};
-use crate::resolver::Known;
-use crate::stats::Stats;
-use crate::{io_queue, ops};
 
 /// A slot that is being filled. Dropping it without publishing gives it back: nobody ever saw it (P1).
 pub struct WriteSlot {
     session: Arc<Session>,
     lease: LeaseId,
-    slot: SlotId,
     key: BlockKey,
     memory: Writable,
     block_bytes: usize,
@@ -29,18 +25,17 @@ pub struct WriteSlot {
 
 impl WriteSlot {
     /// # Safety
-    /// `slot` must have been inserted for filling just now, and `lease` be the session's lease on it.
+    /// The memory must be a slot that was made for filling just now, and `lease` the session's lease on it.
     pub(super) unsafe fn new(
         session: Arc<Session>,
         lease: LeaseId,
-        slot: SlotId,
         key: BlockKey,
         buf: SlotBuf,
         block_bytes: usize,
     ) -> Self {
         // SAFETY: by the caller's word the slot is being filled by this session only.
         let memory = unsafe { Writable::new(buf) };
-        Self { session, lease, slot, key, memory, block_bytes, over: false }
+        Self { session, lease, key, memory, block_bytes, over: false }
     }
 
     /// Bytes of the block.
@@ -89,58 +84,37 @@ impl WriteSlot {
     /// All bytes are there: the block is visible from now on. `crc64` where it is known.
     pub fn seal(mut self, crc64: Option<u64>) -> Result<()> {
         self.over = true;
-        let shared = self.session.shared();
-        {
-            let mut state = shared.state.lock();
-            state.slot_mut(self.slot).crc64 = crc64;
-        }
-        let outcome =
-            ops::commit(shared, self.session.owner(), &[self.lease.0], &crate::message::Shards::All);
+        let request = Request::Commit { leases: vec![self.lease], shards: ShardSet::All, crc64 };
+        let outcome = self.session.runner().ask(self.session.owner(), request).map(drop);
         if outcome.is_err() {
-            let _ = ops::release(shared, self.session.owner(), &[self.lease.0]);
+            release(&self.session, self.lease);
         }
         outcome
     }
 
-    /// All bytes are there: the block takes the place of what was under its key and under `others`, at once; who reads
-    /// that keeps it until they let go.
+    /// All bytes are there: the value takes the place of what was under its key and under `others`, at once; who reads
+    /// that keeps it until they let go. `others` is called under the machine's lock.
     pub(crate) fn replace(mut self, others: impl FnOnce() -> Vec<BlockKey>) -> Result<()> {
         self.over = true;
-        let shared = self.session.shared();
-        let mut state = shared.state.lock();
-        state.leases.release(self.session.owner(), self.lease)?;
-        let block = &mut state.slot_mut(self.slot).block;
-        let sealed = block.shard_filled(0);
-        if !sealed.as_ref().is_ok_and(|last| *last) {
-            state.lease_ended(self.slot);
-            return Err(sealed.err().unwrap_or_else(|| {
-                Error::new(ErrorKind::Unsupported, "only blocks of one shard can replace others")
-            }));
+        let (lease, runner) = (self.lease, self.session.runner());
+        let outcome =
+            runner.ask_with(self.session.owner(), || Request::Publish { lease, others: others() }).map(drop);
+        if outcome.is_err() {
+            release(&self.session, self.lease);
         }
-        let tell = state.publish(self.slot, &others());
-        if !shared.tiers.is_empty()
-            && let Some(tell) = &tell
-        {
-            let known = Known::peek(shared, tell.iter().copied());
-            let there: Vec<BlockKey> =
-                tell.iter().filter(|key| known.tier_of(key).is_some()).copied().collect();
-            io_queue::remove_everywhere(shared, &state, &there);
-        }
-        drop(state);
-        shared.changed.notify_all();
-        shared.kick();
-        if tell.is_none() {
-            return Err(Error::new(ErrorKind::NotFound, "the namespace was reset while a block was stored"));
-        }
-        Stats::add(&shared.stats.dump_blocks_sealed, 1);
-        Ok(())
+        outcome
     }
+}
+
+/// Gives a lease back, if it is still there.
+fn release(session: &Session, lease: LeaseId) {
+    let _ = session.runner().ask(session.owner(), Request::Release { leases: vec![lease] });
 }
 
 impl Drop for WriteSlot {
     fn drop(&mut self) {
         if !self.over {
-            let _ = ops::release(self.session.shared(), self.session.owner(), &[self.lease.0]);
+            release(&self.session, self.lease);
         }
     }
 }
@@ -156,7 +130,6 @@ impl fmt::Debug for WriteSlot {
 pub struct ReadSlot {
     session: Arc<Session>,
     lease: LeaseId,
-    slot: SlotId,
     memory: Readable,
     block_bytes: usize,
     crc64: Option<u64>,
@@ -164,18 +137,17 @@ pub struct ReadSlot {
 
 impl ReadSlot {
     /// # Safety
-    /// `slot` must be sealed, and `lease` be the session's lease on it.
+    /// The memory must be a sealed slot, and `lease` the session's lease on it.
     pub(super) unsafe fn new(
         session: Arc<Session>,
         lease: LeaseId,
-        slot: SlotId,
         buf: SlotBuf,
         block_bytes: usize,
         crc64: Option<u64>,
     ) -> Self {
         // SAFETY: by the caller's word nobody writes the slot while the lease lasts.
         let memory = unsafe { Readable::new(buf) };
-        Self { session, lease, slot, memory, block_bytes, crc64 }
+        Self { session, lease, memory, block_bytes, crc64 }
     }
 
     /// Bytes of the block.
@@ -204,15 +176,15 @@ impl ReadSlot {
             return crc64;
         }
         let crc64 = kvdepot_io::checksum::crc64_slot(self.memory.memory(), 0, self.block_bytes).unwrap_or(0);
-        // Leased, so the slot is still this block's.
-        self.session.shared().state.lock().slot_mut(self.slot).crc64 = Some(crc64);
+        let request = Request::SetChecksum { lease: self.lease, crc64 };
+        let _ = self.session.runner().ask(self.session.owner(), request);
         crc64
     }
 }
 
 impl Drop for ReadSlot {
     fn drop(&mut self) {
-        let _ = ops::release(self.session.shared(), self.session.owner(), &[self.lease.0]);
+        release(&self.session, self.lease);
     }
 }
 

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use kvdepot_copy::{CopyEngine, PoolRegistration};
 use kvdepot_core::runs::Run;
 use kvdepot_core::{Error, ErrorKind, Result};
+use kvdepot_io::fork::Private;
 use kvdepot_io::{MemRun, SlotBuf};
-use rustix::fs::MemfdFlags;
+use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 pub(crate) use lent::{Readable, Writable};
@@ -36,6 +37,8 @@ fn length(bytes: u64) -> Result<usize> {
 pub struct PoolMapping {
     base: NonNull<u8>,
     bytes: u64,
+    /// A forked child must not keep the memory of a pool whose depot has ended. Dropped before the descriptor.
+    _private: Option<Private>,
     /// None for memory that only this process has.
     fd: Option<OwnedFd>,
 }
@@ -50,11 +53,15 @@ impl PoolMapping {
     /// huge pages are used where the machine has enough of them.
     pub fn create(bytes: u64) -> Result<Self> {
         let huge = bytes.is_multiple_of(HUGE_PAGE_BYTES) && free_huge_bytes() >= bytes;
-        let flags = if huge { MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB } else { MemfdFlags::CLOEXEC };
+        let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        flags.set(MemfdFlags::HUGETLB, huge);
         let fd = rustix::fs::memfd_create("kvdepot-pool", flags)
             .map_err(|e| Error::io("cannot make the pool's memory", e.into()))?;
         rustix::fs::ftruncate(&fd, bytes)
             .map_err(|e| Error::io("cannot size the pool", e.into()).with("pool_bytes", bytes))?;
+        // A client that shrank it would end every process that maps it by SIGBUS.
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+            .map_err(|e| Error::io("cannot seal the pool's size", e.into()))?;
         Self::map(fd, bytes)
     }
 
@@ -114,7 +121,8 @@ impl PoolMapping {
         let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), len, Advice::LinuxHugepage) };
         // SAFETY: as above. A forked child must not keep (or copy) the pool's page tables.
         let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), len, Advice::LinuxDontFork) };
-        Ok(Self { base, bytes, fd })
+        let private = fd.as_ref().map(|fd| Private::of(fd.as_fd()));
+        Ok(Self { base, bytes, _private: private, fd })
     }
 
     /// Size in bytes.
@@ -192,5 +200,15 @@ mod tests {
             assert_eq!(ours.resolve(Run { offset, len }).unwrap_err().kind(), ErrorKind::Protocol);
         }
         assert_eq!(PoolMapping::map(fd, 1 << 21).unwrap_err().kind(), ErrorKind::Protocol);
+    }
+
+    #[test]
+    fn nobody_who_has_the_descriptor_can_resize_the_pool() {
+        let pool = PoolMapping::create(1 << 20).unwrap();
+        let fd = pool.fd().unwrap().try_clone_to_owned().unwrap();
+        for bytes in [0, 4096, 1 << 21] {
+            assert_eq!(rustix::fs::ftruncate(&fd, bytes), Err(rustix::io::Errno::PERM), "to {bytes} bytes");
+        }
+        assert_eq!(rustix::fs::fcntl_add_seals(&fd, SealFlags::WRITE), Err(rustix::io::Errno::PERM));
     }
 }

@@ -12,10 +12,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceId, Result};
-use parking_lot::RwLock;
 use sha2::{Digest, Sha256};
 
 use crate::direct::{Direct, Now, ReadSlot};
+use crate::locate::Locator;
 use crate::message::NamespaceHandle;
 
 pub use class::VALUE_BYTES_MAX;
@@ -31,13 +31,13 @@ const PREFIX_BATCH_MAX: usize = 64;
 struct Class {
     bytes: u64,
     handle: NamespaceHandle,
-    /// Changes with a purge.
-    id: RwLock<NamespaceId>,
 }
 
 #[derive(Debug)]
 struct Shared {
     classes: Vec<Class>,
+    /// What keys of a handle carry now; changes with a purge, here or by another depot on the same tiers.
+    locator: Arc<Locator>,
     value_bytes_min: u64,
     has_tiers: bool,
     /// A bit for each class that values of this process's pool may be in.
@@ -49,7 +49,14 @@ impl Shared {
     /// The key in each class of the mask.
     fn keys(&self, hash: BlockHash, mask: u64) -> Vec<BlockKey> {
         let classes = self.classes.iter().enumerate().filter(|(i, _)| mask & 1 << i != 0);
-        classes.map(|(_, class)| BlockKey { namespace: *class.id.read(), hash }).collect()
+        let ids = self.locator.directory.ids(classes.map(|(_, class)| class.handle));
+        ids.into_iter().map(|namespace| BlockKey { namespace, hash }).collect()
+    }
+
+    /// Which class keys of this namespace belong to.
+    fn index_of(&self, namespace: NamespaceId) -> Option<usize> {
+        let handle = self.locator.directory.by_id(namespace)?.handle;
+        self.classes.iter().position(|class| class.handle == handle)
     }
 
     /// Classes where a value can be: those of the pool, or all when there are tiers.
@@ -86,7 +93,7 @@ impl Values {
                 break;
             }
             let open = direct.open_namespace(spec.canonical())?;
-            classes.push(Class { bytes, handle: open.handle, id: RwLock::new(open.id) });
+            classes.push(Class { bytes, handle: open.handle });
         }
         if classes.is_empty() || classes.len() > 64 {
             return Err(Error::new(ErrorKind::Config, "the pool is too small for values")
@@ -95,6 +102,7 @@ impl Values {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let shared = Shared {
             classes,
+            locator: direct.locator(),
             value_bytes_min,
             has_tiers: direct.has_tiers(),
             used: AtomicU64::new(0),
@@ -132,7 +140,7 @@ impl Values {
                 .with("value_bytes", value_bytes)
                 .with("value_bytes_max", self.value_bytes_max())
         })?;
-        let slot = self.direct.reserve_apart(class.handle, hash)?;
+        let slot = self.direct.reserve_value(class.handle, hash)?;
         // Before the value is visible, so that neither readers nor writers pass its class over.
         let bit = self.shared.classes.iter().position(|other| other.bytes == class.bytes).unwrap_or(0);
         self.shared.used.fetch_or(1 << bit, Ordering::Release);
@@ -155,7 +163,7 @@ impl Values {
     }
 
     fn class_of(&self, key: &BlockKey) -> Option<&Class> {
-        self.shared.classes.iter().find(|class| *class.id.read() == key.namespace)
+        self.shared.index_of(key.namespace).and_then(|index| self.shared.classes.get(index))
     }
 
     /// What can be said of a value without waiting; it is leased if it is in the pool.
@@ -215,7 +223,7 @@ impl Values {
         for (key, _) in keys.into_iter().zip(there).filter(|(_, there)| *there) {
             let Some(class) = self.class_of(&key) else { continue };
             let left = deadline.saturating_duration_since(Instant::now());
-            let slot = self.direct.read(class.handle, &[hash], left)?.pop();
+            let slot = self.direct.read(class.handle, key.namespace, &[hash], left)?.pop();
             let slot = match slot {
                 Some(Ok(slot)) => slot,
                 Some(Err(kind)) if kind != ErrorKind::NotFound => {
@@ -239,8 +247,7 @@ impl Values {
     }
 
     fn note_used(&self, key: &BlockKey) {
-        let index = self.shared.classes.iter().position(|class| *class.id.read() == key.namespace);
-        if let Some(index) = index {
+        if let Some(index) = self.shared.index_of(key.namespace) {
             self.shared.used.fetch_or(1 << index, Ordering::Release);
         }
     }
@@ -290,10 +297,6 @@ impl Values {
         let count = self.count()?;
         let handles: Vec<NamespaceHandle> = self.shared.classes.iter().map(|class| class.handle).collect();
         self.direct.reset(&handles)?;
-        for class in &self.shared.classes {
-            let id = self.direct.describe(class.handle)?.id;
-            *class.id.write() = id;
-        }
         Ok(count)
     }
 }

@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use kvdepot_core::Result;
 
 use super::plan::{Fault, FaultOp, Faults};
-use crate::device::{Device, DeviceFile, DirectAlign, FileStat, ListEntry};
+use crate::device::{Device, DeviceFile, DeviceSpace, DirectAlign, FileStat, ListEntry};
 use crate::iobuf::IoBuf;
 
 /// Passes everything on to another device, save what its plan says.
@@ -30,14 +30,27 @@ impl FaultDevice {
     }
 
     fn wrap(&self, file: Box<dyn DeviceFile>) -> Box<dyn DeviceFile> {
-        Box::new(FaultFile { inner: file, faults: self.faults.clone() })
+        let root = self.inner.root().to_owned();
+        Box::new(FaultFile { inner: file, faults: self.faults.clone(), root })
     }
+}
+
+/// Bytes of all files below a directory, each in whole pages. For tests, whose directories are small.
+fn bytes_below(directory: &Path) -> u64 {
+    let Ok(entries) = std::fs::read_dir(directory) else { return 0 };
+    let bytes = |entry: std::fs::DirEntry| match entry.metadata() {
+        Ok(meta) if meta.is_dir() => bytes_below(&entry.path()),
+        Ok(meta) => meta.len().next_multiple_of(kvdepot_core::limits::BLOCK_ALIGN_BYTES),
+        Err(_) => 0,
+    };
+    entries.filter_map(std::result::Result::ok).map(bytes).sum()
 }
 
 #[derive(Debug)]
 struct FaultFile {
     inner: Box<dyn DeviceFile>,
     faults: Faults,
+    root: std::path::PathBuf,
 }
 
 impl DeviceFile for FaultFile {
@@ -57,6 +70,9 @@ impl DeviceFile for FaultFile {
 
     fn write_at(&self, buf: &IoBuf, skip: usize, offset: u64) -> Result<usize> {
         let fault = self.faults.strike(FaultOp::Write)?;
+        if self.faults.disk_bytes().is_some_and(|disk| bytes_below(&self.root) + buf.len() as u64 > disk) {
+            return Err(Faults::no_space());
+        }
         let went = self.inner.write_at(buf, skip, offset)?;
         match fault {
             Some(Fault::Short) if went > 1 => Ok(1 + self.faults.pick(went - 1)),
@@ -67,6 +83,11 @@ impl DeviceFile for FaultFile {
     fn sync_data(&self) -> Result<()> {
         self.faults.strike(FaultOp::Meta)?;
         self.inner.sync_data()
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        self.faults.strike(FaultOp::Flush)?;
+        self.inner.finish()
     }
 
     fn go_direct_if_cold(&self, bytes: u64) -> bool {
@@ -92,6 +113,10 @@ impl Device for FaultDevice {
         self.inner.direct_when_cold()
     }
 
+    fn is_read_only(&self) -> bool {
+        self.inner.is_read_only()
+    }
+
     fn open(&self, path: &Path, direct: bool) -> Result<Box<dyn DeviceFile>> {
         self.strike(FaultOp::Open, path)?;
         self.inner.open(path, direct).map(|file| self.wrap(file))
@@ -105,6 +130,11 @@ impl Device for FaultDevice {
     fn publish(&self, from: &Path, to: &Path) -> Result<()> {
         self.strike(FaultOp::Publish, to)?;
         self.inner.publish(from, to)
+    }
+
+    fn rename_new(&self, from: &Path, to: &Path) -> Result<bool> {
+        self.strike(FaultOp::Publish, to)?;
+        self.inner.rename_new(from, to)
     }
 
     fn unlink(&self, path: &Path) -> Result<bool> {
@@ -124,7 +154,14 @@ impl Device for FaultDevice {
 
     fn make_dir(&self, path: &Path) -> Result<()> {
         self.strike(FaultOp::Meta, path)?;
+        self.strike(FaultOp::Grow, path)?;
         self.inner.make_dir(path)
+    }
+
+    fn create_dir(&self, path: &Path) -> Result<bool> {
+        self.strike(FaultOp::Meta, path)?;
+        self.strike(FaultOp::Grow, path)?;
+        self.inner.create_dir(path)
     }
 
     fn remove_dir(&self, path: &Path) -> Result<bool> {
@@ -142,8 +179,15 @@ impl Device for FaultDevice {
         self.inner.sync_dir(path)
     }
 
-    fn free_bytes(&self) -> Result<u64> {
-        self.inner.free_bytes()
+    fn space(&self) -> Result<DeviceSpace> {
+        match self.faults.disk_bytes() {
+            Some(total_bytes) => {
+                let used_bytes = bytes_below(self.inner.root());
+                let free_bytes = total_bytes.saturating_sub(used_bytes);
+                Ok(DeviceSpace { file_system: 0, total_bytes, used_bytes, free_bytes })
+            }
+            None => self.inner.space(),
+        }
     }
 
     fn read_small(&self, path: &Path, bytes_max: usize) -> Result<Option<Vec<u8>>> {
@@ -153,6 +197,7 @@ impl Device for FaultDevice {
 
     fn write_small(&self, path: &Path, temporary: &Path, bytes: &[u8]) -> Result<()> {
         self.strike(FaultOp::Meta, path)?;
+        self.strike(FaultOp::Grow, path)?;
         self.inner.write_small(path, temporary, bytes)
     }
 }

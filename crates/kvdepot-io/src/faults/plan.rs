@@ -24,6 +24,10 @@ pub enum FaultOp {
     Unlink,
     /// Looking at files and directories, times, small files.
     Meta,
+    /// What takes space besides block files: directories and small files. Each of them is struck by `Meta` first.
+    Grow,
+    /// Closing a written file, where late errors of its writes come to light.
+    Flush,
     /// Handing a request to an engine (only `FaultEngine`).
     Submit,
 }
@@ -55,6 +59,7 @@ struct Plan {
     hang_all: Vec<FaultOp>,
     random: u64,
     disabled: bool,
+    disk_bytes: Option<u64>,
     /// Counted up by `release`; who hangs waits for the next count.
     releases: u64,
     hung: usize,
@@ -96,6 +101,21 @@ impl Faults {
     pub fn hang(&self, op: FaultOp) -> &Self {
         self.shared.0.lock().hang_all.push(op);
         self
+    }
+
+    /// Simulates a disk of this size: everything below the device's directory counts as used, and block files that do
+    /// not fit fail with ENOSPC.
+    pub fn set_disk_bytes(&self, bytes: Option<u64>) -> &Self {
+        self.shared.0.lock().disk_bytes = bytes;
+        self
+    }
+
+    pub(super) fn disk_bytes(&self) -> Option<u64> {
+        self.shared.0.lock().disk_bytes
+    }
+
+    pub(super) fn no_space() -> Error {
+        os_error("injected fault: ENOSPC", 28)
     }
 
     /// Lets all go that hang, and ends what `hang` began.

@@ -7,7 +7,7 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use super::plan::{Fault, FaultOp, Faults};
 
 /// Probability keys; the `Slow` here is filled in from `slow_ms`.
-const CHANCES: [(&str, FaultOp, Fault); 14] = [
+const CHANCES: [(&str, FaultOp, Fault); 16] = [
     ("open_eio", FaultOp::Open, Fault::Eio),
     ("read_eio", FaultOp::Read, Fault::Eio),
     ("read_short", FaultOp::Read, Fault::Short),
@@ -22,6 +22,8 @@ const CHANCES: [(&str, FaultOp, Fault); 14] = [
     ("write_hang", FaultOp::Write, Fault::Hang),
     ("publish_eio", FaultOp::Publish, Fault::Eio),
     ("meta_eio", FaultOp::Meta, Fault::Eio),
+    ("grow_enospc", FaultOp::Grow, Fault::NoSpace),
+    ("flush_eio", FaultOp::Flush, Fault::Eio),
 ];
 
 /// What `read_slow` and `write_slow` add when `slow_ms` is not given.

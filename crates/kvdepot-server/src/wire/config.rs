@@ -8,7 +8,10 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_wire::own::Token;
 use serde::Deserialize;
 
-use super::rdma::RdmaConfig;
+use super::rdma::config::RdmaConfig;
+
+/// How long a value may take to come up from a tier.
+pub(super) const GET_WAIT: Duration = Duration::from_secs(10);
 
 /// Largest file that a token is read from.
 const TOKEN_FILE_BYTES_MAX: u64 = 64 << 10;

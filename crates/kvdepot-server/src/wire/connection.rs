@@ -1,4 +1,4 @@
-//! One connection, from its first byte to its last.
+//! What a connection works with, and how its requests wait.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,29 +6,17 @@ use std::time::Duration;
 use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_depot::direct::Direct;
 use kvdepot_depot::values::Values;
-use kvdepot_wire::FrameBuffer;
-use kvdepot_wire::infini::{code, op as infini_op};
-use kvdepot_wire::limits::REQUESTS_IN_FLIGHT_MAX;
-use kvdepot_wire::own::{Offer, Request, ServerHandshake, op as own_op};
-use tokio::net::{TcpStream, UnixStream};
-use tokio::sync::{Semaphore, watch};
+use kvdepot_wire::own::ServerHandshake;
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::door::Door;
-use super::infini::Command as InfiniCommand;
-use super::own::{Command as OwnCommand, Greeting};
 use super::rdma::QueuePair;
-use super::socket::{Socket, keep_alive};
+use super::shared::Door;
 use super::stream::Stream;
-use super::tls;
 
-/// How long a visitor may take to prove that it knows the token.
-const HELLO_WAIT: Duration = Duration::from_secs(10);
 /// How often a put that found no room tries again.
 const ROOM_TICK: Duration = Duration::from_millis(5);
-/// Optional parts of the protocol that this server has: none yet.
-const FEATURES: u64 = 0;
 
 /// What a connection works with. Leases and half-filled slots end with it (P4).
 pub(super) struct Connection {
@@ -41,189 +29,10 @@ pub(super) struct Connection {
     pub(super) in_flight: Arc<Semaphore>,
     /// The queue pair of this connection.
     pub(super) rdma: Option<QueuePair>,
-    handshake: ServerHandshake,
-}
-
-/// What came: decoded, so that it borrows nothing of the buffer that its payload is taken from.
-enum Arrived {
-    Own(u64, OwnCommand),
-    Infini(InfiniCommand),
-    BadOwn(u64, Error),
-    BadInfini(u8, Error),
-}
-
-/// Serves a connection until it ends; why it ended is logged here.
-pub(super) async fn converse(door: Arc<Door>, tcp: TcpStream, draining: watch::Receiver<bool>) {
-    let (counters, peer) = (Arc::clone(&door.counters), tcp.peer_addr());
-    keep_alive(&tcp);
-    let outcome = async {
-        let Some(acceptor) = door.tls.clone() else {
-            return serve(door, Socket::Tcp(tcp), draining).await;
-        };
-        let outside = tls::accept(&acceptor, tcp).await?;
-        let (inside, far) = UnixStream::pair().map_err(|e| Error::io("no socket for a TLS connection", e))?;
-        let stall = door.config.stall();
-        tls::around(outside, far, serve(door, Socket::Inside(inside), draining), stall).await
-    };
-    let outcome = outcome.await;
-    if let Err(error) = outcome {
-        let reason = match error.kind() {
-            ErrorKind::Timeout => "timeout",
-            ErrorKind::Protocol => "protocol",
-            ErrorKind::Permission => "token",
-            ErrorKind::Version => "version",
-            _ => "broken",
-        };
-        counters.refused(reason);
-        let peer = peer.map_or_else(|_| "a peer".to_owned(), |peer| peer.to_string());
-        match error.kind() {
-            ErrorKind::Closed | ErrorKind::Io => tracing::debug!("the connection of {peer} ended: {error}"),
-            _ => tracing::warn!("the connection of {peer} was closed: {error}"),
-        }
-    }
-}
-
-async fn serve(door: Arc<Door>, socket: Socket, draining: watch::Receiver<bool>) -> Result<()> {
-    let stream = Arc::new(Stream::new(socket, door.config.stall(), Arc::clone(&door.counters))?);
-    let direct = door.depot.direct();
-    let values = door.values.for_owner(direct.clone());
-    let mut connection = Connection {
-        handshake: ServerHandshake::new(door.token.clone()),
-        door,
-        stream,
-        direct,
-        values,
-        tasks: JoinSet::new(),
-        in_flight: Arc::new(Semaphore::new(REQUESTS_IN_FLIGHT_MAX as usize)),
-        rdma: None,
-    };
-    let outcome = connection.run(draining).await;
-    if outcome.is_ok() {
-        // The peer may have closed only its half: what it asked for before is still sent.
-        while connection.tasks.join_next().await.is_some() {}
-    }
-    outcome
+    pub(super) handshake: ServerHandshake,
 }
 
 impl Connection {
-    async fn run(&mut self, mut draining: watch::Receiver<bool>) -> Result<()> {
-        let mut buffer = FrameBuffer::requests();
-        let hello_by = Instant::now() + HELLO_WAIT;
-        loop {
-            let Some(arrived) = self.next(&mut buffer, hello_by, &mut draining).await? else { return Ok(()) };
-            match arrived {
-                Arrived::Own(id, command) => {
-                    self.door.counters.request(command.name());
-                    match command {
-                        OwnCommand::Greeting(greeting) => self.greet(id, &greeting).await?,
-                        _ if !self.handshake.is_over() => {
-                            let error = Error::new(ErrorKind::Permission, "a connection begins with a hello");
-                            self.fail(id, &error).await?;
-                            return Err(error);
-                        }
-                        command => self.serve_own(id, command, &mut buffer).await?,
-                    }
-                }
-                Arrived::Infini(command) => {
-                    self.door.counters.request(command.name());
-                    self.may_enter().await?;
-                    self.serve_infini(command, &mut buffer).await?;
-                }
-                Arrived::BadOwn(id, error) => {
-                    self.fail(id, &error).await?;
-                    return Err(error);
-                }
-                Arrived::BadInfini(op, error) => {
-                    self.may_enter().await?;
-                    self.refuse(code::INVALID, error.kind()).await?;
-                    // Behind a value's request that cannot be read there may be a value: nothing can be found after it.
-                    if op == infini_op::TCP {
-                        return Err(error);
-                    }
-                }
-            }
-        }
-    }
-
-    /// The next request; None when the peer left between two, or the door closes.
-    async fn next(
-        &self,
-        buffer: &mut FrameBuffer,
-        hello_by: Instant,
-        draining: &mut watch::Receiver<bool>,
-    ) -> Result<Option<Arrived>> {
-        let mut begun = None;
-        loop {
-            if let Some(frame) = buffer.next_frame()? {
-                return Ok(Some(if frame.op >= own_op::HELLO {
-                    match OwnCommand::decode(frame) {
-                        Ok((id, command)) => Arrived::Own(id, command),
-                        Err(error) => Arrived::BadOwn(Request::id_of(frame), error),
-                    }
-                } else {
-                    match InfiniCommand::decode(frame) {
-                        Ok(command) => Arrived::Infini(command),
-                        Err(error) => Arrived::BadInfini(frame.op, error),
-                    }
-                }));
-            }
-            let idle = buffer.is_empty();
-            if idle && *draining.borrow() {
-                return Ok(None);
-            }
-            let deadline = if !idle {
-                Some(*begun.get_or_insert_with(|| self.stream.deadline(0)))
-            } else if self.door.token.is_some() && !self.handshake.is_over() {
-                Some(hello_by)
-            } else {
-                None
-            };
-            let count = tokio::select! {
-                biased;
-                count = self.stream.fill(buffer, deadline) => count?,
-                () = over(self.rdma.as_ref()) => {
-                    return Err(Error::new(ErrorKind::Closed, "its RDMA connection broke"));
-                }
-                _ = draining.changed(), if idle => continue,
-            };
-            if count == 0 {
-                if idle {
-                    return Ok(None);
-                }
-                return Err(Error::new(ErrorKind::Closed, "a peer left in the middle of a request"));
-            }
-        }
-    }
-
-    /// InfiniStore's protocol has no token: where one is wanted, its requests are served only behind our handshake.
-    async fn may_enter(&self) -> Result<()> {
-        if self.door.token.is_none() || self.handshake.is_over() {
-            return Ok(());
-        }
-        self.refuse(code::INVALID, ErrorKind::Permission).await?;
-        Err(Error::new(ErrorKind::Permission, "a token is wanted, and InfiniStore's protocol carries none"))
-    }
-
-    async fn greet(&mut self, id: u64, greeting: &Greeting) -> Result<()> {
-        let mut nonce = [0; 32];
-        // Blocks only in the first moments of a machine.
-        rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())
-            .map_err(|e| Error::io("no random numbers", e.into()))?;
-        let offer = Offer {
-            features: FEATURES,
-            requests_in_flight_max: REQUESTS_IN_FLIGHT_MAX,
-            depot: self.door.depot.id(),
-            nonce,
-        };
-        let mut answer = Vec::new();
-        let outcome = self.handshake.step(id, &greeting.request(), offer, &mut answer);
-        if let Err(error) = outcome {
-            self.fail(id, &error).await?;
-            return Err(error);
-        }
-        self.stream.send(&answer, None).await
-    }
-
     /// Until when a put that begins now may wait for room in the pool, however many blocks it has: its client waits for
     /// an answer, and takes longer silence for the server's end (P2).
     pub(super) fn room_deadline(&self) -> Instant {
@@ -262,14 +71,6 @@ impl Connection {
     ) -> Result<T> {
         let direct = self.direct.clone();
         join(tokio::task::spawn_blocking(move || work(&direct))).await
-    }
-}
-
-/// Waits for the end of a connection's queue pair; for ever where it has none.
-async fn over(rdma: Option<&QueuePair>) {
-    match rdma {
-        Some(queue_pair) => queue_pair.over().await,
-        None => std::future::pending().await,
     }
 }
 

@@ -4,45 +4,30 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvdepot_core::{Error, ErrorKind, Result};
+use kvdepot_core::{Error, Result};
 use kvdepot_depot::Depot;
 use kvdepot_depot::values::Values;
-use kvdepot_wire::own::Token;
-use rustix::process::{Resource, Rlimit};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio_rustls::TlsAcceptor;
 
 use super::config::WireConfig;
-use super::connection::converse;
+use super::conversation::converse;
 use super::counters::Counters;
 use super::http;
 use super::rdma::Rdma;
+use super::shared::Door;
 use super::tls;
+use crate::descriptors;
+use crate::log_limit::LogLimit;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 1024;
 /// Threads that wait for tiers at a time; more requests wait for one of them.
 const BLOCKING_THREADS_MAX: usize = 256;
-/// Descriptors of a TLS connection: its TCP socket, and both ends of the pair inside.
-const TLS_DESCRIPTORS: u64 = 3;
-/// Descriptors that are not connections: tiers, sockets, logs.
-const DESCRIPTORS_BESIDE: u64 = 512;
 /// How long no connection is accepted after the system had no descriptor for one.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// What all connections share.
-pub(super) struct Door {
-    pub(super) config: WireConfig,
-    pub(super) depot: Arc<Depot>,
-    pub(super) values: Values,
-    pub(super) token: Option<Token>,
-    pub(super) tls: Option<TlsAcceptor>,
-    pub(super) rdma: Option<Arc<Rdma>>,
-    pub(super) counters: Arc<Counters>,
-}
 
 /// An open wire door. Dropping it ends all connections; [`WireDoor::close`] does so in order.
 #[derive(Debug)]
@@ -58,7 +43,7 @@ pub struct WireDoor {
 
 impl WireDoor {
     /// Opens a wire door to a depot; with RDMA where the configuration has it.
-    pub fn open(config: WireConfig, depot: &Arc<Depot>) -> Result<Self> {
+    pub fn open(mut config: WireConfig, depot: &Arc<Depot>) -> Result<Self> {
         let token = config.token()?;
         if !config.host.is_loopback() && token.is_none() {
             tracing::warn!(
@@ -69,7 +54,7 @@ impl WireDoor {
         }
         let tls =
             config.tls.as_ref().map(|tls| tls::acceptor(&tls.certificate_file, &tls.key_file)).transpose()?;
-        raise_descriptor_limit(descriptors_max(config.connections_max, tls.is_some()));
+        config.connections_max = descriptors::reserve(0, Some(&config)).wire;
         let pool_bytes = depot.config().mapped_bytes();
         let values = Values::open(depot.direct(), pool_bytes, config.value_bytes_min)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -169,30 +154,9 @@ fn local_addr(listener: &TcpListener) -> Result<SocketAddr> {
     listener.local_addr().map_err(|e| Error::io("cannot tell the port", e))
 }
 
-/// Descriptors that so many connections take, and all else.
-const fn descriptors_max(connections_max: usize, has_tls: bool) -> u64 {
-    let each = if has_tls { TLS_DESCRIPTORS } else { 1 };
-    (connections_max as u64).saturating_mul(each).saturating_add(DESCRIPTORS_BESIDE)
-}
-
-/// Lets the process have as many descriptors as connections take, where the system allows it.
-fn raise_descriptor_limit(wanted: u64) {
-    let limit = rustix::process::getrlimit(Resource::Nofile);
-    if limit.current.is_none_or(|current| current >= wanted) {
-        return;
-    }
-    let current = Some(limit.maximum.map_or(wanted, |maximum| maximum.min(wanted)));
-    if rustix::process::setrlimit(Resource::Nofile, Rlimit { current, maximum: limit.maximum }).is_err()
-        || limit.maximum.is_some_and(|maximum| maximum < wanted)
-    {
-        tracing::warn!(
-            "the system allows fewer descriptors than the configured connections take: raise `ulimit -n` to {wanted}"
-        );
-    }
-}
-
 async fn accept(door: Arc<Door>, listener: TcpListener, mut closing: watch::Receiver<bool>) {
     let mut connections = JoinSet::new();
+    let (full, not_accepted) = (LogLimit::default(), LogLimit::default());
     while !*closing.borrow() {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -202,7 +166,10 @@ async fn accept(door: Arc<Door>, listener: TcpListener, mut closing: watch::Rece
         match accepted {
             Ok(_) if connections.len() >= door.config.connections_max => {
                 door.counters.refused("full");
-                tracing::warn!("a connection was refused: {} are open already", connections.len());
+                let open = connections.len();
+                full.line(|left_out| {
+                    tracing::warn!("a connection was refused: {open} are open already{left_out}");
+                });
             }
             Ok((tcp, _)) => {
                 let (door, closing) = (Arc::clone(&door), closing.clone());
@@ -215,7 +182,9 @@ async fn accept(door: Arc<Door>, listener: TcpListener, mut closing: watch::Rece
                 });
             }
             Err(error) => {
-                tracing::warn!("a connection could not be accepted: {error}");
+                not_accepted.line(|left_out| {
+                    tracing::warn!("a connection could not be accepted: {error}{left_out}");
+                });
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
@@ -246,40 +215,5 @@ async fn evict(door: Arc<Door>) {
         let direct = direct.clone();
         let gone = tokio::task::spawn_blocking(move || direct.evict_to_percent(config.min_percent)).await;
         tracing::info!("{used:.0} % of the pool were in use: {} blocks were evicted", gone.unwrap_or(0));
-    }
-}
-
-/// Stores, finds and removes a value: whether the whole path through the pool works.
-pub(super) fn self_test(values: &Values) -> Result<()> {
-    let bad = |what: &str| Error::new(ErrorKind::Corrupt, what.to_owned());
-    let mut key = [0; 16];
-    rustix::rand::getrandom(&mut key, rustix::rand::GetRandomFlags::empty())
-        .map_err(|e| Error::io("no random numbers", e.into()))?;
-    let hash = Values::hash(&key);
-    let mut slot = values.reserve(hash, key.len() as u64)?;
-    let mut at = 0;
-    for mut piece in slot.io_slices_mut(0, key.len()) {
-        let len = piece.len();
-        piece.copy_from_slice(&key[at..at + len]);
-        at += len;
-    }
-    slot.publish()?;
-    let value =
-        values.get(hash, Duration::from_secs(5))?.ok_or_else(|| bad("a value was not found again"))?;
-    let same = value.io_slices(0, value.len()).iter().flat_map(|piece| piece.to_vec()).eq(key);
-    drop(value);
-    values.remove(&[hash]);
-    if same { Ok(()) } else { Err(bad("a value came back changed")) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_tls_connection_takes_three_descriptors() {
-        assert_eq!(descriptors_max(4096, false), 4096 + DESCRIPTORS_BESIDE);
-        assert_eq!(descriptors_max(4096, true), 3 * 4096 + DESCRIPTORS_BESIDE);
-        assert_eq!(descriptors_max(usize::MAX, true), u64::MAX, "a limit that nobody reaches");
     }
 }

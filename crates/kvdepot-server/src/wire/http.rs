@@ -1,5 +1,5 @@
 //! HTTP management: what InfiniStore's server has, and health and metrics. What changes or walks the depot needs the
-//! token where there is one.
+//! token where there is one, and must not come from a web page where there is none.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -13,58 +13,111 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use kvdepot_core::Result;
 use kvdepot_depot::values::Values;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
-use super::door::{Door, self_test};
+use super::browser;
+use super::self_test::self_test;
+use super::shared::Door;
 use super::tls;
+use super::visitors::{Place, Visitors};
+use crate::log_limit::LogLimit;
 
-/// Requests of administrators at a time.
+/// Connections at a time.
 const VISITORS_MAX: usize = 64;
-/// How long a visitor may take to say what it wants.
-const HEADER_WAIT: Duration = Duration::from_secs(5);
+/// Requests at a time that walk or change the depot. Fewer than connections, so that a place is left for `/health`.
+const HEAVY_MAX: usize = 16;
+/// Pause after a connection that could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long a visitor may stay in all.
 const VISIT_MAX: Duration = Duration::from_secs(120);
 
 type Answer = Response<Full<Bytes>>;
 
+/// What all connections share.
+struct Http {
+    door: Arc<Door>,
+    heavy: Semaphore,
+    own_name: String,
+    refused: LogLimit,
+}
+
 pub(super) async fn serve(door: Arc<Door>, listener: TcpListener, mut closing: watch::Receiver<bool>) {
-    let visitors = Arc::new(Semaphore::new(VISITORS_MAX));
+    let (visitors, not_accepted) = (Visitors::new(VISITORS_MAX), LogLimit::default());
+    let http = Arc::new(Http {
+        door,
+        heavy: Semaphore::new(HEAVY_MAX),
+        own_name: browser::own_name(),
+        refused: LogLimit::default(),
+    });
     loop {
-        let Ok(permit) = Arc::clone(&visitors).acquire_owned().await else { return };
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             _ = closing.changed() => return,
         };
-        let Ok((tcp, _)) = accepted else {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-            continue;
+        let tcp = match accepted {
+            Ok((tcp, _)) => tcp,
+            Err(error) => {
+                not_accepted.line(|left_out| {
+                    tracing::warn!(
+                        "a connection for HTTP management could not be accepted: {error}{left_out}"
+                    );
+                });
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
         };
-        let (door, tls) = (Arc::clone(&door), door.tls.clone());
-        tokio::spawn(async move {
-            let _permit = permit;
-            let service = service_fn(move |request| {
-                let door = Arc::clone(&door);
-                async move { Ok::<_, Infallible>(answer(door, request).await) }
-            });
-            let mut http = hyper::server::conn::http1::Builder::new();
-            http.timer(TokioTimer::new()).header_read_timeout(HEADER_WAIT);
-            let visit = async {
-                match tls {
-                    None => http.serve_connection(TokioIo::new(tcp), service).await.is_ok(),
-                    Some(acceptor) => match tls::accept(&acceptor, tcp).await {
-                        Ok(tls) => http.serve_connection(TokioIo::new(tls), service).await.is_ok(),
-                        Err(_) => false,
-                    },
-                }
-            };
-            // Who stays longer, or speaks no HTTP, is shown out.
-            let _ = tokio::time::timeout(VISIT_MAX, visit).await;
-        });
+        let place = tokio::select! {
+            place = visitors.admit() => place,
+            _ = closing.changed() => return,
+        };
+        let visitor = Arc::clone(&place.visitor);
+        let task = tokio::spawn(visit(Arc::clone(&http), tcp, place));
+        visitor.served_by(task.abort_handle());
     }
 }
 
-async fn answer(door: Arc<Door>, request: Request<Incoming>) -> Answer {
+async fn visit(http: Arc<Http>, tcp: TcpStream, place: Place) {
+    let visitor = Arc::clone(&place.visitor);
+    let (tls, stall) = (http.door.tls.clone(), http.door.config.stall());
+    let service = service_fn(move |request| {
+        let (http, answering) = (Arc::clone(&http), visitor.answering());
+        async move {
+            let _answering = answering;
+            Ok::<_, Infallible>(answer(&http, request).await)
+        }
+    });
+    let mut builder = hyper::server::conn::http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(stall);
+    let visit = async {
+        match tls {
+            None => builder.serve_connection(TokioIo::new(tcp), service).await.is_ok(),
+            Some(acceptor) => match tls::accept(&acceptor, tcp).await {
+                Ok(tls) => builder.serve_connection(TokioIo::new(tls), service).await.is_ok(),
+                Err(_) => false,
+            },
+        }
+    };
+    // A client that stays longer, or speaks no HTTP, is disconnected.
+    let _ = tokio::time::timeout(VISIT_MAX, visit).await;
+}
+
+async fn answer(http: &Http, request: Request<Incoming>) -> Answer {
+    let door = &http.door;
+    let _heavy = if is_heavy(request.uri().path()) {
+        if let Some(refused) = refused(http, &request) {
+            return refused;
+        }
+        let Ok(permit) = http.heavy.try_acquire() else {
+            return error(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "too many management requests are under way: try again",
+            );
+        };
+        Some(permit)
+    } else {
+        None
+    };
     match (request.method(), request.uri().path()) {
         (&Method::GET, "/health") => json(StatusCode::OK, &serde_json::json!({"status": "ok"})),
         (&Method::GET, "/metrics") => match door.counters.text(&door.depot.direct().stats()) {
@@ -75,32 +128,25 @@ async fn answer(door: Arc<Door>, request: Request<Incoming>) -> Answer {
             ),
             Err(error) => failed(&error),
         },
-        (method, "/purge" | "/kvmap_len" | "/selftest") if !is_allowed(&door, &request) => {
-            tracing::warn!("{method} {} was refused: no or another token", request.uri().path());
-            json(
-                StatusCode::UNAUTHORIZED,
-                &serde_json::json!({"error": "send the token: Authorization: Bearer …"}),
-            )
-        }
-        (&Method::POST, "/purge") => match apart(&door, Values::purge).await {
+        (&Method::POST, "/purge") => match apart(door, Values::purge).await {
             Ok(count) => {
                 tracing::info!("{count} values were purged");
                 json(StatusCode::OK, &serde_json::json!({"status": "ok", "num": count}))
             }
             Err(error) => failed(&error),
         },
-        (&Method::GET, "/kvmap_len") => match apart(&door, Values::count).await {
+        (&Method::GET, "/kvmap_len") => match apart(door, Values::count).await {
             Ok(count) => json(StatusCode::OK, &serde_json::json!({"len": count})),
             Err(error) => failed(&error),
         },
-        (&Method::GET, "/selftest") => match apart(&door, self_test).await {
+        (&Method::GET, "/selftest") => match apart(door, self_test).await {
             Ok(()) => json(StatusCode::OK, &serde_json::json!({"status": "ok"})),
             Err(error) => failed(&error),
         },
         (_, "/purge" | "/kvmap_len" | "/selftest" | "/health" | "/metrics") => {
-            json(StatusCode::METHOD_NOT_ALLOWED, &serde_json::json!({"error": "another method is wanted"}))
+            error(StatusCode::METHOD_NOT_ALLOWED, "another method is wanted")
         }
-        _ => json(StatusCode::NOT_FOUND, &serde_json::json!({"error": "no such page"})),
+        _ => error(StatusCode::NOT_FOUND, "no such page"),
     }
 }
 
@@ -113,6 +159,25 @@ async fn apart<T: Send + 'static>(door: &Arc<Door>, work: fn(&Values) -> Result<
     })
 }
 
+/// Whether a path walks or changes the depot.
+fn is_heavy(path: &str) -> bool {
+    matches!(path, "/purge" | "/kvmap_len" | "/selftest")
+}
+
+/// The answer to a request that may not walk or change the depot.
+fn refused(http: &Http, request: &Request<Incoming>) -> Option<Answer> {
+    let (status, why) = if !is_allowed(&http.door, request) {
+        (StatusCode::UNAUTHORIZED, "send the token: Authorization: Bearer …")
+    } else if http.door.token.is_none() {
+        (StatusCode::FORBIDDEN, browser::refusal(request.headers(), &http.own_name)?)
+    } else {
+        return None;
+    };
+    let (method, path) = (request.method(), request.uri().path());
+    http.refused.line(|left_out| tracing::warn!("{method} {path} was refused: {why}{left_out}"));
+    Some(error(status, why))
+}
+
 fn is_allowed(door: &Door, request: &Request<Incoming>) -> bool {
     let Some(token) = &door.token else { return true };
     let said = request.headers().get(AUTHORIZATION).map(|value| value.as_bytes());
@@ -122,6 +187,10 @@ fn is_allowed(door: &Door, request: &Request<Incoming>) -> bool {
 fn failed(error: &kvdepot_core::Error) -> Answer {
     tracing::warn!("an administrator's request failed: {error}");
     json(StatusCode::INTERNAL_SERVER_ERROR, &serde_json::json!({"error": error.to_string()}))
+}
+
+fn error(status: StatusCode, why: &str) -> Answer {
+    json(status, &serde_json::json!({"error": why}))
 }
 
 fn json(status: StatusCode, value: &serde_json::Value) -> Answer {

@@ -1,19 +1,17 @@
 //! Requests of InfiniStore clients: one after another, answered in order.
 
-use std::time::Duration;
-
 use kvdepot_core::{BlockHash, ErrorKind, Result};
 use kvdepot_depot::values::{Found, Values};
 use kvdepot_wire::infini::{ConnInfo, Reply, Request, TcpOp, code};
 use kvdepot_wire::{Frame, FrameBuffer};
 
+use super::config::GET_WAIT;
 use super::connection::Connection;
 
-/// How long a value may take to come up from a tier.
-pub(super) const GET_WAIT: Duration = Duration::from_secs(10);
-
-/// Values that are removed between two requests of other connections; more take a thread of their own.
+/// Values that are removed before other connections get a turn; more are removed on another thread, in pieces.
 const REMOVED_AT_ONCE_MAX: usize = 16;
+/// Values that the other thread removes at a time.
+const REMOVED_APART_MAX: usize = 256;
 
 /// Keys whose longest prefix is found between two requests of other connections; more take a thread of their own.
 const MATCHED_AT_ONCE_MAX: usize = 64;
@@ -81,11 +79,17 @@ impl Connection {
                 self.answer(Reply::Number(leading as i32 - 1)).await
             }
             Command::Delete(hashes) => {
-                let gone = if hashes.len() <= REMOVED_AT_ONCE_MAX {
-                    self.values.remove(&hashes)
+                let mut gone = 0;
+                if hashes.len() <= REMOVED_AT_ONCE_MAX {
+                    gone = self.values.remove(&hashes);
                 } else {
-                    self.apart(move |values| values.remove(&hashes)).await?
-                };
+                    // Requests that wait for a thread or for the depot's lock get their turn in between.
+                    for piece in hashes.chunks(REMOVED_APART_MAX) {
+                        let piece = piece.to_vec();
+                        gone += self.apart(move |values| values.remove(&piece)).await?;
+                        tokio::task::yield_now().await;
+                    }
+                }
                 self.answer(Reply::Number(gone as i32)).await
             }
             Command::Put(hash, bytes) => self.put_value(hash, bytes, buffer).await,

@@ -223,7 +223,7 @@ impl Connection {
         let deadline = self.room_deadline();
         let mut statuses = Vec::with_capacity(blocks.len());
         for &(hash, crc64) in blocks {
-            let status = match self.patiently(deadline, || self.direct.reserve(open.handle, hash)).await {
+            let status = match self.patiently(deadline, || self.direct.reserve(open, hash)).await {
                 Ok(Some(mut slot)) => {
                     let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
                     let digested = |slot: &kvdepot_depot::direct::WriteSlot, start, end| {
@@ -337,7 +337,8 @@ async fn fetch_blocks(
         let part: Vec<(u32, BlockHash)> = asked.drain(..asked.len().min(LEASES_AT_A_TIME)).collect();
         let hashes: Vec<BlockHash> = part.iter().map(|(_, hash)| *hash).collect();
         let (direct, left) = (direct.clone(), deadline.saturating_duration_since(Instant::now()));
-        let outcome = tokio::task::spawn_blocking(move || direct.read(open.handle, &hashes, left)).await;
+        let outcome =
+            tokio::task::spawn_blocking(move || direct.read(open.handle, open.id, &hashes, left)).await;
         let slots = outcome.map_err(|e| Error::new(ErrorKind::Io, "a read ended early").with_source(e))?;
         let slots = slots.unwrap_or_else(|error| part.iter().map(|_| Err(error.kind())).collect());
         let mut found_room = false;

@@ -44,6 +44,7 @@ unsafe extern "C" fn kvdepot_standin_verbs_set(what: *const c_char, value: u64) 
         "port_state" => config.port_state = value as u32,
         "region_bytes_max" => config.region_bytes_max = value,
         "hung" => config.hung = value != 0,
+        "loses_receives" => config.loses_receives = value != 0,
         "peer_offset" => config.peer_offset = value,
         "dmabuf" => config.dmabuf = value != 0,
         _ => return -1,
@@ -72,6 +73,7 @@ unsafe extern "C" fn kvdepot_standin_verbs_get(what: *const c_char) -> u64 {
         "signaled" => state.signaled,
         "bytes" => state.bytes,
         "steps" => state.steps,
+        "lost_receives" => state.lost_receives,
         _ => u64::MAX,
     }
 }

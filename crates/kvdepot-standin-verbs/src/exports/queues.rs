@@ -287,6 +287,7 @@ extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mu
         cut: false,
         socket,
         inbound: VecDeque::new(),
+        answers: VecDeque::new(),
     };
     state.qps.insert(number, known);
     qp

@@ -24,6 +24,7 @@ pub fn check(make: &dyn Fn() -> Arc<dyn Tier>) {
     basics::a_small_slot_is_refused(make());
     basics::namespaces_do_not_see_each_other(make());
     basics::an_epoch_hides_what_was(make());
+    basics::an_epoch_only_grows(make());
     shapes::blocks_of_every_size(make());
     shapes::slots_of_several_runs(make());
     shapes::many_shards(make());
@@ -35,6 +36,7 @@ pub fn check(make: &dyn Fn() -> Arc<dyn Tier>) {
 pub fn check_persistent(make: &dyn Fn() -> Arc<dyn Tier>) {
     persistent::reopening_finds_all(make);
     persistent::an_epoch_survives(make);
+    persistent::a_laggard_follows(make);
 }
 
 /// Runs what holds for a tier with a cap (P5); `make` gives a fresh, empty tier with this cap in bytes.

@@ -21,8 +21,8 @@ pub(super) fn reopening_finds_all(make: &dyn Fn() -> Arc<dyn Tier>) {
 
 pub(super) fn an_epoch_survives(make: &dyn Fn() -> Arc<dyn Tier>) {
     let bench = Bench::new(make());
-    let epoch = bench.epoch + 3;
-    bench.tier.set_epoch(&bench.spec, epoch).expect("a new epoch");
+    let epoch = bench.tier.advance_epoch(&bench.spec, bench.epoch + 3).expect("a new epoch");
+    assert!(epoch >= bench.epoch + 3);
     bench.drain();
     drop(bench);
     let bench = Bench::new(make());
@@ -30,6 +30,25 @@ pub(super) fn an_epoch_survives(make: &dyn Fn() -> Arc<dyn Tier>) {
     bench.drain();
     assert!(bench.tier.keys(bench.spec.id(epoch)).is_empty());
     assert_eq!(bench.tier.usage().bytes, 0);
+}
+
+/// Two tiers on one place, as two nodes are: neither's advance is lost, and whoever lags learns of it.
+pub(super) fn a_laggard_follows(make: &dyn Fn() -> Arc<dyn Tier>) {
+    let (ahead, mut behind) = (Bench::new(make()), Bench::new(make()));
+    let first = ahead.epoch;
+    behind.write_all(1);
+    // Advances may skip epochs, and never repeat one.
+    let once = ahead.tier.advance_epoch(&ahead.spec, first + 1).expect("a reset");
+    let twice = ahead.tier.advance_epoch(&ahead.spec, first + 1).expect("another one");
+    assert!(first < once && once < twice);
+    assert_eq!(behind.tier.open_namespace(&behind.spec, first).expect("a look"), twice);
+    assert!(behind.read(0).is_err(), "an old epoch's block");
+    let thrice = behind.tier.advance_epoch(&behind.spec, first + 1).expect("a reset");
+    assert!(thrice > twice);
+    behind.epoch = thrice;
+    behind.write_all(1);
+    assert!(behind.read_is_right(0));
+    assert_eq!(ahead.tier.open_namespace(&ahead.spec, twice).expect("a look"), thrice);
 }
 
 /// P5: at no moment more bytes than the cap, however many write at once.

@@ -38,7 +38,7 @@ impl Bench {
 
     /// Opens this namespace.
     pub fn with(tier: Arc<dyn Tier>, spec: NamespaceSpec) -> Self {
-        let epoch = tier.open_namespace(&spec).expect("a namespace opens");
+        let epoch = tier.open_namespace(&spec, 0).expect("a namespace opens");
         Self { tier, spec, epoch }
     }
 

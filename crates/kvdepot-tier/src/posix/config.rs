@@ -9,6 +9,11 @@ use serde_json::Value;
 
 use crate::registry::{Fields, Switch};
 
+/// Share of the file systems that a tier takes when no cap is configured.
+const CAPACITY_PERCENT_DEFAULT: u64 = 80;
+/// Share of a file system that stays free unless configured.
+const FREE_FLOOR_PERCENT_DEFAULT: u64 = 2;
+
 /// Settings of a Posix tier.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PosixConfig {
@@ -19,8 +24,13 @@ pub struct PosixConfig {
     pub create: bool,
     /// What goes past the page cache; falls back where a file system cannot.
     pub io_direct: DirectUse,
-    /// Cap in physical bytes over all directories and namespaces (P5); 0 = none.
+    /// Cap in physical bytes over all directories and namespaces (P5); 0 = `capacity_percent` decides.
     pub capacity_bytes: u64,
+    /// Without `capacity_bytes`: cap as a share of the size of the directories' file systems; 0 = no cap.
+    pub capacity_percent: u64,
+    /// Share of a file system's size that stays free, whoever fills it: below it the tier evicts, and does not write
+    /// when it has nothing left to evict there; 0 = not looked at.
+    pub free_floor_percent: u64,
     /// Whether a new namespace spreads its files over 256 subdirectories; one that exists stays as it is.
     pub shard_directories: bool,
     /// Threads that are always free for reads.
@@ -46,6 +56,8 @@ impl Default for PosixConfig {
             create: false,
             io_direct: DirectUse::default(),
             capacity_bytes: 0,
+            capacity_percent: CAPACITY_PERCENT_DEFAULT,
+            free_floor_percent: FREE_FLOOR_PERCENT_DEFAULT,
             shard_directories: true,
             read_threads: 8,
             write_threads: 4,
@@ -66,11 +78,13 @@ impl PosixConfig {
 
     /// Reads an object whose keys are this struct's fields; `directories` is a list of paths.
     pub fn from_json(value: &Value) -> Result<Self> {
-        const KNOWN: [&str; 12] = [
+        const KNOWN: [&str; 14] = [
             "directories",
             "create",
             "io_direct",
             "capacity_bytes",
+            "capacity_percent",
+            "free_floor_percent",
             "shard_directories",
             "read_threads",
             "write_threads",
@@ -88,7 +102,13 @@ impl PosixConfig {
             Some(Switch::Off) => DirectUse::Never,
             Some(Switch::Auto) | None => DirectUse::ColdReads,
         };
+        // Written as 0 it means no cap; left out, a share of the disk.
+        if value.get("capacity_bytes").is_some() {
+            config.capacity_percent = 0;
+        }
         fields.u64("capacity_bytes", &mut config.capacity_bytes)?;
+        fields.u64("capacity_percent", &mut config.capacity_percent)?;
+        fields.u64("free_floor_percent", &mut config.free_floor_percent)?;
         fields.bool("shard_directories", &mut config.shard_directories)?;
         fields.usize("read_threads", &mut config.read_threads)?;
         fields.usize("write_threads", &mut config.write_threads)?;
@@ -118,6 +138,13 @@ impl PosixConfig {
         }
         if !(1..=IO_QUEUE_MAX).contains(&self.queue_depth) {
             return Err(bad("queue_depth lies between 1 and 65536").with("queue_depth", self.queue_depth));
+        }
+        for (name, value) in
+            [("capacity_percent", self.capacity_percent), ("free_floor_percent", self.free_floor_percent)]
+        {
+            if value > 100 {
+                return Err(bad("a share of a file system is at most 100 percent").with(name, value));
+            }
         }
         if self.engine != "psync" {
             return Err(bad("no such I/O engine; this build has psync").with("engine", &self.engine));

@@ -1,41 +1,63 @@
-//! P5: room is made and reserved before the first byte is written.
+//! P5: room is made and reserved before the first byte is written; under the cap, and above the floor of free space.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
 
+use super::index::{Taken, seconds};
+use super::leaving::Leave;
+use super::space::home;
 use super::state::{BadFile, Shared, State};
 
-/// How much newer than we know a file must be on the disk to count as used by another node.
-const FOREIGN_USE_MIN: Duration = Duration::from_secs(1);
+/// How many seconds newer than we know a file must be on the disk to count as used by another node.
+const FOREIGN_USE_MIN_S: u32 = 1;
+/// Files evicted when a file system has no space left, in files of the block that is written.
+const EVICT_WHEN_FULL: u64 = 8;
+/// Part of the cap that is evicted ahead of need, so that writes need not wait for unlinks.
+const HEADROOM_PART: u64 = 256;
+/// Files that the headroom must hold; below that it is not worth having.
+const HEADROOM_FILES_MIN: u64 = 32;
 
 /// What to give up next.
-enum Victim {
+pub(super) enum Victim {
     Leaving(BlockKey),
     Bad(BadFile),
-    Cold(BlockKey),
+    Cold(Box<Taken>),
 }
 
 impl Shared {
     /// Reserves a block's bytes for a write, evicting what was used longest ago. `NoSpace` if it can never fit,
     /// `Busy` if others' reservations do not end by the deadline.
     pub(super) fn reserve(&self, key: BlockKey, bytes: u64, deadline: Instant) -> Result<()> {
-        let cap = self.config.capacity_bytes;
+        let cap = self.cap;
         if cap > 0 && bytes > cap {
             return Err(Error::new(ErrorKind::NoSpace, "a block is larger than the tier's cap")
                 .with("file_bytes", bytes)
                 .with("capacity_bytes", cap));
         }
+        let directory = home(key.hash, self.devices.len());
+        self.keep_floor(directory, bytes)?;
         loop {
             let victim = {
                 let mut state = self.lock();
-                if cap == 0 || (state.counted && state.bytes + bytes <= cap) {
-                    state.bytes += bytes;
+                if cap == 0 || (state.is_bounded() && state.bytes + bytes <= cap) {
+                    let needed = state.bytes + bytes;
+                    if state.total.is_some_and(|total| needed > total) {
+                        drop(state);
+                        self.raise_total(needed);
+                        continue;
+                    }
+                    state.bytes = needed;
                     state.reserved.insert(key, bytes);
+                    self.free_space.debit(directory, bytes);
+                    let ahead = self.is_over_headroom(&state);
+                    drop(state);
+                    if ahead {
+                        self.unlinks.notify_one();
+                    }
                     return Ok(());
                 }
-                match state.counted.then(|| state.next_victim()).flatten() {
+                match state.knows_recency().then(|| state.next_victim(None)).flatten() {
                     Some(victim) => victim,
                     None => {
                         self.wait_for_room(&mut state, bytes, deadline)?;
@@ -47,29 +69,77 @@ impl Shared {
         }
     }
 
-    /// Evicts until the cap holds; for files that were there already.
-    pub(super) fn trim(&self) -> Result<()> {
-        let cap = self.config.capacity_bytes;
-        loop {
+    /// Evicts from a directory until its file system has `bytes` more than the floor free; `NoSpace` if nothing is
+    /// left to evict there.
+    fn keep_floor(&self, directory: usize, bytes: u64) -> Result<()> {
+        let device = self.device(directory);
+        while self.free_space.shortage(device, directory, bytes) > 0 {
+            let victim = self.lock().next_victim(Some(directory));
+            let Some(victim) = victim else {
+                return Err(Error::new(
+                    ErrorKind::NoSpace,
+                    "the file system has less free space than `free_floor_percent`, and the tier holds no block \
+                     there to evict; free space or lower the floor",
+                )
+                .with("path", device.root().display())
+                .with("free_floor_percent", self.config.free_floor_percent));
+            };
+            self.give_up(victim)?;
+        }
+        Ok(())
+    }
+
+    /// Evicts where others have filled a file system beyond the floor.
+    pub(super) fn restore_floor(&self) {
+        for directory in 0..self.devices.len() {
+            self.free_space.expire(directory);
+            // What cannot be evicted is refused at the next write.
+            let _ = self.keep_floor(directory, 0);
+        }
+    }
+
+    /// After `NoSpace` of a write: evicts some files of the same directory; whether any space was freed in time.
+    pub(super) fn make_room(&self, directory: usize, bytes: u64, deadline: Instant) -> bool {
+        self.free_space.expire(directory);
+        let mut freed = 0;
+        while freed < bytes * EVICT_WHEN_FULL && Instant::now() < deadline {
+            let victim = self.lock().next_victim(Some(directory));
+            let Some(victim) = victim else { break };
+            freed += self.give_up(victim).unwrap_or(0);
+        }
+        freed > 0
+    }
+
+    /// Evicts until the cap holds, and ahead of need; for files that were there already. A bounded number at a time:
+    /// whether there may be more to do.
+    pub(super) fn trim(&self, files_max: usize) -> Result<bool> {
+        for _ in 0..files_max {
             let victim = {
                 let mut state = self.lock();
-                if cap == 0 || !state.counted || state.bytes <= cap {
-                    return Ok(());
+                if !self.is_over_cap(&state) && !self.is_over_headroom(&state) {
+                    return Ok(false);
                 }
-                match state.next_victim() {
+                match state.next_victim(None) {
                     Some(victim) => victim,
-                    None => return Ok(()),
+                    None => return Ok(false),
                 }
             };
             self.give_up(victim)?;
         }
+        Ok(true)
     }
 
     /// Whether the cap is exceeded by something that can be given up.
     pub(super) fn is_over_cap(&self, state: &State) -> bool {
-        let cap = self.config.capacity_bytes;
-        let something = state.index.len() > 0 || state.bad.values().any(|kept| !kept.is_empty());
-        cap > 0 && state.counted && state.bytes > cap && something
+        self.cap > 0 && state.counted && state.bytes > self.cap && state.has_victims()
+    }
+
+    /// Whether less than the headroom is left below the cap.
+    pub(super) fn is_over_headroom(&self, state: &State) -> bool {
+        let headroom = self.cap / HEADROOM_PART;
+        let files = state.index.len() as u64;
+        let worth_it = files > 0 && headroom >= HEADROOM_FILES_MIN * (state.bytes / files);
+        self.cap > 0 && state.counted && worth_it && state.bytes > self.cap - headroom
     }
 
     fn wait_for_room(
@@ -92,60 +162,75 @@ impl Shared {
         Err(Error::new(kind, what)
             .with("file_bytes", bytes)
             .with("bytes", state.bytes)
-            .with("capacity_bytes", self.config.capacity_bytes))
+            .with("capacity_bytes", self.cap))
     }
 
-    fn give_up(&self, victim: Victim) -> Result<()> {
+    /// Unlinks a victim; the bytes that this freed.
+    fn give_up(&self, victim: Victim) -> Result<u64> {
         match victim {
-            Victim::Leaving(key) => self.unlink_leaving(&key),
+            Victim::Leaving(key) => {
+                let bytes = self.lock().leaving.get(&key).map_or(0, |leaving| leaving.bytes);
+                self.unlink_leaving(&key).map(|()| bytes)
+            }
             Victim::Bad(file) => {
                 // Not tried again: what cannot be unlinked now is found and charged anew by the next sweep.
                 let outcome = self.device(file.directory).unlink(&file.path);
                 self.lock().bytes -= file.bytes;
+                self.free_space.credit(file.directory, file.bytes);
                 self.changed.notify_all();
-                outcome.map(drop)
+                outcome.map(|_| file.bytes)
             }
-            Victim::Cold(key) => {
-                if self.config.shared && self.was_used_elsewhere(&key) {
-                    return Ok(());
-                }
-                if !self.lock().leave_taken(&key) {
-                    return Ok(());
+            Victim::Cold(taken) => {
+                let (key, bytes) = (taken.key, taken.entry.bytes);
+                if self.config.shared && self.was_used_elsewhere(&taken) {
+                    return Ok(0);
                 }
                 tracing::trace!(%key, "evict");
-                self.unlink_leaving(&key)
+                let unlinked = self.unlink_leaving(&key);
+                self.lock().events.evicted(key);
+                self.deliver_events();
+                unlinked.map(|()| bytes)
             }
         }
     }
 
-    /// Whether another node has used the file since we last knew, in which case it is filed anew.
-    fn was_used_elsewhere(&self, key: &BlockKey) -> bool {
-        let Some((device, path, used)) = self.lock().index.get(key).map(|entry| {
-            let device = Arc::clone(self.device(entry.directory));
-            (device, entry.space.block_path(key.hash), entry.used())
-        }) else {
-            return true;
-        };
-        match device.stat(&path) {
-            Ok(Some(stat)) if stat.modified > used + FOREIGN_USE_MIN => {
-                let mut state = self.lock();
-                let filed = state.index.touch(key, Some(stat.modified));
-                // A device clock ahead of ours must not keep a file for ever: only a real move counts.
-                filed.is_some_and(|entry| entry.used() > used)
-            }
-            _ => false,
+    /// Whether another node has used the file since we last knew, in which case it is put back with that recency.
+    fn was_used_elsewhere(&self, taken: &Taken) -> bool {
+        let entry = taken.entry;
+        let path = taken.space.block_path(taken.key.hash);
+        let Ok(Some(stat)) = self.device(entry.directory).stat(&path) else { return false };
+        let mut state = self.lock();
+        // A device clock ahead of ours must not keep a file for ever: only a real move counts.
+        let used_s = seconds(stat.modified).min(state.index.now_s());
+        let known = state.index.get(&taken.key).is_some() || state.reserved.contains_key(&taken.key);
+        if known || used_s <= entry.used_s + FOREIGN_USE_MIN_S || !state.is_current(&taken.space) {
+            return false;
         }
+        state.leaving.remove(&taken.key);
+        let (space, used) = (std::sync::Arc::clone(&taken.space), Some(stat.modified));
+        state.index.insert(taken.key, space, entry.directory, entry.bytes, used);
+        self.changed.notify_all();
+        true
     }
 }
 
 impl State {
-    fn next_victim(&mut self) -> Option<Victim> {
+    /// The next file to give up, already out of the index; of one directory if only that helps.
+    pub(super) fn next_victim(&mut self, directory: Option<usize>) -> Option<Victim> {
         if let Some(key) = self.take_leaving() {
             return Some(Victim::Leaving(key));
         }
-        if let Some(file) = self.take_bad() {
+        if let Some(file) = self.take_bad(directory) {
             return Some(Victim::Bad(file));
         }
-        self.index.coldest().map(Victim::Cold)
+        let taken = self.index.take_coldest(directory)?;
+        self.note_removed(taken.key);
+        let again = Taken { key: taken.key, space: std::sync::Arc::clone(&taken.space), entry: taken.entry };
+        self.begin_leaving(again, Leave::Running);
+        Some(Victim::Cold(Box::new(taken)))
+    }
+
+    fn has_victims(&self) -> bool {
+        self.index.len() > 0 || self.bad.values().any(|kept| !kept.is_empty())
     }
 }

@@ -1,70 +1,219 @@
-//! What the tier knows of its files, in order of last use.
+//! What the tier knows of its files: by key, and in order of last use.
 //!
-//! Ordered by time of use and not by a list's links, because files found by the scan bring their recency from disk and
-//! must fall between those used since. One map over all namespaces: the cap is common (P5).
+//! Built for tens of millions of files under one lock. A file takes a slot of 56 bytes; slots are allocated in chunks
+//! and found by many small hash tables, so that no insertion copies more than a small part of the index. Namespaces
+//! are numbered: a namespace that is retired becomes unreachable in one step, and its slots are cleared piece by piece.
+//! One index over all namespaces and directories: the cap is common (P5).
 
-use std::collections::BTreeMap;
+use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use hashbrown::HashMap;
-use kvdepot_core::BlockKey;
+use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
+use kvdepot_core::limits::BLOCK_ALIGN_BYTES;
+use kvdepot_core::{BlockHash, BlockKey, NamespaceId};
 
+use super::order::{LinkStore, Links, NONE, Order};
 use super::space::Space;
 
-/// Microseconds since 1970, then a number that makes it unique.
-type Recency = (u64, u64);
+/// Hash tables; each grows by itself. 10 million files make 2,400 entries a table.
+const TABLES: usize = 4096;
+/// Slots allocated at a time.
+const CHUNK: usize = 4096;
 
-/// One file.
+/// One file, or a free slot (`number` is `FREE`).
 #[derive(Clone, Debug)]
-pub(super) struct Entry {
-    pub(super) space: Arc<Space>,
-    /// Bytes charged for it.
-    pub(super) bytes: u64,
-    /// Which of the tier's directories holds it.
-    pub(super) directory: usize,
+struct Slot {
+    hash: BlockHash,
     /// Grows with every insertion: tells a file from its successor of the same key.
-    pub(super) generation: u64,
-    /// The scan that saw it last.
-    pub(super) seen: u64,
-    /// When its recency last went to the disk, in milliseconds since 1970.
-    pub(super) persisted_ms: u64,
-    recency: Recency,
+    generation: u64,
+    /// The namespace's number.
+    number: u32,
+    /// Pages charged for it.
+    pages: u32,
+    /// When it was last used, in seconds since 1970.
+    used_s: u32,
+    /// When its recency last went to the disk.
+    persisted_s: u32,
+    links: Links,
+    /// The scan that saw it last; 0 = none.
+    seen: u32,
+    /// Which of the tier's directories holds it.
+    directory: u8,
 }
 
-impl Entry {
-    /// When it was last used.
-    pub(super) fn used(&self) -> SystemTime {
-        UNIX_EPOCH + Duration::from_micros(self.recency.0)
+const FREE: u32 = u32::MAX;
+
+impl Slot {
+    const EMPTY: Self = Self {
+        hash: BlockHash([0; 16]),
+        generation: 0,
+        number: FREE,
+        pages: 0,
+        used_s: 0,
+        persisted_s: 0,
+        links: Links::NONE,
+        seen: 0,
+        directory: 0,
+    };
+}
+
+/// What is known of one file.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    /// Bytes charged for it.
+    pub(super) bytes: u64,
+    pub(super) directory: usize,
+    pub(super) generation: u64,
+    pub(super) used_s: u32,
+}
+
+/// A file that was taken out of the index.
+#[derive(Debug)]
+pub(super) struct Taken {
+    pub(super) key: BlockKey,
+    pub(super) space: Arc<Space>,
+    pub(super) entry: Entry,
+}
+
+/// A file as a checkpoint lists it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Listed {
+    pub(super) number: u32,
+    pub(super) hash: BlockHash,
+    pub(super) used_s: u32,
+    pub(super) bytes: u64,
+    pub(super) directory: usize,
+}
+
+#[derive(Debug, Default)]
+struct Slots {
+    chunks: Vec<Box<[Slot]>>,
+    /// First free slot; the others follow by `links.next`.
+    free: Option<u32>,
+}
+
+impl Slots {
+    fn get(&self, slot: u32) -> &Slot {
+        &self.chunks[slot as usize / CHUNK][slot as usize % CHUNK]
+    }
+
+    fn get_mut(&mut self, slot: u32) -> &mut Slot {
+        &mut self.chunks[slot as usize / CHUNK][slot as usize % CHUNK]
+    }
+
+    fn len(&self) -> u32 {
+        (self.chunks.len() * CHUNK) as u32
+    }
+
+    fn take_free(&mut self) -> u32 {
+        if self.free.is_none() {
+            let first = self.len();
+            let mut chunk = vec![Slot::EMPTY; CHUNK].into_boxed_slice();
+            for (at, slot) in (first..).zip(chunk.iter_mut()) {
+                slot.links.next = at + 1;
+            }
+            chunk[CHUNK - 1].links.next = NONE;
+            self.chunks.push(chunk);
+            self.free = Some(first);
+        }
+        let slot = self.free.expect("a chunk was added");
+        self.free = Some(self.get(slot).links.next).filter(|next| *next != NONE);
+        slot
+    }
+
+    fn give_back(&mut self, slot: u32) {
+        let next = self.free.unwrap_or(NONE);
+        *self.get_mut(slot) = Slot { links: Links { previous: NONE, next }, ..Slot::EMPTY };
+        self.free = Some(slot);
+    }
+}
+
+impl LinkStore for Slots {
+    fn links(&mut self, slot: u32) -> &mut Links {
+        &mut self.get_mut(slot).links
     }
 }
 
 /// All files known.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Index {
-    entries: HashMap<BlockKey, Entry>,
-    order: BTreeMap<Recency, BlockKey>,
-    numbers: u64,
-    newest_us: u64,
+    tables: Vec<HashTable<u32>>,
+    hasher: DefaultHashBuilder,
+    slots: Slots,
+    /// One order a directory: a full disk is made room on by its own files.
+    orders: Vec<Order>,
+    /// Namespaces by number; a number is used again when none of its files are left.
+    spaces: Vec<Option<Arc<Space>>>,
+    numbers: HashMap<NamespaceId, u32>,
+    len: usize,
+    generations: u64,
+    scans: u32,
+    newest_s: u32,
 }
 
 impl Index {
-    pub(super) fn get(&self, key: &BlockKey) -> Option<&Entry> {
-        self.entries.get(key)
+    pub(super) fn new(directories: usize) -> Self {
+        Self {
+            tables: (0..TABLES).map(|_| HashTable::new()).collect(),
+            hasher: DefaultHashBuilder::default(),
+            slots: Slots::default(),
+            orders: (0..directories).map(|_| Order::default()).collect(),
+            spaces: Vec::new(),
+            numbers: HashMap::new(),
+            len: 0,
+            generations: 0,
+            scans: 0,
+            newest_s: 0,
+        }
     }
 
-    pub(super) fn get_mut(&mut self, key: &BlockKey) -> Option<&mut Entry> {
-        self.entries.get_mut(key)
+    fn hash(hasher: &DefaultHashBuilder, number: u32, hash: &BlockHash) -> u64 {
+        hasher.hash_one((number, hash.0))
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.entries.len()
+    /// The table's own bits are the lowest and the highest seven.
+    const fn table_of(hash: u64) -> usize {
+        (hash >> 32) as usize % TABLES
     }
 
-    /// A number larger than every generation so far.
-    pub(super) const fn next_generation(&mut self) -> u64 {
-        self.numbers += 1;
-        self.numbers
+    fn find(&self, key: &BlockKey) -> Option<u32> {
+        let number = *self.numbers.get(&key.namespace)?;
+        let hash = Self::hash(&self.hasher, number, &key.hash);
+        let same = |slot: &u32| {
+            let slot = self.slots.get(*slot);
+            slot.number == number && slot.hash == key.hash
+        };
+        self.tables[Self::table_of(hash)].find(hash, same).copied()
+    }
+
+    fn entry(&self, slot: u32) -> Entry {
+        let slot = self.slots.get(slot);
+        Entry {
+            bytes: u64::from(slot.pages) * BLOCK_ALIGN_BYTES,
+            directory: slot.directory.into(),
+            generation: slot.generation,
+            used_s: slot.used_s,
+        }
+    }
+
+    pub(super) fn get(&self, key: &BlockKey) -> Option<Entry> {
+        self.find(key).map(|slot| self.entry(slot))
+    }
+
+    pub(super) const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The newest generation: files that come later have a higher one.
+    pub(super) const fn generation(&self) -> u64 {
+        self.generations
+    }
+
+    /// A scan's number: higher than that of every scan before.
+    pub(super) const fn next_scan(&mut self) -> u32 {
+        self.scans += 1;
+        self.scans
     }
 
     /// Adds a file that was not known; `used` of `None` is now.
@@ -76,54 +225,292 @@ impl Index {
         bytes: u64,
         used: Option<SystemTime>,
     ) {
-        let generation = self.next_generation();
-        let now_us = self.now_us();
-        let used_us = used.map_or(now_us, |time| micros(time).min(now_us));
-        let recency = (used_us, generation);
-        let entry =
-            Entry { space, bytes, directory, generation, seen: 0, persisted_ms: used_us / 1000, recency };
-        let before = self.entries.insert(key, entry);
-        assert!(before.is_none(), "a file was indexed twice: its bytes would be charged twice (P5)");
-        self.order.insert(recency, key);
+        assert!(self.find(&key).is_none(), "a file was indexed twice: its bytes would be charged twice (P5)");
+        let now_s = self.now_s();
+        let used_s = used.map_or(now_s, |time| seconds(time).min(now_s));
+        let number = self.number(space);
+        self.generations += 1;
+        let slot = self.slots.take_free();
+        *self.slots.get_mut(slot) = Slot {
+            hash: key.hash,
+            generation: self.generations,
+            number,
+            pages: u32::try_from(bytes.div_ceil(BLOCK_ALIGN_BYTES)).unwrap_or(u32::MAX),
+            used_s,
+            persisted_s: used_s,
+            links: Links::NONE,
+            seen: 0,
+            directory: u8::try_from(directory).expect("TIER_DIRECTORIES_MAX fits a byte"),
+        };
+        self.orders[directory].push(&mut self.slots, slot, used_s);
+        let (hasher, slots) = (&self.hasher, &self.slots);
+        let hash = Self::hash(hasher, number, &key.hash);
+        self.tables[Self::table_of(hash)].insert_unique(hash, slot, |other| {
+            let other = slots.get(*other);
+            Self::hash(hasher, other.number, &other.hash)
+        });
+        self.len += 1;
+    }
+
+    fn number(&mut self, space: Arc<Space>) -> u32 {
+        let Self { numbers, spaces, .. } = self;
+        *numbers.entry(space.id).or_insert_with(|| {
+            let free = spaces.iter().position(Option::is_none).unwrap_or_else(|| {
+                spaces.push(None);
+                spaces.len() - 1
+            });
+            spaces[free] = Some(space);
+            free as u32
+        })
     }
 
     /// Takes a file out; its bytes stay charged until the caller releases them.
-    pub(super) fn remove(&mut self, key: &BlockKey) -> Option<Entry> {
-        let entry = self.entries.remove(key)?;
-        self.order.remove(&entry.recency);
-        Some(entry)
+    pub(super) fn remove(&mut self, key: &BlockKey) -> Option<Taken> {
+        self.find(key).map(|slot| self.take(slot))
     }
 
-    /// Notes a use, now or at `used`; never makes a file older.
-    pub(super) fn touch(&mut self, key: &BlockKey, used: Option<SystemTime>) -> Option<&mut Entry> {
-        let now_us = self.now_us();
-        let number = self.next_generation();
-        let entry = self.entries.get_mut(key)?;
-        let used_us = used.map_or(now_us, |time| micros(time).min(now_us));
-        if used_us >= entry.recency.0 {
-            self.order.remove(&entry.recency);
-            entry.recency = (used_us, number);
-            self.order.insert(entry.recency, *key);
+    fn take(&mut self, slot: u32) -> Taken {
+        let entry = self.entry(slot);
+        let (number, hash) = (self.slots.get(slot).number, self.slots.get(slot).hash);
+        self.orders[entry.directory].remove(&mut self.slots, slot, entry.used_s);
+        let table_hash = Self::hash(&self.hasher, number, &hash);
+        if let Ok(found) = self.tables[Self::table_of(table_hash)].find_entry(table_hash, |at| *at == slot) {
+            found.remove();
         }
-        Some(entry)
+        self.slots.give_back(slot);
+        self.len -= 1;
+        let space = self.spaces[number as usize].clone().expect("a file's namespace keeps its number");
+        Taken { key: space.key(hash), space, entry }
     }
 
-    /// The file that was used longest ago.
-    pub(super) fn coldest(&self) -> Option<BlockKey> {
-        self.order.first_key_value().map(|(_, key)| *key)
+    /// Notes a use, now or at `used`; never makes a file older. When it was last used after that.
+    pub(super) fn touch(&mut self, key: &BlockKey, used: Option<SystemTime>) -> Option<u32> {
+        let now_s = self.now_s();
+        let slot = self.find(key)?;
+        let entry = self.entry(slot);
+        let used_s = used.map_or(now_s, |time| seconds(time).min(now_s)).max(entry.used_s);
+        let order = &mut self.orders[entry.directory];
+        order.remove(&mut self.slots, slot, entry.used_s);
+        order.push(&mut self.slots, slot, used_s);
+        self.slots.get_mut(slot).used_s = used_s;
+        Some(used_s)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&BlockKey, &Entry)> {
-        self.entries.iter()
+    /// Whether a file's recency on the disk is `interval_s` or more behind, in which case it counts as written now.
+    pub(super) fn take_due(&mut self, key: &BlockKey, interval_s: u32) -> bool {
+        let Some(slot) = self.find(key) else { return false };
+        let slot = self.slots.get_mut(slot);
+        let due = slot.used_s.saturating_sub(slot.persisted_s) >= interval_s;
+        if due {
+            slot.persisted_s = slot.used_s;
+        }
+        due
+    }
+
+    /// Notes that a scan saw a file; `false` if it is not known in this directory.
+    pub(super) fn see(&mut self, key: &BlockKey, directory: usize, scan: u32) -> bool {
+        let Some(slot) = self.find(key) else { return false };
+        let slot = self.slots.get_mut(slot);
+        if usize::from(slot.directory) != directory {
+            return false;
+        }
+        // A later scan of the same namespace may have seen it already.
+        slot.seen = slot.seen.max(scan);
+        true
+    }
+
+    /// Takes out the file that was used longest ago, in one directory or in all.
+    pub(super) fn take_coldest(&mut self, directory: Option<usize>) -> Option<Taken> {
+        let first = match directory {
+            Some(directory) => self.orders[directory].first(),
+            None => self.orders.iter().filter_map(Order::first).min_by_key(|(second, _)| *second),
+        };
+        first.map(|(_, slot)| self.take(slot))
+    }
+
+    /// Makes a namespace's files unreachable in one step. Its number, for `take_retired`; `None` if it had no files.
+    pub(super) fn retire(&mut self, id: NamespaceId) -> Option<u32> {
+        self.numbers.remove(&id)
+    }
+
+    /// Takes out files of a retired namespace, looking at `slots_max` slots from `cursor` on; where to go on, if there
+    /// is more.
+    pub(super) fn take_retired(
+        &mut self,
+        number: u32,
+        cursor: u32,
+        slots_max: u32,
+    ) -> (Vec<Taken>, Option<u32>) {
+        let (found, next) = self.slots_where(cursor, slots_max, |slot| slot.number == number);
+        let taken = found.into_iter().map(|slot| self.take(slot)).collect();
+        if next.is_none() {
+            self.spaces[number as usize] = None;
+        }
+        (taken, next)
+    }
+
+    /// Keys of a namespace's files that are older than `generation` and that neither `scan` nor a later one saw, piece by piece.
+    pub(super) fn unseen(
+        &self,
+        id: NamespaceId,
+        generation: u64,
+        scan: u32,
+        cursor: u32,
+        slots_max: u32,
+    ) -> (Vec<BlockKey>, Option<u32>) {
+        let old = |slot: &Slot| slot.generation <= generation && slot.seen < scan;
+        self.keys_where(id, cursor, slots_max, old)
+    }
+
+    /// Keys of a namespace, piece by piece.
+    pub(super) fn keys(&self, id: NamespaceId, cursor: u32, slots_max: u32) -> (Vec<BlockKey>, Option<u32>) {
+        self.keys_where(id, cursor, slots_max, |_| true)
+    }
+
+    fn keys_where(
+        &self,
+        id: NamespaceId,
+        cursor: u32,
+        slots_max: u32,
+        wanted: impl Fn(&Slot) -> bool,
+    ) -> (Vec<BlockKey>, Option<u32>) {
+        let Some(number) = self.numbers.get(&id).copied() else { return (Vec::new(), None) };
+        let (found, next) = self.slots_where(cursor, slots_max, |slot| slot.number == number && wanted(slot));
+        let keys = found.into_iter().map(|slot| BlockKey { namespace: id, hash: self.slots.get(slot).hash });
+        (keys.collect(), next)
+    }
+
+    /// Files of all current namespaces for a checkpoint, piece by piece.
+    pub(super) fn list(&self, cursor: u32, slots_max: u32) -> (Vec<Listed>, Option<u32>) {
+        let (found, next) = self.slots_where(cursor, slots_max, |slot| slot.number != FREE);
+        let listed = found.into_iter().map(|at| {
+            let (slot, entry) = (self.slots.get(at), self.entry(at));
+            let Entry { bytes, directory, used_s, .. } = entry;
+            Listed { number: slot.number, hash: slot.hash, used_s, bytes, directory }
+        });
+        (listed.collect(), next)
+    }
+
+    /// Namespaces that can be reached, with their numbers.
+    pub(super) fn numbered(&self) -> Vec<(u32, Arc<Space>)> {
+        let spaces = self.numbers.values().filter_map(|number| {
+            self.spaces[*number as usize].as_ref().map(|space| (*number, Arc::clone(space)))
+        });
+        spaces.collect()
+    }
+
+    fn slots_where(
+        &self,
+        cursor: u32,
+        slots_max: u32,
+        wanted: impl Fn(&Slot) -> bool,
+    ) -> (Vec<u32>, Option<u32>) {
+        let end = cursor.saturating_add(slots_max).min(self.slots.len());
+        let found = (cursor..end).filter(|slot| wanted(self.slots.get(*slot))).collect();
+        (found, (end < self.slots.len()).then_some(end))
     }
 
     /// The clock, which never goes back here even if the system's does.
-    fn now_us(&mut self) -> u64 {
-        self.newest_us = self.newest_us.max(micros(SystemTime::now()));
-        self.newest_us
+    pub(super) fn now_s(&mut self) -> u32 {
+        self.newest_s = self.newest_s.max(seconds(SystemTime::now()));
+        self.newest_s
     }
 }
 
-fn micros(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH).map_or(0, |since| u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
+/// Whole seconds since 1970.
+pub(super) fn seconds(time: SystemTime) -> u32 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| u32::try_from(since.as_secs()).unwrap_or(u32::MAX))
+}
+
+/// The start of a second since 1970.
+pub(super) fn time_of(second: u32) -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(second.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use kvdepot_core::{BlockLayout, NamespaceSpec};
+
+    use super::*;
+
+    fn space(model: &str) -> Arc<Space> {
+        let layout = BlockLayout::new(vec![vec![4096]]).expect("a layout");
+        let spec = NamespaceSpec::new(&format!(r#"{{"model":"{model}"}}"#), layout).expect("a description");
+        Arc::new(Space::new(spec, 0, true))
+    }
+
+    fn key(space: &Space, n: u64) -> BlockKey {
+        let mut hash = [0; 16];
+        hash[..8].copy_from_slice(&n.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes());
+        space.key(BlockHash(hash))
+    }
+
+    #[test]
+    fn a_file_takes_few_bytes() {
+        assert!(size_of::<Slot>() <= 56, "{}", size_of::<Slot>());
+    }
+
+    /// Against a list of files in order of last use; times lie in the past, so that the test does not depend on now.
+    #[test]
+    fn the_order_is_that_of_a_plain_list() {
+        let (mut index, spaces) = (Index::new(3), [space("a"), space("b")]);
+        let mut model: Vec<(u32, usize, BlockKey)> = Vec::new();
+        let mut random = 7_u64;
+        for step in 0..20_000_u64 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let draw = |bits: u32, bound: u64| (random >> bits) % bound;
+            let space = &spaces[draw(20, 2) as usize];
+            let (key, second) = (key(space, draw(24, 500)), 1000 + draw(34, 50) as u32);
+            let at = model.iter().position(|(_, _, known)| *known == key);
+            match (draw(41, 8), at) {
+                (0..=3, None) => {
+                    let directory = draw(45, 3) as usize;
+                    index.insert(key, Arc::clone(space), directory, 8192, Some(time_of(second)));
+                    model.push((second, directory, key));
+                }
+                (0..=3, Some(at)) => {
+                    let (before, directory, _) = model.remove(at);
+                    let used = index.touch(&key, Some(time_of(second))).expect("known");
+                    assert_eq!(used, before.max(second), "step {step}");
+                    model.push((used, directory, key));
+                }
+                (4, Some(at)) => {
+                    model.remove(at);
+                    assert_eq!(index.remove(&key).expect("known").key, key);
+                }
+                (5, _) => {
+                    let directory = draw(45, 3) as usize;
+                    let here = model.iter().filter(|(_, at, _)| *at == directory);
+                    let coldest = here.min_by_key(|(second, ..)| *second).copied();
+                    let taken = index.take_coldest(Some(directory)).map(|taken| taken.key);
+                    assert_eq!(taken, coldest.map(|(.., key)| key), "step {step}");
+                    model.retain(|(.., key)| Some(*key) != taken);
+                }
+                (_, at) => assert_eq!(index.get(&key).is_some(), at.is_some(), "step {step}"),
+            }
+            assert_eq!(index.len(), model.len());
+        }
+    }
+
+    #[test]
+    fn a_retired_namespace_is_unreachable_at_once_and_its_number_is_used_again() {
+        let mut index = Index::new(1);
+        let (old, other) = (space("old"), space("other"));
+        for n in 0..10_000 {
+            index.insert(key(&old, n), Arc::clone(&old), 0, 8192, None);
+        }
+        index.insert(key(&other, 0), Arc::clone(&other), 0, 8192, None);
+        let number = index.retire(old.id).expect("it had files");
+        assert!(index.get(&key(&old, 5)).is_none() && index.get(&key(&other, 0)).is_some());
+        let (mut cursor, mut cleared) = (Some(0), 0);
+        while let Some(from) = cursor {
+            let (taken, next) = index.take_retired(number, from, 1000);
+            assert!(taken.len() <= 1000);
+            (cleared, cursor) = (cleared + taken.len(), next);
+        }
+        assert_eq!((cleared, index.len()), (10_000, 1));
+        let new = space("new");
+        index.insert(key(&new, 0), Arc::clone(&new), 0, 8192, None);
+        assert_eq!(index.numbers[&new.id], number);
+    }
 }

@@ -1,105 +1,208 @@
-//! The thread that does what nobody waits for: scans, removals, recency, sweeps.
+//! The thread that learns and records what lies in the directories: discovery, checkpoints, scans, recency.
 
-use std::path::{Path, PathBuf};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvdepot_core::limits::SWEEP_INTERVAL_S;
-use kvdepot_core::{BlockKey, Error, Result};
-use kvdepot_io::ListEntry;
+use kvdepot_core::limits::{CHECKPOINT_INTERVAL_S, SWEEP_INTERVAL_S};
+use kvdepot_core::{BlockKey, Error, NamespaceId, Result};
 
-use super::state::{Chore, Leave, Shared, State};
+use super::index::time_of;
+use super::scan::ScanJob;
+use super::state::{PIECE, Shared, State};
+use super::unlinker::{ReclaimJob, RetireJob};
 
-/// Starts the thread; it ends when `Chores::stop` is set.
+/// What the two background threads have been asked to do.
+#[derive(Debug)]
+pub(super) struct Chores {
+    /// Whether the directories shall be searched for namespaces.
+    pub(super) discover: bool,
+    /// Whether the checkpoint is still to be read.
+    pub(super) replay: bool,
+    pub(super) scans: VecDeque<ScanJob>,
+    /// Namespace directories without a readable description: which device, which root.
+    pub(super) unnamed: VecDeque<(usize, NamespaceId)>,
+    pub(super) touches: VecDeque<BlockKey>,
+    /// Directories of earlier epochs.
+    pub(super) reclaims: VecDeque<ReclaimJob>,
+    /// Namespaces whose epoch has passed.
+    pub(super) retired: VecDeque<RetireJob>,
+    /// Directories being counted or reclaimed now.
+    pub(super) looks: usize,
+    /// Whether the floor of free space is to be looked at.
+    pub(super) floor: bool,
+    /// Whether the last eviction in the background failed: tried again when something changes.
+    pub(super) trim_failed: bool,
+    /// Whether the maintenance thread is at work.
+    pub(super) busy: bool,
+    /// Whether the unlink thread is at work.
+    pub(super) unlinking: bool,
+    pub(super) stop: bool,
+    /// Threads that have not ended.
+    pub(super) threads: usize,
+}
+
+impl Default for Chores {
+    fn default() -> Self {
+        Self {
+            discover: true,
+            replay: true,
+            scans: VecDeque::new(),
+            unnamed: VecDeque::new(),
+            touches: VecDeque::new(),
+            reclaims: VecDeque::new(),
+            retired: VecDeque::new(),
+            looks: 0,
+            floor: false,
+            trim_failed: false,
+            busy: false,
+            unlinking: false,
+            stop: false,
+            threads: 0,
+        }
+    }
+}
+
+impl Chores {
+    fn is_idle(&self) -> bool {
+        let begun = self.busy || self.unlinking || self.discover || self.replay || self.floor;
+        let queued = !self.touches.is_empty() || !self.retired.is_empty();
+        !begun && !queued && self.has_looked()
+    }
+
+    /// Whether every directory that was known was looked at.
+    pub(super) fn has_looked(&self) -> bool {
+        let listed = self.scans.is_empty() && self.unnamed.is_empty() && self.looks == 0;
+        !self.discover && listed && self.reclaims.is_empty()
+    }
+}
+
+/// One piece of the maintenance thread's work.
+enum Chore {
+    Discover,
+    Replay,
+    Scan(ScanJob),
+    CountUnnamed(usize, NamespaceId),
+    Touch(Vec<BlockKey>),
+    Checkpoint,
+}
+
+/// Starts the background threads; they end when `Chores::stop` is set.
 pub(super) fn start(shared: &Arc<Shared>) -> Result<()> {
+    start_thread(shared, "kvd-posix-maint", run)?;
+    start_thread(shared, "kvd-posix-unlink", super::unlinker::run)
+}
+
+fn start_thread(shared: &Arc<Shared>, name: &str, run: fn(&Shared)) -> Result<()> {
     let mine = Arc::clone(shared);
-    std::thread::Builder::new()
-        .name("kvd-posix-maint".to_owned())
-        .spawn(move || run(&mine))
-        .map(drop)
-        .map_err(|e| Error::io("cannot start a tier's maintenance thread", e))
+    shared.lock().chores.threads += 1;
+    let work = move || {
+        run(&mine);
+        mine.lock().chores.threads -= 1;
+        mine.changed.notify_all();
+    };
+    std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop).map_err(|e| {
+        let mut state = shared.lock();
+        state.chores.threads -= 1;
+        state.chores.stop = true;
+        shared.wake_all();
+        Error::io("cannot start a tier's background thread", e)
+    })
 }
 
 fn run(shared: &Shared) {
-    let mut sweep_at = Instant::now() + Duration::from_secs(SWEEP_INTERVAL_S);
-    while let Some(chore) = shared.next_chore(&mut sweep_at) {
-        tracing::trace!(?chore, "begin");
+    let now = Instant::now();
+    let mut timers = Timers { sweep: now + SWEEP, checkpoint: now + CHECKPOINT };
+    while let Some(chore) = shared.next_chore(&mut timers) {
         shared.do_chore(chore);
-        shared.lock().check_counted();
-        // A failure is the device's and comes up again at the next write.
-        let _ = shared.trim();
+        shared.deliver_events();
         let mut state = shared.lock();
+        state.check_counted();
         state.chores.busy = false;
+        drop(state);
         shared.changed.notify_all();
+        // Room may have to be made for what was found.
+        shared.unlinks.notify_one();
     }
+    shared.save_at_end();
+}
+
+const SWEEP: Duration = Duration::from_secs(SWEEP_INTERVAL_S);
+const CHECKPOINT: Duration = Duration::from_secs(CHECKPOINT_INTERVAL_S);
+
+/// When what is done from time to time is due.
+struct Timers {
+    sweep: Instant,
+    checkpoint: Instant,
 }
 
 impl Shared {
     /// Asks for everything to be looked at again.
     pub(super) fn ask_for_sweep(&self) {
         let mut state = self.lock();
-        let State { leaving, leaving_pending, chores, .. } = &mut *state;
-        for (key, file) in leaving.iter_mut().filter(|(_, file)| file.step == Leave::Failed) {
-            file.step = Leave::Pending;
-            leaving_pending.push_back(*key);
-        }
-        chores.discover = true;
-        self.changed.notify_all();
+        state.retry_leaving();
+        state.chores.discover = true;
+        state.chores.floor = true;
+        drop(state);
+        self.wake_all();
     }
 
     /// Waits until nothing is left to do, or the deadline passes.
     pub(super) fn wait_idle(&self, deadline: Instant) -> bool {
         let mut state = self.lock();
         let idle = |state: &State| {
-            state.chores.is_idle() && state.leaving.values().all(|file| file.step == Leave::Failed)
+            state.chores.is_idle()
+                && state.has_unlinked()
+                && (state.chores.trim_failed || !self.is_over_cap(state))
         };
         while !idle(&state) {
-            if self.changed.wait_until(&mut state, deadline).timed_out() {
+            if state.chores.threads == 0 || self.changed.wait_until(&mut state, deadline).timed_out() {
                 return idle(&state);
             }
         }
         true
     }
 
-    /// Tells the maintenance thread to end, and waits for what it is doing.
+    /// Tells the background threads to end, and waits for what they are doing.
     pub(super) fn stop(&self, deadline: Instant) {
         let mut state = self.lock();
         state.chores.stop = true;
-        self.changed.notify_all();
-        while state.chores.busy && !self.changed.wait_until(&mut state, deadline).timed_out() {}
+        self.wake_all();
+        while state.chores.threads > 0 && !self.changed.wait_until(&mut state, deadline).timed_out() {}
     }
 
-    fn next_chore(&self, sweep_at: &mut Instant) -> Option<Chore> {
+    fn next_chore(&self, timers: &mut Timers) -> Option<Chore> {
         let mut state = self.lock();
         loop {
             if state.chores.stop {
                 return None;
             }
-            if let Some(chore) = state.take_chore() {
+            let chore = state.take_chore();
+            let now = Instant::now();
+            if chore.is_none() && now >= timers.checkpoint {
+                timers.checkpoint = now + CHECKPOINT;
                 state.chores.busy = true;
-                return Some(chore);
+                return Some(Chore::Checkpoint);
             }
-            if self.is_over_cap(&state) {
-                drop(state);
-                // As in `run`: what cannot be evicted now is tried again when something changes.
-                let failed = self.trim().is_err();
-                state = self.lock();
-                if !failed {
-                    continue;
-                }
+            if chore.is_some() {
+                state.chores.busy = true;
+                return chore;
             }
-            if self.changed.wait_until(&mut state, *sweep_at).timed_out() {
-                *sweep_at = Instant::now() + Duration::from_secs(SWEEP_INTERVAL_S);
+            if now >= timers.sweep {
+                timers.sweep = now + SWEEP;
                 drop(state);
                 self.ask_for_sweep();
                 state = self.lock();
+                continue;
             }
+            self.work.wait_until(&mut state, timers.sweep.min(timers.checkpoint));
         }
     }
 
     fn do_chore(&self, chore: Chore) {
         match chore {
             Chore::Discover => self.discover(),
+            Chore::Replay => self.replay(),
             Chore::Scan(job) => {
                 if let Some(rest) = self.scan_step(job) {
                     // Behind an urgent job that came meanwhile, before all others.
@@ -108,77 +211,51 @@ impl Shared {
                     state.chores.scans.insert(at, rest);
                 }
             }
-            Chore::Unlink(key) => {
-                if let Err(error) = self.unlink_leaving(&key) {
-                    tracing::warn!(%error, "a block file stays until the next sweep");
+            Chore::CountUnnamed(directory, root) => {
+                if let Err(error) = self.count_unnamed(directory, root) {
+                    tracing::warn!(%error, "a namespace directory cannot be counted; the next sweep tries again");
+                    self.lock().discovered = false;
                 }
+                self.lock().chores.looks -= 1;
             }
-            Chore::Touch(key) => self.persist_touch(&key),
-            Chore::Reclaim(directory, path) => match self.reclaim(directory, &path) {
-                Ok(()) => self.lock().swept.epochs += 1,
-                Err(error) => {
-                    tracing::warn!(%error, "an earlier epoch's directory stays until the next sweep")
-                }
-            },
+            Chore::Touch(keys) => keys.iter().for_each(|key| self.persist_touch(key)),
+            Chore::Checkpoint => self.save_if_changed(),
         }
     }
 
     /// Recency lives in the file's modification time, where other nodes and the next start find it.
     fn persist_touch(&self, key: &BlockKey) {
-        let Some((directory, path, used)) = self
-            .lock()
-            .index
-            .get(key)
-            .map(|entry| (entry.directory, entry.space.block_path(key.hash), entry.used()))
-        else {
-            return;
+        let (space, entry) = {
+            let state = self.lock();
+            let space = state.spaces.get(&key.namespace).map(Arc::clone);
+            let (Some(space), Some(entry)) = (space, state.index.get(key)) else { return };
+            (space, entry)
         };
-        if let Err(error) = self.device(directory).set_modified(&path, used) {
+        let path = space.block_path(key.hash);
+        if let Err(error) = self.device(entry.directory).set_modified(&path, time_of(entry.used_s)) {
             tracing::trace!(%error, "recency was not written");
         }
-    }
-
-    /// Removes an earlier epoch's directory with all that is in it.
-    fn reclaim(&self, directory: usize, path: &Path) -> Result<()> {
-        let device = self.device(directory);
-        let mut dirs: Vec<PathBuf> = vec![path.to_owned()];
-        let mut at = 0;
-        while at < dirs.len() {
-            let dir = dirs[at].clone();
-            let mut names: Vec<ListEntry> = Vec::new();
-            device.list(&dir, &mut |entry| names.push(entry))?;
-            for entry in names {
-                let whole = dir.join(&entry.name);
-                if entry.is_dir && at == 0 {
-                    dirs.push(whole);
-                } else if !entry.is_dir {
-                    device.unlink(&whole)?;
-                }
-            }
-            at += 1;
-        }
-        for dir in dirs.iter().rev() {
-            device.remove_dir(dir)?;
-        }
-        Ok(())
     }
 }
 
 impl State {
-    /// The most urgent piece of work: room first, then knowledge, then recency.
+    /// The most urgent piece of work: what is there, then what is there in detail, then recency.
     fn take_chore(&mut self) -> Option<Chore> {
-        if let Some(key) = self.take_leaving() {
-            return Some(Chore::Unlink(key));
-        }
-        if std::mem::take(&mut self.chores.discover) {
+        let chores = &mut self.chores;
+        if std::mem::take(&mut chores.discover) {
             return Some(Chore::Discover);
         }
-        if let Some((directory, path)) = self.chores.reclaims.pop_front() {
-            return Some(Chore::Reclaim(directory, path));
+        if chores.replay {
+            return Some(Chore::Replay);
         }
-        if let Some(job) = self.chores.scans.pop_front() {
+        if let Some(job) = chores.scans.pop_front() {
             return Some(Chore::Scan(job));
         }
-        self.chores.touches.pop_front().map(Chore::Touch)
+        if let Some((directory, root)) = chores.unnamed.pop_front() {
+            chores.looks += 1;
+            return Some(Chore::CountUnnamed(directory, root));
+        }
+        let touches = chores.touches.len().min(PIECE);
+        (touches > 0).then(|| Chore::Touch(chores.touches.drain(..touches).collect()))
     }
 }

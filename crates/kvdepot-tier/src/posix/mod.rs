@@ -1,35 +1,45 @@
 //! The tier of block files in directories: local disks and network mounts.
 //!
 //! One file a block, named by its key, published by rename (P1), drawn in `docs/format.md`. What lies on the disk is
-//! the truth; the index only saves look-ups, and is filled by a scan in the background.
+//! the truth; the index only saves look-ups. It is filled from a checkpoint and by a scan, both in the background.
 
+mod capacity;
+mod checkpoint;
 mod config;
+mod epochs;
+mod events;
 mod evict;
+mod free_space;
 mod identity;
 mod index;
+mod leaving;
 mod maintenance;
+mod namespaces;
+mod order;
 mod reader;
 mod scan;
 mod space;
 mod state;
+mod total;
+mod unlinker;
 mod writer;
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
-use kvdepot_core::limits::NAMESPACES_MAX;
-use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result, epoch_moves};
+use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
 use kvdepot_io::faults::{FaultDevice, Faults};
 use kvdepot_io::{Device, DirDevice, IoEngine, PsyncConfig, PsyncEngine, SlotBuf};
 
-use crate::{Done, Presence, Tier, TierUsage, Written};
+use crate::{Done, Presence, Tier, TierEvents, TierUsage, Written};
 pub use config::PosixConfig;
-use space::{NamespaceFile, epoch_of_dir};
-use state::{Shared, State};
+use state::{PIECE, PIECE_SLOTS, Shared, State};
 
-/// How long dropping a tier waits for its maintenance thread; one that hangs ends when its device lets go.
-const CLOSE_WAIT_MAX: Duration = Duration::from_secs(2);
+/// How long dropping a tier waits for its background threads and its last checkpoint; one that hangs ends when its
+/// device lets go.
+const CLOSE_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// What sweeps have removed since the tier was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -94,9 +104,12 @@ impl PosixTier {
         skew_s: Vec<i64>,
         engine: Arc<dyn IoEngine>,
     ) -> Result<Self> {
-        let shared = Arc::new(Shared::new(config, devices, skew_s));
-        maintenance::start(&shared)?;
-        Ok(Self { shared, engine })
+        let cap = capacity::cap(&config, &devices)?;
+        let prior = capacity::prior(&config, &devices, cap);
+        let shared = Arc::new(Shared::new(config, devices, skew_s, cap, prior));
+        let tier = Self { shared, engine };
+        maintenance::start(&tier.shared)?;
+        Ok(tier)
     }
 
     /// Looks at everything on the disk again: removes temporaries of dead writers and earlier epochs (P4), learns of
@@ -140,136 +153,46 @@ fn psync(config: &PosixConfig) -> Result<Arc<dyn IoEngine>> {
     Ok(Arc::new(PsyncEngine::new(engine)?))
 }
 
-/// Writes and removes a file in each directory; how far ahead of ours each device's clock is, in seconds.
+/// Writes and removes a file in each directory: how far ahead of ours each device's clock is, in seconds. A directory
+/// that is only full or read-only now is opened all the same, for what lies in it.
 fn check_writable(devices: &[Arc<dyn Device>]) -> Result<Vec<i64>> {
+    devices.iter().map(|device| clock_skew_s(&**device)).collect()
+}
+
+fn clock_skew_s(device: &dyn Device) -> Result<i64> {
     let seconds = |time: SystemTime| {
         let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
     };
-    let mut skew_s = Vec::new();
-    for device in devices {
-        let own = identity::Identity::own();
-        let (name, second) = (own.temporary_name(u64::MAX), own.temporary_name(u64::MAX - 1));
-        let path = Path::new(&name);
-        device.write_small(path, Path::new(&second), b"can this directory be written?\n").map_err(|e| {
-            let kind =
-                if e.kind() == ErrorKind::NoSpace { ErrorKind::NoSpace } else { ErrorKind::Permission };
-            Error::new(
-                kind,
-                "a tier's directory cannot be written; correct its owner, its mode or the configuration",
-            )
-            .with("path", device.root().display())
-            .with_source(e)
-        })?;
-        let modified = device.stat(path)?.map(|stat| stat.modified);
-        device.unlink(path)?;
-        skew_s.push(modified.map_or(0, |time| seconds(time) - seconds(SystemTime::now())));
+    // Counted down, because the names of blocks being written are counted up.
+    static TRIALS: AtomicU64 = AtomicU64::new(u64::MAX);
+    let trial = || identity::Identity::own().temporary_name(TRIALS.fetch_sub(1, Ordering::Relaxed));
+    let (name, second) = (trial(), trial());
+    let path = Path::new(&name);
+    let written = device.write_small(path, Path::new(&second), b"can this directory be written?\n");
+    match written {
+        Ok(()) => {
+            let modified = device.stat(path)?.map(|stat| stat.modified);
+            device.unlink(path)?;
+            Ok(modified.map_or(0, |time| seconds(time) - seconds(SystemTime::now())))
+        }
+        Err(error) if error.kind() == ErrorKind::NoSpace || device.is_read_only() => {
+            tracing::warn!(
+                path = %device.root().display(), %error,
+                "a tier's directory cannot be written now: its blocks are read, and writes are tried again"
+            );
+            Ok(0)
+        }
+        Err(error) => Err(Error::new(
+            ErrorKind::Permission,
+            "a tier's directory cannot be written; correct its owner, its mode or the configuration",
+        )
+        .with("path", device.root().display())
+        .with_source(error)),
     }
-    Ok(skew_s)
 }
 
 impl Shared {
-    fn open_namespace(&self, spec: &NamespaceSpec) -> Result<u32> {
-        let _one_at_a_time = self.namespaces.lock();
-        let root = spec.root();
-        let known = {
-            let state = self.lock();
-            if state.roots.len() >= NAMESPACES_MAX && !state.roots.contains_key(&root) {
-                return Err(Error::new(ErrorKind::NoSpace, "too many namespaces")
-                    .with("namespaces_max", NAMESPACES_MAX));
-            }
-            state.roots.contains_key(&root)
-        };
-        if !known {
-            self.install(self.create_or_read(spec)?);
-        }
-        let mut state = self.lock();
-        let space = state.roots.get(&root).and_then(|id| state.spaces.get(id)).map(Arc::clone);
-        let space =
-            space.ok_or_else(|| Error::new(ErrorKind::Closed, "a namespace vanished while it was opened"))?;
-        if !state.scanned.contains(&space.id) {
-            self.enqueue_scan(&mut state, &space, true);
-        }
-        Ok(space.epoch)
-    }
-
-    /// What the directories say of a namespace, written where it is missing.
-    fn create_or_read(&self, spec: &NamespaceSpec) -> Result<NamespaceFile> {
-        let read = match self.read_namespace(spec.root()) {
-            Err(error) if error.kind() == ErrorKind::Corrupt => {
-                tracing::warn!(%error, "a namespace.json is written anew");
-                None
-            }
-            other => other?,
-        };
-        let file = match read {
-            Some(file) => file,
-            None => {
-                let (epoch, sharded) = (self.newest_epoch_dir(spec.root())?, self.config.shard_directories);
-                NamespaceFile { spec: spec.clone(), epoch, sharded }
-            }
-        };
-        for device in &self.devices {
-            let there = NamespaceFile::read(&**device, spec.root());
-            if !matches!(there, Ok(Some(known)) if known == file) {
-                file.write(&**device, &self.temporary_name())?;
-            }
-        }
-        Ok(file)
-    }
-
-    /// Without a namespace.json the directories tell: an epoch that was left must never be entered again.
-    fn newest_epoch_dir(&self, root: NamespaceId) -> Result<u32> {
-        let mut newest = 0;
-        for device in &self.devices {
-            device.list(Path::new(&root.to_string()), &mut |entry| {
-                newest = newest.max(epoch_of_dir(&entry.name).unwrap_or(0));
-            })?;
-        }
-        Ok(newest)
-    }
-
-    fn set_epoch(&self, spec: &NamespaceSpec, epoch: u32) -> Result<()> {
-        self.open_namespace(spec)?;
-        let _one_at_a_time = self.namespaces.lock();
-        let on_disk = self.read_namespace(spec.root())?;
-        let (root, known_id) = (spec.root(), self.lock().roots.get(&spec.root()).copied());
-        let known = known_id.and_then(|id| self.lock().spaces.get(&id).map(Arc::clone));
-        let known_epoch = known.as_ref().map_or(0, |space| space.epoch);
-        let current = known_epoch.max(on_disk.as_ref().map_or(0, |file| file.epoch));
-        epoch_moves(current, epoch)?;
-        let sharded = known.as_ref().map_or(self.config.shard_directories, |space| space.sharded);
-        let file = NamespaceFile { spec: spec.clone(), epoch, sharded };
-        for device in &self.devices {
-            file.write(&**device, &self.temporary_name())?;
-        }
-        if known_epoch == epoch {
-            return Ok(());
-        }
-        self.retire(root);
-        self.install(file);
-        let mut state = self.lock();
-        if let Some(space) = state.spaces.get(&spec.id(epoch)).map(Arc::clone) {
-            self.enqueue_scan(&mut state, &space, true);
-        }
-        Ok(())
-    }
-
-    /// Makes an epoch's blocks unreachable; their files go in the background, and the scan of the next epoch finds
-    /// the directory.
-    fn retire(&self, root: NamespaceId) {
-        let mut state = self.lock();
-        let Some(id) = state.roots.remove(&root) else { return };
-        state.spaces.remove(&id);
-        state.scanned.remove(&id);
-        state.chores.scans.retain(|job| job.space.id != id);
-        let keys: Vec<BlockKey> =
-            state.index.iter().map(|(key, _)| *key).filter(|key| key.namespace == id).collect();
-        for key in keys {
-            state.leave(&key);
-        }
-    }
-
     fn presence(&self, state: &State, key: &BlockKey) -> Presence {
         if state.index.get(key).is_some() {
             return Presence::Present;
@@ -287,18 +210,20 @@ impl Tier for PosixTier {
         "posix"
     }
 
-    fn open_namespace(&self, spec: &NamespaceSpec) -> Result<u32> {
-        self.shared.open_namespace(spec)
+    fn open_namespace(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
+        namespaces::open(&self.shared, spec, at_least)
     }
 
-    fn set_epoch(&self, spec: &NamespaceSpec, epoch: u32) -> Result<()> {
-        self.shared.set_epoch(spec, epoch)
+    fn advance_epoch(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
+        namespaces::advance(&self.shared, spec, at_least)
     }
 
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
         out.clear();
-        let state = self.shared.lock();
-        out.extend(keys.iter().map(|key| self.shared.presence(&state, key)));
+        for keys in keys.chunks(PIECE) {
+            let state = self.shared.lock();
+            out.extend(keys.iter().map(|key| self.shared.presence(&state, key)));
+        }
     }
 
     fn probe(&self, keys: Vec<BlockKey>, deadline: Instant, done: Done<usize>) {
@@ -327,32 +252,40 @@ impl Tier for PosixTier {
             state.adopt(key, state::Adopt { space, directory, bytes: 0, used: None });
         }
         state.leave(&key);
-        self.shared.changed.notify_all();
+        drop(state);
+        self.shared.unlinks.notify_one();
     }
 
     fn touch(&self, keys: &[BlockKey]) {
-        let mut state = self.shared.lock();
         let mut due = false;
-        for key in keys {
-            due |= state.touch(key);
+        for keys in keys.chunks(PIECE) {
+            let mut state = self.shared.lock();
+            for key in keys {
+                due |= state.touch(key);
+            }
         }
         if due {
-            self.shared.changed.notify_all();
+            self.shared.work.notify_one();
         }
+    }
+
+    fn attach(&self, events: Weak<dyn TierEvents>) {
+        self.shared.attach(events);
     }
 
     fn usage(&self) -> TierUsage {
         let state = self.shared.lock();
-        TierUsage {
-            blocks: state.index.len() as u64,
-            bytes: state.bytes,
-            bytes_max: self.shared.config.capacity_bytes,
-        }
+        TierUsage { blocks: state.index.len() as u64, bytes: state.found_bytes(), bytes_max: self.shared.cap }
     }
 
     fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey> {
-        let state = self.shared.lock();
-        state.index.iter().map(|(key, _)| *key).filter(|key| key.namespace == namespace).collect()
+        let (mut keys, mut cursor) = (Vec::new(), Some(0));
+        while let Some(from) = cursor {
+            let (some, next) = self.shared.lock().index.keys(namespace, from, PIECE_SLOTS);
+            keys.extend(some);
+            cursor = next;
+        }
+        keys
     }
 
     fn drain(&self, deadline: Instant) -> bool {
@@ -362,6 +295,7 @@ impl Tier for PosixTier {
 
 impl Drop for PosixTier {
     fn drop(&mut self) {
+        self.shared.namespaces.stop();
         self.shared.stop(Instant::now() + CLOSE_WAIT_MAX);
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
-use kvdepot_io::{Call, Class, IoBuf, Op, ReadFile, Request, SlotBuf};
+use kvdepot_io::{Call, Class, FileStat, IoBuf, Op, ReadFile, Request, SlotBuf};
 
 use super::PosixTier;
 use super::space::{Space, home};
@@ -44,7 +44,7 @@ impl PosixTier {
     }
 
     fn look_up(&self, key: BlockKey) -> Result<Reading> {
-        let mut state = self.shared.lock();
+        let state = self.shared.lock();
         let space =
             state.spaces.get(&key.namespace).map(Arc::clone).ok_or_else(|| Shared::no_namespace(&key))?;
         let known = state.index.get(&key).map(|entry| entry.directory);
@@ -53,7 +53,7 @@ impl PosixTier {
             return Err(Error::new(ErrorKind::NotFound, "no such block in this tier").with("key", key));
         }
         let directory = known.unwrap_or_else(|| home(key.hash, self.shared.devices.len()));
-        let generation = state.index.next_generation();
+        let generation = state.index.generation();
         Ok(Reading {
             shared: Arc::clone(&self.shared),
             space,
@@ -85,6 +85,7 @@ impl Reading {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 self.shared.lock().forget(&self.key, self.generation);
                 self.shared.changed.notify_all();
+                self.shared.deliver_events();
             }
             Err(error) if error.kind() == ErrorKind::Corrupt => self.quarantine(error),
             Err(_) => {}
@@ -99,22 +100,24 @@ impl Reading {
             let (space, bytes) = (Arc::clone(&self.space), self.space.file_bytes);
             state.adopt(self.key, Adopt { space, directory: self.directory, bytes, used: None });
         }
-        if state.touch(&self.key) || self.shared.is_over_cap(&state) {
-            self.shared.changed.notify_all();
+        let (due, over) = (state.touch(&self.key), self.shared.is_over_cap(&state));
+        drop(state);
+        if due {
+            self.shared.work.notify_one();
+        }
+        if over {
+            self.shared.unlinks.notify_one();
         }
     }
 
     /// Puts a corrupt file aside, so that it is not served again and can be looked at.
     fn quarantine(&self, error: &Error) {
         tracing::warn!(key = %self.key, %error, "a corrupt block file is put aside");
-        let device = self.shared.device(self.directory);
-        let from = self.space.block_path(self.key.hash);
-        let path = self.space.bad_path(self.key.hash);
-        // What can be neither renamed nor removed stays, and stays a miss: its checksum does not get better.
-        let kept = device.publish(&from, &path).or_else(|_| device.unlink(&from).map(drop)).is_ok();
+        let kept = self.shared.put_aside(&self.space, self.directory, self.key);
         let mut state = self.shared.lock();
         let bytes = state.index.get(&self.key).map_or(self.space.file_bytes, |entry| entry.bytes);
         state.forget(&self.key, self.generation);
+        let path = self.space.bad_path(self.key.hash);
         let surplus = if kept {
             state.keep_bad(self.space.root, BadFile { directory: self.directory, path, bytes })
         } else {
@@ -123,10 +126,37 @@ impl Reading {
         drop(state);
         self.shared.unlink_surplus(surplus);
         self.shared.changed.notify_all();
+        self.shared.deliver_events();
     }
 }
 
 impl Shared {
+    /// Renames what stands under a block's name, of whatever kind, to the name of a corrupt file; whether a file is
+    /// kept there now.
+    fn put_aside(&self, space: &Space, directory: usize, key: BlockKey) -> bool {
+        let device = self.device(directory);
+        let (from, to) = (space.block_path(key.hash), space.bad_path(key.hash));
+        let is_dir = device.stat(&from).ok().flatten().is_some_and(|stat| stat.is_dir);
+        let mut renamed = device.publish(&from, &to);
+        if renamed.is_err() {
+            // A directory does not replace a file, nor a file a directory.
+            let _ = device.unlink(&to).and_then(|_| device.remove_dir(&to));
+            renamed = device.publish(&from, &to);
+        }
+        // What can be neither renamed nor removed stays, and stays a miss: its checksum does not get better.
+        let kept = renamed.is_ok();
+        !is_dir && (kept || device.unlink(&from).is_ok())
+    }
+
+    /// Puts a directory aside that stands where a block's file belongs.
+    pub(super) fn clear_name(&self, space: &Space, directory: usize, key: BlockKey) {
+        let stat = self.device(directory).stat(&space.block_path(key.hash));
+        if stat.ok().flatten().is_some_and(|stat| stat.is_dir) {
+            tracing::warn!(%key, "a directory stands where a block belongs, and is put aside");
+            self.put_aside(space, directory, key);
+        }
+    }
+
     /// Unlinks files kept aside that are too many; what cannot be removed is found again by the next sweep.
     pub(super) fn unlink_surplus(&self, surplus: Vec<BadFile>) {
         for file in surplus {
@@ -176,7 +206,8 @@ impl Shared {
     pub(super) fn find(&self, space: &Arc<Space>, key: &BlockKey) -> Result<bool> {
         let directory = home(key.hash, self.devices.len());
         let stat = self.device(directory).stat(&space.block_path(key.hash))?;
-        let Some(stat) = stat.filter(|stat| stat.bytes == space.file_bytes) else { return Ok(false) };
+        let is_whole = |stat: &FileStat| stat.bytes == space.file_bytes && !stat.is_dir;
+        let Some(stat) = stat.filter(is_whole) else { return Ok(false) };
         let used = Some(stat.modified);
         self.lock().adopt(*key, Adopt { space: Arc::clone(space), directory, bytes: stat.bytes, used });
         Ok(true)

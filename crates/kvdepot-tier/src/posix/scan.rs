@@ -1,7 +1,9 @@
 //! Finding out what lies on the disk: files into the index, what is left behind out of the way (P4).
 //!
 //! A job is a list of directories still to be listed, taken one at a time, so that it can be put aside for a more
-//! urgent one and taken up again where it stood.
+//! urgent one and taken up again where it stood. Files that the index knows already, from a checkpoint or from earlier,
+//! are not looked at one by one: their names are enough. All others are, by several threads, because on a network
+//! mount each look is a round trip.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,11 +15,20 @@ use kvdepot_io::directory::PROBE_PREFIX;
 use kvdepot_io::{FileStat, ListEntry};
 
 use super::identity::Identity;
-use super::space::{BAD_SUFFIX, BLOCK_SUFFIX, NamespaceFile, Space, epoch_of_dir, is_shard_dir};
-use super::state::{Adopt, BadFile, Shared, State};
+use super::space::{
+    BAD_SUFFIX, BLOCK_SUFFIX, NamespaceFile, Space, below_of_dir, epoch_of_dir, is_shard_dir,
+};
+use super::state::{Adopt, BadFile, PIECE, PIECE_SLOTS, Shared, State};
+use super::unlinker::ReclaimJob;
 
 /// How often a directory that cannot be listed is tried in one job.
 const ATTEMPTS_MAX: u32 = 3;
+/// Names of a directory that are handled together.
+const NAMES_AT_A_TIME: usize = 4096;
+/// Threads that look at files of one directory.
+const STAT_THREADS: usize = 8;
+/// Files that a thread looks at, at least.
+const STATS_PER_THREAD: usize = 64;
 
 /// What is left of a namespace to look at.
 #[derive(Debug)]
@@ -25,8 +36,8 @@ pub(super) struct ScanJob {
     pub(super) space: Arc<Space>,
     /// Directories to list: which device, which path.
     todo: Vec<(usize, PathBuf)>,
-    /// Files that came later are not expected to be seen.
-    generation: u64,
+    /// Set by the job's first step: its number, and the newest file then. Later files are not expected to be seen.
+    began: Option<(u32, u64)>,
     failures: u32,
 }
 
@@ -37,9 +48,13 @@ struct Found {
 }
 
 impl ScanJob {
-    pub(super) fn new(space: &Arc<Space>, devices: usize, state: &mut State) -> Self {
+    pub(super) fn new(space: &Arc<Space>, devices: usize) -> Self {
         let todo = (0..devices).map(|device| (device, space.root_dir())).collect();
-        Self { space: Arc::clone(space), todo, generation: state.index.next_generation(), failures: 0 }
+        Self { space: Arc::clone(space), todo, began: None, failures: 0 }
+    }
+
+    fn begin(&mut self, state: &mut State) -> (u32, u64) {
+        *self.began.get_or_insert_with(|| (state.index.next_scan(), state.index.generation()))
     }
 }
 
@@ -49,7 +64,10 @@ impl Shared {
         let mut complete = true;
         for (directory, device) in self.devices.iter().enumerate() {
             let mut names = Vec::new();
-            complete &= device.list(Path::new(""), &mut |entry| names.push(entry)).is_ok();
+            if let Err(error) = device.list(Path::new(""), &mut |entry| names.push(entry)) {
+                tracing::warn!(%error, "a tier's directory cannot be listed; the next sweep tries again");
+                complete = false;
+            }
             for entry in names {
                 match NamespaceId::from_hex(&entry.name) {
                     Some(root) if entry.is_dir => complete &= self.discover_one(directory, root),
@@ -58,23 +76,30 @@ impl Shared {
             }
         }
         if complete {
+            // Unless a directory without description turns out to be unreadable later.
             self.lock().discovered = true;
         } else {
-            tracing::warn!("a tier's directories cannot be listed; the next sweep tries again");
+            tracing::debug!("not every namespace could be looked at; the next sweep tries again");
         }
     }
 
-    /// Enqueues a namespace's scan; `false` if its directory cannot be read.
+    /// Enqueues a namespace's scan; `false` if that has to be tried again.
     fn discover_one(&self, directory: usize, root: NamespaceId) -> bool {
-        let _one_at_a_time = self.namespaces.lock();
-        let known = self.lock().roots.get(&root).copied();
-        if known.is_none() {
-            match self.read_namespace(root) {
-                Ok(Some(file)) => self.install(file),
-                Ok(None) => return self.count_unnamed(directory, root).is_ok(),
-                Err(error) => {
-                    tracing::warn!(%error, %root, "a namespace directory without a readable namespace.json");
-                    return self.count_unnamed(directory, root).is_ok();
+        if !self.lock().roots.contains_key(&root) {
+            // It is being opened or moved, or waits for that: its end has all directories looked at again.
+            let Some(turn) = self.try_turn(root).filter(|_| !self.namespaces.is_wanted(root)) else {
+                return false;
+            };
+            match self.described(root) {
+                Ok(Some(file)) => self.install_unless_wanted(file),
+                outcome => {
+                    if let Err(error) = outcome {
+                        tracing::warn!(%error, %root, "a namespace directory without a readable namespace.json");
+                    }
+                    // It may be large, and its opening must not wait for that.
+                    drop(turn);
+                    self.lock().chores.unnamed.push_back((directory, root));
+                    return true;
                 }
             }
         }
@@ -85,34 +110,10 @@ impl Shared {
         true
     }
 
-    /// What the directories say of a namespace: of several the newest epoch.
-    pub(super) fn read_namespace(&self, root: NamespaceId) -> Result<Option<NamespaceFile>> {
-        let (mut newest, mut failed) = (None::<NamespaceFile>, None);
-        for device in &self.devices {
-            match NamespaceFile::read(&**device, root) {
-                Ok(Some(file)) if newest.as_ref().is_none_or(|known| known.epoch < file.epoch) => {
-                    newest = Some(file)
-                }
-                Ok(_) => {}
-                Err(error) => failed = Some(error),
-            }
-        }
-        match (newest, failed) {
-            (Some(file), _) => Ok(Some(file)),
-            (None, Some(error)) => Err(error),
-            (None, None) => Ok(None),
-        }
-    }
-
-    /// Makes a namespace known that its directory describes.
-    pub(super) fn install(&self, file: NamespaceFile) {
-        let space = Arc::new(Space::new(file.spec, file.epoch, file.sharded));
-        let mut state = self.lock();
-        if let Some(bytes) = state.unnamed.remove(&space.root) {
-            state.bytes -= bytes;
-        }
-        state.roots.insert(space.root, space.id);
-        state.spaces.insert(space.id, space);
+    /// What the directories say of a namespace, in the newest epoch that any of them knows.
+    fn described(&self, root: NamespaceId) -> Result<Option<NamespaceFile>> {
+        let stored = self.stored(root)?;
+        Ok(stored.file().map(|file| NamespaceFile { epoch: stored.epoch, ..file.clone() }))
     }
 
     /// Adds a scan unless one is waiting; urgent ones come first.
@@ -120,18 +121,19 @@ impl Shared {
         let waiting = state.chores.scans.iter().position(|job| job.space.id == space.id);
         let job = match waiting.and_then(|at| state.chores.scans.remove(at)) {
             Some(job) => job,
-            None => ScanJob::new(space, self.devices.len(), state),
+            None => ScanJob::new(space, self.devices.len()),
         };
         if urgent {
             state.chores.scans.push_front(job);
         } else {
             state.chores.scans.push_back(job);
         }
-        self.changed.notify_all();
+        self.work.notify_one();
     }
 
     /// Does one directory of a job; gives the job back if there is more.
     pub(super) fn scan_step(&self, mut job: ScanJob) -> Option<ScanJob> {
+        job.begin(&mut self.lock());
         if let Some((directory, path)) = job.todo.pop()
             && let Err(error) = self.scan_directory(&mut job, directory, &path)
         {
@@ -143,32 +145,84 @@ impl Shared {
             job.todo.push((directory, path));
         }
         if job.todo.is_empty() {
-            self.end_scan(&job);
+            self.end_scan(&mut job);
             return None;
         }
         Some(job)
     }
 
     fn scan_directory(&self, job: &mut ScanJob, directory: usize, path: &Path) -> Result<()> {
-        let device = self.device(directory);
-        let mut names: Vec<ListEntry> = Vec::new();
-        device.list(path, &mut |entry| names.push(entry))?;
-        let at_root = path == job.space.root_dir();
-        let mut found = Vec::new();
-        for entry in names {
+        let (mut names, mut dirs, mut outcome) = (Vec::new(), Vec::new(), Ok(()));
+        self.device(directory).list(path, &mut |entry| {
             if entry.is_dir {
-                self.enter(job, directory, path, &entry.name, at_root);
+                dirs.push(entry.name);
             } else if entry.name.ends_with(BLOCK_SUFFIX) || entry.name.ends_with(BAD_SUFFIX) {
-                // A file that went between the listing and now is not there.
-                if let Some(stat) = device.stat(&path.join(&entry.name))? {
-                    found.push(Found { name: entry.name, stat });
+                names.push(entry.name);
+                if names.len() == NAMES_AT_A_TIME && outcome.is_ok() {
+                    outcome = self.take_in(job, directory, path, std::mem::take(&mut names));
                 }
             } else {
                 self.sweep_temporary(directory, path, &entry);
             }
-        }
-        self.take_in(job, directory, path, found);
+        })?;
+        outcome?;
+        self.take_in(job, directory, path, names)?;
+        let at_root = path == job.space.root_dir();
+        dirs.iter().for_each(|name| self.enter(job, directory, path, name, at_root));
         Ok(())
+    }
+
+    /// Takes files of a directory into the index.
+    fn take_in(
+        &self,
+        job: &mut ScanJob,
+        directory: usize,
+        path: &Path,
+        mut names: Vec<String>,
+    ) -> Result<()> {
+        let mut unknown = Vec::new();
+        // Only where look-ups would look: a copy in another place is not the file that the index knows.
+        let shard = path.file_name().and_then(|name| u8::from_str_radix(name.to_str()?, 16).ok());
+        let is_here = path == job.space.block_dir(BlockHash([shard.unwrap_or(0); 16]));
+        let is_home = |hash: &BlockHash| is_here && (!job.space.sharded || shard == Some(hash.0[0]));
+        let known = |name: &String| name.strip_suffix(BLOCK_SUFFIX).and_then(BlockHash::from_hex);
+        let hashes: Vec<_> = names.iter().map(|name| known(name).filter(is_home)).collect();
+        for (names, hashes) in names.chunks_mut(PIECE).zip(hashes.chunks(PIECE)) {
+            let mut state = self.lock();
+            if state.chores.stop {
+                return Ok(());
+            }
+            let (scan, _) = job.begin(&mut state);
+            for (name, hash) in names.iter_mut().zip(hashes) {
+                if !hash.is_some_and(|hash| state.index.see(&job.space.key(hash), directory, scan)) {
+                    unknown.push(std::mem::take(name));
+                }
+            }
+        }
+        let mut found = self.stat_all(directory, path, unknown)?;
+        while !found.is_empty() {
+            let some: Vec<Found> = found.drain(found.len().saturating_sub(PIECE)..).collect();
+            self.adopt_found(job, directory, path, some);
+        }
+        Ok(())
+    }
+
+    /// Looks at files of one directory; those that went meanwhile are left out.
+    fn stat_all(&self, directory: usize, path: &Path, names: Vec<String>) -> Result<Vec<Found>> {
+        let device = self.device(directory);
+        let each = names.len().div_ceil(STAT_THREADS).max(STATS_PER_THREAD);
+        let stats: Vec<Option<FileStat>> = if names.len() <= STATS_PER_THREAD {
+            device.stat_in(path, &names)?
+        } else {
+            let parts: Vec<Result<_>> = std::thread::scope(|scope| {
+                let look = |names| scope.spawn(move || device.stat_in(path, names));
+                let threads: Vec<_> = names.chunks(each).map(look).collect();
+                threads.into_iter().map(|thread| thread.join().expect("a look does not panic")).collect()
+            });
+            parts.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten().collect()
+        };
+        let there = names.into_iter().zip(stats).filter_map(|(name, stat)| Some(Found { name, stat: stat? }));
+        Ok(there.collect())
     }
 
     fn enter(&self, job: &mut ScanJob, directory: usize, path: &Path, name: &str, at_root: bool) {
@@ -182,17 +236,23 @@ impl Shared {
         match epoch_of_dir(name) {
             Some(epoch) if epoch == job.space.epoch => job.todo.push((directory, whole)),
             Some(epoch) if epoch < job.space.epoch => {
-                self.lock().chores.reclaims.push_back((directory, whole));
+                self.lock().chores.reclaims.push_back(ReclaimJob::new(directory, whole));
+                self.unlinks.notify_one();
             }
-            // A later epoch is another node's: it says so in namespace.json, and the next open here follows.
-            _ => {}
+            // A later epoch is another node's, and the next open here follows.
+            Some(_) => {}
+            None if below_of_dir(name).is_some_and(|epoch| epoch <= job.space.epoch) => {
+                self.lock().chores.reclaims.push_back(ReclaimJob::new(directory, whole));
+                self.unlinks.notify_one();
+            }
+            None => {}
         }
     }
 
-    /// Takes a directory's files into the index under one lock.
-    fn take_in(&self, job: &ScanJob, directory: usize, path: &Path, found: Vec<Found>) {
+    fn adopt_found(&self, job: &mut ScanJob, directory: usize, path: &Path, found: Vec<Found>) {
         let mut surplus = Vec::new();
         let mut state = self.lock();
+        let (scan, _) = job.begin(&mut state);
         for Found { name, stat } in found {
             let bytes = stat.bytes.next_multiple_of(kvdepot_core::limits::BLOCK_ALIGN_BYTES);
             if let Some(hash) = name.strip_suffix(BLOCK_SUFFIX).and_then(BlockHash::from_hex) {
@@ -201,13 +261,8 @@ impl Shared {
                 if path == job.space.block_dir(hash) {
                     let space = Arc::clone(&job.space);
                     state.adopt(key, Adopt { space, directory, bytes, used: Some(stat.modified) });
-                    let known = state.index.get_mut(&key);
-                    let second = known.as_ref().is_some_and(|entry| entry.directory != directory);
-                    if let Some(entry) = known.filter(|_| !second) {
-                        entry.seen = job.generation;
-                    }
                     // A second copy, from a time with another number of directories, goes aside.
-                    if !second {
+                    if state.index.see(&key, directory, scan) || state.index.get(&key).is_none() {
                         continue;
                     }
                 }
@@ -219,24 +274,31 @@ impl Shared {
         self.unlink_surplus(surplus);
     }
 
-    fn end_scan(&self, job: &ScanJob) {
+    /// Forgets files that the job did not see.
+    fn end_scan(&self, job: &mut ScanJob) {
+        let (id, mut cursor) = (job.space.id, 0);
+        loop {
+            let mut state = self.lock();
+            if state.chores.stop || !state.is_current(&job.space) {
+                return;
+            }
+            let (scan, generation) = job.begin(&mut state);
+            let (vanished, next) = state.index.unseen(id, generation, scan, cursor, PIECE_SLOTS);
+            drop(state);
+            for keys in vanished.chunks(PIECE) {
+                let mut state = self.lock();
+                keys.iter().for_each(|key| state.forget(key, generation));
+            }
+            match next {
+                Some(next) => cursor = next,
+                None => break,
+            }
+            self.deliver_events();
+        }
         let mut state = self.lock();
-        if !state.is_current(&job.space) {
-            return;
+        if state.is_current(&job.space) {
+            state.scanned.insert(id);
         }
-        let id = job.space.id;
-        let unseen =
-            |entry: &super::index::Entry| entry.seen < job.generation && entry.generation < job.generation;
-        let vanished: Vec<_> = state
-            .index
-            .iter()
-            .filter(|(key, entry)| key.namespace == id && unseen(entry))
-            .map(|(key, _)| *key)
-            .collect();
-        for key in vanished {
-            state.forget(&key, job.generation);
-        }
-        state.scanned.insert(id);
     }
 
     /// Removes a temporary file whose writer is dead, or too old to have one that this host cannot see.
@@ -268,7 +330,7 @@ impl Shared {
     }
 
     /// Charges what lies in a namespace directory that has no readable description.
-    fn count_unnamed(&self, directory: usize, root: NamespaceId) -> Result<()> {
+    pub(super) fn count_unnamed(&self, directory: usize, root: NamespaceId) -> Result<()> {
         let device = self.device(directory);
         let (mut todo, mut bytes) = (vec![(PathBuf::from(root.to_string()), 0)], 0);
         while let Some((path, depth)) = todo.pop() {
@@ -284,11 +346,16 @@ impl Shared {
             }
         }
         let mut state = self.lock();
+        if state.roots.contains_key(&root) {
+            // It was opened meanwhile, and its scan counts.
+            return Ok(());
+        }
         let before = state.unnamed.get(&root).copied().unwrap_or(0);
         // With several directories the sum counts; a second sweep counts them anew from the first.
         let after = if directory == 0 { bytes } else { before + bytes };
         state.unnamed.insert(root, after);
-        state.bytes = state.bytes - before + after;
+        state.bytes -= before;
+        state.charge_found(after);
         Ok(())
     }
 }

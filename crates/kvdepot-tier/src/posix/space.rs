@@ -85,6 +85,12 @@ pub(super) fn epoch_of_dir(name: &str) -> Option<u32> {
     (name == format!("e{epoch}")).then_some(epoch)
 }
 
+/// The epoch below which a directory's name says that all epochs are over; only the spelling `below<N>`.
+pub(super) fn below_of_dir(name: &str) -> Option<u32> {
+    let epoch: u32 = name.strip_prefix("below")?.parse().ok()?;
+    (name == format!("below{epoch}")).then_some(epoch)
+}
+
 /// Whether a name is one of the 256 subdirectories.
 pub(super) fn is_shard_dir(name: &str) -> bool {
     name.len() == 2 && name.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))

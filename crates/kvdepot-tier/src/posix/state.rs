@@ -1,15 +1,17 @@
-//! What the tier's calls, its I/O threads and its maintenance thread share.
+//! What the tier's calls, its I/O threads and its background threads share.
 //!
-//! Invariants, under the one lock, which is never held across I/O:
-//! - `bytes` counts every indexed file, every reservation, every file on its way out (`leaving`), every file kept
-//!   aside (`bad`) and every file that cannot be named (`unnamed`); with a cap it only grows by `reserve` (P5) or by
-//!   finding files that are there already;
+//! Invariants, under the one lock, which is never held across I/O nor for longer than a bounded piece of work
+//! (`PIECE` files):
+//! - `bytes` counts every indexed file, every reservation, every file whose unlink is outstanding (`leaving`), every
+//!   file kept aside (`bad`), every file that cannot be named (`unnamed`), and until all files were counted those that
+//!   may be there besides (`assumed`); with a cap it only grows by `reserve` (P5) or by finding files that are there
+//!   already;
 //! - a key is in at most one of `index`, `leaving`, and, once its bytes are reserved, `reserved`.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use hashbrown::{HashMap, HashSet};
@@ -17,34 +19,27 @@ use hashlink::LruCache;
 use kvdepot_core::limits::{
     ABSENT_KEYS_MAX, ABSENT_TTL_MS, QUARANTINE_FILES_MAX, TOUCH_INTERVAL_MS, TOUCH_QUEUE_MAX,
 };
-use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, Result};
+use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceId};
 use kvdepot_io::Device;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::PosixConfig;
+use super::events::Events;
+use super::free_space::FreeSpace;
 use super::identity::Identity;
-use super::index::{Entry, Index};
-use super::scan::ScanJob;
+use super::index::{Index, Taken};
+use super::leaving::{BadFiles, Leave, Leaving};
+use super::maintenance::Chores;
+use super::namespaces::Namespaces;
 use super::space::Space;
-use crate::{Done, Written};
+use crate::{Done, TierEvents, Written};
 
-/// How far a file on its way out is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Leave {
-    /// Nobody has taken it up.
-    Pending,
-    /// Someone unlinks it now.
-    Running,
-    /// The device refused; tried again by the next sweep.
-    Failed,
-}
-
-/// A file that is no block any more and not unlinked yet.
-#[derive(Debug)]
-pub(super) struct Leaving {
-    pub(super) entry: Entry,
-    pub(super) step: Leave,
-}
+/// Files handled under one hold of the lock.
+pub(super) const PIECE: usize = 256;
+/// Slots of the index looked at under one hold of the lock.
+pub(super) const PIECE_SLOTS: u32 = 8192;
+/// Removals remembered until the checkpoint was replayed; more and it is not used.
+const REMOVED_EARLY_MAX: usize = 65_536;
 
 /// A corrupt file kept aside.
 #[derive(Debug)]
@@ -52,27 +47,6 @@ pub(super) struct BadFile {
     pub(super) directory: usize,
     pub(super) path: PathBuf,
     pub(super) bytes: u64,
-}
-
-/// The namespaces whose files are not all known, and what has been asked of the maintenance thread.
-#[derive(Debug, Default)]
-pub(super) struct Chores {
-    /// Whether the directories shall be searched for namespaces.
-    pub(super) discover: bool,
-    pub(super) scans: VecDeque<ScanJob>,
-    pub(super) touches: VecDeque<BlockKey>,
-    /// Directories of earlier epochs: which device, which path.
-    pub(super) reclaims: VecDeque<(usize, PathBuf)>,
-    /// Whether the maintenance thread is at work.
-    pub(super) busy: bool,
-    pub(super) stop: bool,
-}
-
-impl Chores {
-    pub(super) fn is_idle(&self) -> bool {
-        let queues = self.scans.is_empty() && self.touches.is_empty() && self.reclaims.is_empty();
-        !self.discover && !self.busy && queues
-    }
 }
 
 pub(super) struct State {
@@ -87,34 +61,67 @@ pub(super) struct State {
     pub(super) reserved: HashMap<BlockKey, u64>,
     pub(super) leaving: HashMap<BlockKey, Leaving>,
     pub(super) leaving_pending: VecDeque<BlockKey>,
-    pub(super) bad: HashMap<NamespaceId, VecDeque<BadFile>>,
+    pub(super) bad: HashMap<NamespaceId, BadFiles>,
     /// Bytes of namespaces whose description cannot be read.
     pub(super) unnamed: HashMap<NamespaceId, u64>,
     pub(super) bytes: u64,
-    /// Whether every file that was there at the start is counted: before that a cap cannot be kept.
+    /// Bytes that may lie in the directories in files not found yet; none once `counted`.
+    assumed: u64,
+    /// Whether `assumed` is an upper bound, so that the cap can be kept before all files are counted.
+    bounded: bool,
+    /// Upper bound of `bytes` that the directories record for the next start; `None` = not recorded.
+    pub(super) total: Option<u64>,
+    /// Whether every file that was there at the start is counted.
     pub(super) counted: bool,
     /// Whether all namespace directories could be listed once.
     pub(super) discovered: bool,
+    /// Whether a checkpoint told most files and their recency.
+    pub(super) replayed: bool,
+    /// Keys removed before the checkpoint was replayed, which must not bring them back; `None` after that.
+    pub(super) removed_early: Option<HashSet<BlockKey>>,
+    /// Files indexed or removed, for the next checkpoint.
+    pub(super) changes: u64,
     pub(super) chores: Chores,
+    pub(super) events: Events,
     pub(super) swept: super::SweepReport,
     absent: LruCache<BlockKey, Instant>,
 }
 
-/// See the module's page.
-#[derive(Debug)]
+/// A tier without its I/O engine.
 pub(super) struct Shared {
     pub(super) config: PosixConfig,
+    /// Cap in bytes; 0 = none.
+    pub(super) cap: u64,
     pub(super) devices: Vec<Arc<dyn Device>>,
+    pub(super) free_space: FreeSpace,
     /// Host name as block headers carry it.
     pub(super) host: String,
     /// How far each device's clock is ahead of ours, in seconds.
     pub(super) skew_s: Vec<i64>,
-    /// One opening or moving of a namespace at a time.
-    pub(super) namespaces: Mutex<()>,
+    /// Who opens or moves which namespace.
+    pub(super) namespaces: Namespaces,
+    /// Names the directories that belong together, in the recorded totals.
+    pub(super) total_set: BlockHash,
+    /// One writer of the recorded total at a time.
+    pub(super) total_writer: Mutex<()>,
+    pub(super) listener: Mutex<Option<Weak<dyn TierEvents>>>,
     state: Mutex<State>,
-    /// Rung whenever room, chores or their end appear.
+    /// Wakes callers: room, unlinks and idleness.
     pub(super) changed: Condvar,
+    /// Wakes the maintenance thread.
+    pub(super) work: Condvar,
+    /// Wakes the unlink thread.
+    pub(super) unlinks: Condvar,
     temporaries: AtomicU64,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared")
+            .field("config", &self.config)
+            .field("state", &self.state)
+            .finish_non_exhaustive()
+    }
 }
 
 impl std::fmt::Debug for State {
@@ -127,61 +134,79 @@ impl std::fmt::Debug for State {
     }
 }
 
-impl std::fmt::Debug for Chore {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Discover => "Discover",
-            Self::Scan(_) => "Scan",
-            Self::Unlink(_) => "Unlink",
-            Self::Touch(_) => "Touch",
-            Self::Reclaim(..) => "Reclaim",
-        })
-    }
-}
-
-/// One piece of the maintenance thread's work.
-pub(super) enum Chore {
-    Discover,
-    Scan(ScanJob),
-    Unlink(BlockKey),
-    Touch(BlockKey),
-    Reclaim(usize, PathBuf),
+/// What is known of the directories before they are scanned.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Prior {
+    /// Upper bound of the bytes of all block files, where there is one.
+    pub(super) bound: Option<u64>,
+    /// The total that the directories record, or 0 if they are to.
+    pub(super) total: Option<u64>,
+    /// The directories' set: as recorded, or a new one.
+    pub(super) set: BlockHash,
 }
 
 impl Shared {
-    pub(super) fn new(config: PosixConfig, devices: Vec<Arc<dyn Device>>, skew_s: Vec<i64>) -> Self {
+    pub(super) fn new(
+        config: PosixConfig,
+        devices: Vec<Arc<dyn Device>>,
+        skew_s: Vec<i64>,
+        cap: u64,
+        prior: Prior,
+    ) -> Self {
+        let assumed = prior.bound.filter(|_| cap > 0).unwrap_or(0);
         let state = State {
             spaces: HashMap::new(),
             roots: HashMap::new(),
             scanned: HashSet::new(),
-            index: Index::default(),
+            index: Index::new(devices.len()),
             writing: HashMap::new(),
             reserved: HashMap::new(),
             leaving: HashMap::new(),
             leaving_pending: VecDeque::new(),
             bad: HashMap::new(),
             unnamed: HashMap::new(),
-            bytes: 0,
+            bytes: assumed,
+            assumed,
+            bounded: prior.bound.is_some(),
+            total: prior.total,
             counted: false,
             discovered: false,
-            chores: Chores { discover: true, ..Chores::default() },
+            replayed: false,
+            removed_early: Some(HashSet::new()),
+            changes: 0,
+            chores: Chores::default(),
+            events: Events::default(),
             swept: super::SweepReport::default(),
             absent: LruCache::new(ABSENT_KEYS_MAX),
         };
         Self {
+            cap,
+            free_space: FreeSpace::new(config.free_floor_percent, devices.len()),
             config,
             devices,
             host: super::identity::host_name(),
             skew_s,
-            namespaces: Mutex::new(()),
+            namespaces: Namespaces::default(),
+            total_set: prior.set,
+            total_writer: Mutex::new(()),
+            listener: Mutex::new(None),
             state: Mutex::new(state),
             changed: Condvar::new(),
+            work: Condvar::new(),
+            unlinks: Condvar::new(),
             temporaries: AtomicU64::new(0),
         }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock()
+    }
+
+    /// Wakes both background threads and every caller that waits.
+    pub(super) fn wake_all(&self) {
+        self.work.notify_all();
+        self.unlinks.notify_all();
+        self.changed.notify_all();
     }
 
     /// A new temporary name.
@@ -199,39 +224,27 @@ impl Shared {
         Error::new(ErrorKind::NotFound, "a block's namespace is not open, or its epoch has passed")
             .with("key", key)
     }
-
-    /// Unlinks a file that is leaving and that the caller has taken up (`Leave::Running`: one unlink a file, else a
-    /// late second one would hit its successor), gives its bytes back, and says so to whoever waits for room.
-    pub(super) fn unlink_leaving(&self, key: &BlockKey) -> Result<()> {
-        let (device, path) = {
-            let state = self.lock();
-            let Some(leaving) = state.leaving.get(key) else { return Ok(()) };
-            let entry = &leaving.entry;
-            (Arc::clone(self.device(entry.directory)), entry.space.block_path(key.hash))
-        };
-        let outcome = device.unlink(&path);
-        let mut state = self.lock();
-        match outcome {
-            Ok(_) => {
-                if let Some(leaving) = state.leaving.remove(key) {
-                    state.bytes -= leaving.entry.bytes;
-                }
-            }
-            Err(_) => {
-                if let Some(leaving) = state.leaving.get_mut(key) {
-                    leaving.step = Leave::Failed;
-                }
-            }
-        }
-        self.changed.notify_all();
-        outcome.map(drop)
-    }
 }
 
 impl State {
     /// Whether nothing is known or suspected of a key beyond what the index says.
     pub(super) fn is_complete(&self, namespace: NamespaceId, shared: bool) -> bool {
         !shared && self.scanned.contains(&namespace)
+    }
+
+    /// Whether `bytes` is at least what the directories hold.
+    pub(super) const fn is_bounded(&self) -> bool {
+        self.counted || self.bounded
+    }
+
+    /// Whether the coldest file of the index is among the coldest of all.
+    pub(super) const fn knows_recency(&self) -> bool {
+        self.counted || (self.bounded && self.replayed)
+    }
+
+    /// `bytes` without those that are only assumed.
+    pub(super) const fn found_bytes(&self) -> u64 {
+        self.bytes - self.assumed
     }
 
     /// Remembers that a block is not there, for a while.
@@ -244,6 +257,13 @@ impl State {
         self.absent.peek(key).is_some_and(|until| *until > Instant::now())
     }
 
+    /// Charges bytes that turned out to be on the disk: first of all they are some of those that were assumed.
+    pub(super) fn charge_found(&mut self, bytes: u64) {
+        let expected = bytes.min(self.assumed);
+        self.assumed -= expected;
+        self.bytes += bytes - expected;
+    }
+
     /// Adds a file that is there: bytes are charged whether or not they fit, because they lie on the disk already.
     pub(super) fn adopt(&mut self, key: BlockKey, entry: Adopt) {
         self.absent.remove(&key);
@@ -251,7 +271,8 @@ impl State {
         if known || self.reserved.contains_key(&key) || !self.is_current(&entry.space) {
             return;
         }
-        self.bytes += entry.bytes;
+        self.charge_found(entry.bytes);
+        self.changes += 1;
         self.index.insert(key, entry.space, entry.directory, entry.bytes, entry.used);
     }
 
@@ -262,11 +283,17 @@ impl State {
         let stale = !self.is_current(&space);
         // A file of the same key that the scan found under the old name was replaced by the rename.
         if let Some(before) = self.index.remove(&key) {
-            self.bytes -= before.bytes;
+            self.bytes -= before.entry.bytes;
         }
-        self.index.insert(key, space, directory, bytes, None);
-        if stale {
-            self.leave(&key);
+        if stale && self.leaving.contains_key(&key) {
+            // One unlink removes what both wrote.
+            self.bytes -= bytes;
+        } else if stale {
+            self.leaving.insert(key, Leaving { space, directory, bytes, step: Leave::Pending });
+            self.leaving_pending.push_back(key);
+        } else {
+            self.changes += 1;
+            self.index.insert(key, space, directory, bytes, None);
         }
     }
 
@@ -282,63 +309,50 @@ impl State {
         self.spaces.contains_key(&space.id)
     }
 
-    /// Takes a block out of the index; its file goes in the background.
-    pub(super) fn leave(&mut self, key: &BlockKey) {
-        if let Some(entry) = self.index.remove(key) {
-            self.leaving.insert(*key, Leaving { entry, step: Leave::Pending });
-            self.leaving_pending.push_back(*key);
-        }
+    /// Takes a file out of the index; its bytes stay charged.
+    pub(super) fn take(&mut self, key: &BlockKey) -> Option<Taken> {
+        let taken = self.index.remove(key)?;
+        self.note_removed(*key);
+        Some(taken)
     }
 
-    /// Takes a block out of the index for the caller to unlink; `false` if it is not there any more.
-    pub(super) fn leave_taken(&mut self, key: &BlockKey) -> bool {
-        let Some(entry) = self.index.remove(key) else { return false };
-        self.leaving.insert(*key, Leaving { entry, step: Leave::Running });
-        true
+    /// Notes that a file went, so that no checkpoint brings it back.
+    pub(super) fn note_removed(&mut self, key: BlockKey) {
+        self.changes += 1;
+        if let Some(removed) = &mut self.removed_early {
+            if removed.len() < REMOVED_EARLY_MAX {
+                removed.insert(key);
+            } else {
+                self.chores.replay = false;
+            }
+        }
     }
 
     /// Notes whether every file that was there at the start is counted by now.
     pub(super) fn check_counted(&mut self) {
-        let looked = self.discovered && !self.chores.discover;
-        let listed = self.chores.scans.is_empty() && self.chores.reclaims.is_empty();
-        self.counted |= looked && listed && self.spaces.keys().all(|id| self.scanned.contains(id));
-    }
-
-    /// The next file to unlink, marked as taken up.
-    pub(super) fn take_leaving(&mut self) -> Option<BlockKey> {
-        while let Some(key) = self.leaving_pending.pop_front() {
-            if let Some(leaving) = self.leaving.get_mut(&key).filter(|l| l.step == Leave::Pending) {
-                leaving.step = Leave::Running;
-                return Some(key);
-            }
+        let looked = self.discovered && self.chores.has_looked();
+        if !self.counted && looked && self.spaces.keys().all(|id| self.scanned.contains(id)) {
+            self.counted = true;
+            self.bytes -= std::mem::take(&mut self.assumed);
         }
-        None
     }
 
     /// Forgets a file that turned out not to be there, unless it is younger than `generation`.
     pub(super) fn forget(&mut self, key: &BlockKey, generation: u64) {
-        if self.index.get(key).is_some_and(|entry| entry.generation <= generation)
-            && let Some(entry) = self.index.remove(key)
-        {
-            self.bytes -= entry.bytes;
-        }
-        if self.index.get(key).is_none() {
-            self.note_absent(*key);
-        }
+        self.lose(key, generation);
     }
 
-    /// Notes a use in memory, and for the disk if the last note there is old.
+    /// Notes a use in memory, and for the disk if the last note there is old; whether it was noted for the disk.
     pub(super) fn touch(&mut self, key: &BlockKey) -> bool {
-        let Some(entry) = self.index.touch(key, None) else { return false };
-        let used_ms =
-            entry.used().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
-        let due = used_ms.saturating_sub(entry.persisted_ms) >= TOUCH_INTERVAL_MS;
-        if due && self.chores.touches.len() < TOUCH_QUEUE_MAX {
-            entry.persisted_ms = used_ms;
-            self.chores.touches.push_back(*key);
-            return true;
+        const INTERVAL_S: u32 = (TOUCH_INTERVAL_MS / 1000) as u32;
+        if self.index.touch(key, None).is_none() || self.chores.touches.len() >= TOUCH_QUEUE_MAX {
+            return false;
         }
-        false
+        let due = self.index.take_due(key, INTERVAL_S);
+        if due {
+            self.chores.touches.push_back(*key);
+        }
+        due
     }
 
     /// Charges a file kept aside; returns those that are too many now and must be unlinked, their bytes released.
@@ -347,16 +361,21 @@ impl State {
         if kept.iter().any(|known| known.path == file.path && known.directory == file.directory) {
             return Vec::new();
         }
-        self.bytes += file.bytes;
+        let bytes = file.bytes;
         kept.push_back(file);
         let surplus: Vec<_> = kept.drain(..kept.len().saturating_sub(QUARANTINE_FILES_MAX)).collect();
+        self.charge_found(bytes);
         self.bytes -= surplus.iter().map(|file| file.bytes).sum::<u64>();
         surplus
     }
 
-    /// Takes the oldest file kept aside, its bytes still charged: the first to go when room is short.
-    pub(super) fn take_bad(&mut self) -> Option<BadFile> {
-        self.bad.values_mut().find_map(VecDeque::pop_front)
+    /// Takes the oldest file kept aside, in one directory or in all, its bytes still charged: the first to go when room
+    /// is short.
+    pub(super) fn take_bad(&mut self, directory: Option<usize>) -> Option<BadFile> {
+        self.bad.values_mut().find_map(|kept| {
+            let here = |file: &BadFile| directory.is_none_or(|directory| file.directory == directory);
+            kept.iter().position(here).and_then(|at| kept.remove(at))
+        })
     }
 }
 

@@ -34,6 +34,8 @@ impl PosixTier {
         let directory = home(key.hash, self.shared.devices.len());
         let (shared, mine) = (Arc::clone(&self.shared), Arc::clone(&space));
         let prepare = Box::new(move || shared.prepare(key, &mine, &src, deadline));
+        let (shared, file_bytes) = (Arc::clone(&self.shared), space.file_bytes);
+        let make_room = Box::new(move || shared.make_room(directory, file_bytes, deadline));
         let (shared, mine) = (Arc::clone(&self.shared), Arc::clone(&space));
         let done = Box::new(move |outcome| shared.end_write(key, mine, directory, outcome));
         let op = Op::Write(WriteFile {
@@ -42,6 +44,7 @@ impl PosixTier {
             target: space.block_path(key.hash),
             durable: self.shared.config.durable,
             prepare,
+            make_room,
             done,
         });
         self.engine.submit(vec![Request { class: Class::Write, deadline, op }]);
@@ -57,10 +60,6 @@ impl Shared {
         if state.index.get(&key).is_some() {
             state.touch(&key);
             return Admitted::Answer(done, Ok(Written::AlreadyThere));
-        }
-        if state.leaving.contains_key(&key) {
-            let error = Error::new(ErrorKind::Busy, "the block's old file is being removed").with("key", key);
-            return Admitted::Answer(done, Err(error));
         }
         match state.writing.entry(key) {
             MapEntry::Vacant(vacant) => {
@@ -93,6 +92,7 @@ impl Shared {
             }
             state.is_complete(space.id, self.config.shared)
         };
+        self.unlink_predecessor(&key, deadline)?;
         if !complete && self.find(space, &key)? {
             return Ok(Prepared::Skip);
         }
@@ -101,6 +101,10 @@ impl Shared {
     }
 
     fn end_write(&self, key: BlockKey, space: Arc<Space>, directory: usize, outcome: Result<FileWritten>) {
+        if outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Io) {
+            // The next write of this block must not meet it again. This runs on the I/O thread: other ends are not `Io`.
+            self.clear_name(&space, directory, key);
+        }
         let mut state = self.lock();
         let waiting = state.writing.remove(&key).unwrap_or_default();
         let first = match outcome {
@@ -115,8 +119,12 @@ impl Shared {
                 Err(error.with("key", key))
             }
         };
+        let stale = !state.leaving_pending.is_empty();
         drop(state);
         self.changed.notify_all();
+        if stale {
+            self.unlinks.notify_one();
+        }
         let rest = first.clone().map(|_| Written::AlreadyThere);
         let mut answers = std::iter::once(first).chain(std::iter::repeat(rest));
         for done in waiting {

@@ -201,7 +201,7 @@ impl Talk<'_> {
                 tracing::warn!(
                     server = %self.server.address, namespace = %space.spec.root(), epoch = space.epoch,
                     epoch_there = opened.epoch,
-                    "a remote server's namespace was reset by somebody else: its blocks are misses until it is opened again"
+                    "a remote server's namespace was reset by another depot: its blocks are misses until this depot follows"
                 );
             }
         }

@@ -195,12 +195,12 @@ impl Tier for RemoteTier {
     }
 
     /// Asks every server that is there; those that are not are told when they come back.
-    fn open_namespace(&self, spec: &NamespaceSpec) -> Result<u32> {
-        Ok(self.open_everywhere(spec))
+    fn open_namespace(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
+        Ok(self.open_everywhere(spec, at_least))
     }
 
-    fn set_epoch(&self, spec: &NamespaceSpec, epoch: u32) -> Result<()> {
-        self.set_epoch_everywhere(spec, epoch)
+    fn advance_epoch(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
+        self.advance_everywhere(spec, at_least)
     }
 
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {

@@ -5,13 +5,16 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Instant;
 
 use hashbrown::HashSet;
-use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceSpec, Result, epoch_moves};
+use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceSpec, Result, next_epoch};
 use parking_lot::Mutex;
 
 use super::job::{Job, Opened, What};
 use super::server::{Health, Server};
 use super::{RemoteTier, Shared};
 use crate::Done;
+
+/// Tries to move all servers to one epoch while other clients move them, too.
+const ADVANCES_MAX: usize = 3;
 
 /// Has a server forget a block; until it has, the block is a miss here.
 pub(super) fn remove(shared: &Arc<Shared>, server: &Arc<Server>, key: BlockKey) {
@@ -98,46 +101,54 @@ impl Probe {
 }
 
 impl RemoteTier {
-    /// The newest epoch that any server knows, which all that are there know when this returns.
-    pub(super) fn open_everywhere(&self, spec: &NamespaceSpec) -> u32 {
+    /// The newest epoch that any server knows, or `at_least`; all servers that are there know it when this returns.
+    pub(super) fn open_everywhere(&self, spec: &NamespaceSpec, at_least: u32) -> u32 {
         let spec = Arc::new(spec.clone());
-        let before = {
-            let mut spaces = self.shared.spaces.lock();
-            let epoch = spaces.epoch(&spec).unwrap_or(0);
-            // From here on a server that comes back is told of it.
-            spaces.enter(&spec, epoch);
-            epoch
-        };
+        // From here on a server that comes back is told of it.
+        let before = self.enter_at_least(&spec, at_least);
         let deadline = Instant::now() + self.shared.config.timeout;
         let opened = self.ask_opened(&spec, deadline);
-        let epochs = opened.iter().flatten().map(|opened| opened.epoch);
-        let epoch = epochs.max().unwrap_or(0).max(before);
-        {
-            let mut spaces = self.shared.spaces.lock();
-            // Somebody may have gone further meanwhile.
-            if spaces.epoch(&spec).is_none_or(|now| now < epoch) {
-                spaces.enter(&spec, epoch);
-            }
-        }
+        // Somebody may have gone further meanwhile.
+        let epoch = self.enter_at_least(&spec, newest(&opened).max(before));
         let _ = self.move_behind(&spec, epoch, &opened);
         self.shared.spaces.lock().epoch(&spec).unwrap_or(epoch)
     }
 
-    pub(super) fn set_epoch_everywhere(&self, spec: &NamespaceSpec, epoch: u32) -> Result<()> {
-        let before = self.shared.spaces.lock().epoch(spec);
-        let before = before.unwrap_or_else(|| self.open_everywhere(spec));
-        if !epoch_moves(before, epoch)? {
-            return Ok(());
-        }
+    /// Moves all servers to an epoch that none of them had. A server that another client moves at the same moment
+    /// refuses, because the move names the epoch that it leaves; then a later epoch is tried.
+    pub(super) fn advance_everywhere(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
         let spec = Arc::new(spec.clone());
-        let old = self.shared.spaces.lock().enter(&spec, epoch);
+        let known = self.shared.spaces.lock().epoch(&spec);
+        let mut epoch = self.enter_at_least(&spec, next_epoch(known.unwrap_or(0), at_least)?);
+        let mut outcome = Ok(());
+        for attempt in 0..ADVANCES_MAX {
+            let deadline = Instant::now() + self.shared.config.timeout;
+            let opened = self.ask_opened(&spec, deadline);
+            // The first time nobody may have it; later some servers have it from this very call.
+            let taken = newest(&opened);
+            if taken > epoch || (attempt == 0 && taken == epoch) {
+                epoch = self.enter_at_least(&spec, next_epoch(taken, at_least)?);
+            }
+            let refused;
+            (outcome, refused) = self.move_behind(&spec, epoch, &opened);
+            // Another client was faster, or a connection that was just made told the server of this epoch already.
+            if !refused {
+                break;
+            }
+        }
+        outcome.map(|()| epoch)
+    }
+
+    /// Makes `epoch` the current one unless a later one is: which is. What was known of earlier ones is forgotten.
+    fn enter_at_least(&self, spec: &Arc<NamespaceSpec>, epoch: u32) -> u32 {
+        let mut spaces = self.shared.spaces.lock();
+        let epoch = spaces.epoch(spec).map_or(epoch, |now| now.max(epoch));
+        let old = spaces.enter(spec, epoch);
+        drop(spaces);
         if let Some(old) = old {
             self.shared.known.lock().forget_namespace(old);
         }
-        let deadline = Instant::now() + self.shared.config.timeout;
-        let told = || self.move_behind(&spec, epoch, &self.ask_opened(&spec, deadline));
-        // A connection that was just made may have told the server already, which knows the old name no more.
-        told().or_else(|_| told())
+        epoch
     }
 
     /// What ends a request that somebody waits for; it is under way meanwhile, or nobody would look at its deadline.
@@ -168,8 +179,14 @@ impl RemoteTier {
         asked.into_iter().map(|receive| receive.and_then(wait)).collect()
     }
 
-    /// Moves servers that are behind; an error names one that could not be told, and will be when it comes back.
-    fn move_behind(&self, spec: &Arc<NamespaceSpec>, epoch: u32, opened: &[Option<Opened>]) -> Result<()> {
+    /// Moves servers that are behind; an error names one that could not be told, and will be when it comes back. Also
+    /// whether a server answered that it will not be moved from where it was.
+    fn move_behind(
+        &self,
+        spec: &Arc<NamespaceSpec>,
+        epoch: u32,
+        opened: &[Option<Opened>],
+    ) -> (Result<()>, bool) {
         // Not the time that a server which hangs has left of an earlier answer: the others are to be told.
         let deadline = Instant::now() + self.shared.config.timeout;
         let mut asked = Vec::new();
@@ -186,15 +203,24 @@ impl RemoteTier {
                 None => outcome = Err(untold(server)),
             }
         }
+        let mut refused = false;
         for (server, receive) in asked {
             match wait(&receive, deadline) {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => outcome = Err(untold(server).with_source(error)),
+                Ok(Err(error)) => {
+                    refused |= error.kind() == ErrorKind::NotFound;
+                    outcome = Err(untold(server).with_source(error));
+                }
                 Err(_) => outcome = Err(untold(server)),
             }
         }
-        outcome
+        (outcome, refused)
     }
+}
+
+/// The newest epoch that a server answered.
+fn newest(opened: &[Option<Opened>]) -> u32 {
+    opened.iter().flatten().map(|opened| opened.epoch).max().unwrap_or(0)
 }
 
 /// Takes an answer that has come, or comes by `deadline`.

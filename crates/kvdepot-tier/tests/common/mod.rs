@@ -11,7 +11,15 @@ use kvdepot_tier::{PosixConfig, PosixTier};
 
 /// A tier on a directory, small in everything.
 pub(crate) fn config(dir: &Path) -> PosixConfig {
-    PosixConfig { io_direct: DirectUse::Never, read_threads: 2, write_threads: 2, ..PosixConfig::new(dir) }
+    PosixConfig {
+        io_direct: DirectUse::Never,
+        read_threads: 2,
+        write_threads: 2,
+        // Whatever the disk of the machine that runs the tests has free.
+        capacity_percent: 0,
+        free_floor_percent: 0,
+        ..PosixConfig::new(dir)
+    }
 }
 
 pub(crate) fn open(config: PosixConfig) -> Arc<PosixTier> {
@@ -25,18 +33,30 @@ pub(crate) fn open_faulty(config: PosixConfig, faults: &Faults) -> Arc<PosixTier
     Arc::new(PosixTier::open_on_devices(config, vec![device]).unwrap())
 }
 
-/// All files under a directory.
+/// All files under a directory, but for the tier's own records of what lies there.
 pub(crate) fn files(dir: &Path) -> Vec<PathBuf> {
     let mut out = Vec::new();
     let mut todo = vec![dir.to_owned()];
     while let Some(dir) = todo.pop() {
         for entry in std::fs::read_dir(dir).unwrap() {
             let path = entry.unwrap().path();
-            if path.is_dir() { todo.push(path) } else { out.push(path) }
+            let record = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(".kvdepot-"));
+            if path.is_dir() {
+                todo.push(path);
+            } else if !record {
+                out.push(path);
+            }
         }
     }
     out.sort();
     out
+}
+
+/// Removes the tier's checkpoint and recorded total, as if an older version had run.
+pub(crate) fn remove_records(dir: &Path) {
+    for name in [".kvdepot-index", ".kvdepot-total"] {
+        let _ = std::fs::remove_file(dir.join(name));
+    }
 }
 
 pub(crate) fn files_with(dir: &Path, part: &str) -> Vec<PathBuf> {

@@ -150,9 +150,9 @@ class Loads:
             return
         stream = self._order.stream()
         if stream is None:
-            copy.late = not task.wait_shard(shard, self._timeout_ms)
+            copy.late = not task.wait_shard(shard, timeout_ms=self._timeout_ms)
         else:
-            copy.late = not task.wait_shard_on(shard, stream, self._timeout_ms)
+            copy.late = not task.wait_shard_on(shard, stream=stream, timeout_ms=self._timeout_ms)
 
     def finish_before_forward(self) -> None:
         """After the forward: says which of the step's loads were whole."""

@@ -40,7 +40,7 @@ class LayerDump:
         self.submitted |= shards
         self.running.after.append(after)
         for shard in sorted(shards):
-            self.running.task.submit_shard(shard, after.handle)
+            self.running.task.submit_shard(shard, wait_event=after.handle, keep=after.event)
 
     def read_out(self) -> None:
         """Returns when nothing reads the pages: what was handed over has been copied, or has failed by its deadline."""

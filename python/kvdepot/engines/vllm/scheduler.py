@@ -97,7 +97,8 @@ class SchedulerSide:
             skip, limit = self._bounds(request, local_tokens)
             if limit <= skip:
                 return 0, False
-            claim = self._depot.claim(self._namespaces, request.block_hashes[:limit], skip, limit)
+            hashes = request.block_hashes[:limit]
+            claim = self._depot.claim(self._namespaces, hashes, skip=skip, limit=limit)
             state.offer = Offer(claim, local_tokens)
             self.stats.add("claims")
         offer = state.offer

@@ -26,12 +26,17 @@ class GroupStore:
     shard_of_layer: dict[str, int]
 
     @staticmethod
-    def open(depot: "Depot", facts: str, pages: GroupPages, options: ConnectorOptions, writes: bool) -> "GroupStore":
-        """Opens the namespace that ``facts`` and the pages' layout make, and registers the pages."""
+    def open(
+        depot: "Depot", facts: str, pages: GroupPages, options: ConnectorOptions, writes: bool, owner: object = None
+    ) -> "GroupStore":
+        """Opens the namespace that ``facts`` and the pages' layout make, and registers the pages.
+
+        The core holds ``owner``, whose memory the pages are, until its last copy has ended.
+        """
         namespace = depot.open_namespace(facts, json.dumps(pages.layout))
         copy_json = options.copy_json(pages.cuda_device)
         store = depot.store(namespace, timeout_ms=options.timeout_ms, copy_json=copy_json)
-        store.register_pages(pages.bases(), pages.strides(), pages.page_count)
+        store.register_pages(pages.bases(), pages.strides(), pages.page_count, owner)
         return GroupStore(store, pages, facts, writes, pages.shard_of_layer())
 
     @property
@@ -41,7 +46,8 @@ class GroupStore:
 
     def dump(self, blocks: Blocks, after: ComputePoint) -> "Task":
         """Begins to store whole blocks."""
-        return self.store.dump_pages(blocks.hashes, np.array(blocks.pages, dtype=np.int64), after.handle)
+        pages = np.array(blocks.pages, dtype=np.int64)
+        return self.store.dump_pages(blocks.hashes, pages, wait_event=after.handle, keep=after.event)
 
     def begin_dump(self, blocks: Blocks) -> "Task":
         """Prepares to store blocks whose layers are written one after the other."""
@@ -50,7 +56,9 @@ class GroupStore:
     def load(self, blocks: Blocks, after: ComputePoint, patience_ms: int | None = None) -> "Task":
         """Begins to load whole blocks, layer after layer; what is not in the pool is waited for so long."""
         pages = np.array(blocks.pages, dtype=np.int64)
-        return self.store.load_pages(blocks.hashes, pages, after.handle, patience_ms)
+        return self.store.load_pages(
+            blocks.hashes, pages, wait_event=after.handle, patience_ms=patience_ms, keep=after.event
+        )
 
     def set_decoding(self, decoding: bool) -> None:
         """Says whether copies should leave the device's multiprocessors to the engine."""

@@ -73,8 +73,9 @@ class WorkerSide:
         if self._names.broken:
             return
         # The core reads and writes this memory from threads of its own: it has to outlive their last copy, also when
-        # the engine is dropped or the interpreter ends without a word to us (P3).
-        self._kv_caches = kv_caches
+        # the engine is dropped or the interpreter ends without a word to us (P3). A copy, because the mapping is the
+        # engine's to change.
+        self._kv_caches = kv_caches = dict(kv_caches)
         atexit.register(self.close)
         try:
             self._open_stores(vllm_config, kv_cache_config, kv_caches)
@@ -116,7 +117,8 @@ class WorkerSide:
                 continue
             backend = attention_backends(vllm_config, pages.layer_names)
             text = group_facts(facts, group, pages, rank, backend)
-            store = GroupStore.open(self._depot, text, pages, self._options, writes=rank.writes)
+            owner = tuple(kv_caches.values())
+            store = GroupStore.open(self._depot, text, pages, self._options, writes=rank.writes, owner=owner)
             self._stores[group.index] = store
             self._names.canonical[group.index] = store.namespace.canonical
             logger.info(

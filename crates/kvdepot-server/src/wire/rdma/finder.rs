@@ -7,8 +7,8 @@ use kvdepot_core::{BlockHash, Error, Result};
 use kvdepot_depot::values::Values;
 
 use super::mailbox::{Command, Mailbox};
+use crate::wire::config::GET_WAIT;
 use crate::wire::counters::Counters;
-use crate::wire::infini::GET_WAIT;
 
 /// Values that are brought up at a time.
 const THREADS: usize = 8;

@@ -68,6 +68,10 @@ enum Phase {
 pub(super) struct Link {
     qp: Qp,
     serial: u64,
+    /// Of the inbox that its receives are from.
+    generation: u32,
+    /// A completion has named the receive that a message was going into when the queue pair failed.
+    gave_back: bool,
     values: Values,
     requests: VecDeque<Request>,
     /// Number of the first request in the queue.
@@ -104,10 +108,19 @@ impl Drop for Counted {
 }
 
 impl Link {
-    pub(super) fn new(serial: u64, qp: Qp, values: Values, over: Arc<Notify>, counted: Counted) -> Self {
+    pub(super) fn new(
+        serial: u64,
+        qp: Qp,
+        generation: u32,
+        values: Values,
+        over: Arc<Notify>,
+        counted: Counted,
+    ) -> Self {
         Self {
             qp,
             serial,
+            generation,
+            gave_back: false,
             values,
             requests: VecDeque::new(),
             first: 0,
@@ -124,6 +137,21 @@ impl Link {
 
     pub(super) const fn serial(&self) -> u64 {
         self.serial
+    }
+
+    /// Generation of the inbox that its receives are from.
+    pub(super) const fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    /// A receive of its came back by a failed completion.
+    pub(super) const fn set_gave_back(&mut self) {
+        self.gave_back = true;
+    }
+
+    /// Whether it may have taken a receive with it that no completion names.
+    pub(super) const fn may_hold_receive(&self) -> bool {
+        !self.gave_back
     }
 
     pub(super) fn qp_number(&self) -> u32 {

@@ -4,9 +4,10 @@
 //! A few threads serve all connections ([`poller`]); each has one completion queue and one queue of receives that its
 //! connections share, so that a client costs a queue pair and nothing else.
 
-mod config;
+pub(super) mod config;
 mod finder;
 mod inbox;
+mod inboxes;
 mod link;
 mod mailbox;
 mod poller;
@@ -21,15 +22,13 @@ use std::time::Duration;
 use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_depot::Depot;
 use kvdepot_depot::values::Values;
-use kvdepot_verbs::{
-    Access, CompletionChannel, Cq, Endpoint, Pd, Port, Qp, QpConfig, RcAttributes, Srq, Verbs,
-};
+use kvdepot_verbs::{Access, CompletionChannel, Cq, Endpoint, Pd, Port, Qp, QpConfig, RcAttributes, Verbs};
 use kvdepot_wire::infini::ConnInfo;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 pub use config::{Link as RdmaLink, RdmaConfig};
-use inbox::Inbox;
+use inboxes::{CurrentSrq, INBOXES_MAX, Inboxes};
 use link::{Counted, Link};
 use mailbox::{Command, Mailbox};
 use poller::{Plan, Poller};
@@ -67,7 +66,7 @@ pub(super) struct Rdma {
 #[derive(Debug)]
 struct Lane {
     cq: Cq,
-    srq: Srq,
+    srq: CurrentSrq,
     mailbox: Arc<Mailbox>,
 }
 
@@ -106,7 +105,8 @@ impl Rdma {
         let limits = context.limits()?;
         let pd = Pd::new(&context)?;
         let (regions, wanted) = Regions::open(&pd, depot, config.region_bytes)?;
-        let beside = config.receives.saturating_add(u32::try_from(wire.connections_max).unwrap_or(u32::MAX));
+        let receives = config.receives.saturating_mul(INBOXES_MAX);
+        let beside = receives.saturating_add(u32::try_from(wire.connections_max).unwrap_or(u32::MAX));
         let requests_max = limits.completions_max.saturating_sub(beside).min(WORK_REQUESTS_TOTAL);
         let link_requests_max =
             config.work_requests_max.min(requests_max).min(limits.queue_requests_max.saturating_sub(1));
@@ -144,12 +144,16 @@ impl Rdma {
             let channel = CompletionChannel::new(&context)?;
             let completions_max = requests_max + beside;
             let cq = Cq::with_events(&channel, completions_max, 0)?;
-            let inbox = Inbox::new(&pd, config.receives, config.receive_bytes)?;
-            rdma.lanes.push(Lane { cq: cq.clone(), srq: inbox.srq().clone(), mailbox: Arc::clone(&mailbox) });
+            let inboxes = Inboxes::new(&pd, config.receives, config.receive_bytes)?;
+            rdma.lanes.push(Lane {
+                cq: cq.clone(),
+                srq: Arc::clone(inboxes.current()),
+                mailbox: Arc::clone(&mailbox),
+            });
             let plan = Plan {
                 channel,
                 cq,
-                inbox,
+                inboxes,
                 regions: Arc::clone(&regions),
                 counters: Arc::clone(counters),
                 finder: finder.clone(),
@@ -206,8 +210,9 @@ impl Rdma {
             Error::new(ErrorKind::Busy, "there are as many RDMA connections as there may be")
                 .with("connections_max", self.links_max)
         })?;
+        let (generation, srq) = lane.srq.lock().clone();
         let config = QpConfig {
-            srq: Some(lane.srq.clone()),
+            srq: Some(srq),
             max_send_sges: self.sges_max,
             // One more than is used: what tells the end of a connection.
             ..QpConfig::new(&lane.cq, self.link_requests_max + 1, 0)
@@ -224,7 +229,7 @@ impl Rdma {
         // The client may do nothing to our memory: it is this side that reads and writes.
         qp.connect(&self.port, Access::READ_ONLY, &own, &peer, &self.attributes)?;
         let over = Arc::new(Notify::new());
-        let link = Link::new(serial, qp, values, Arc::clone(&over), counted);
+        let link = Link::new(serial, qp, generation, values, Arc::clone(&over), counted);
         lane.mailbox.tell(Command::Open(Box::new(link)))?;
         let info =
             ConnInfo { qpn: own.qp_number, psn: own.psn, gid: own.gid, lid: own.lid, mtu: self.port.mtu };

@@ -12,6 +12,7 @@ use rustix::io::Errno;
 
 use super::finder::Job;
 use super::inbox::Inbox;
+use super::inboxes::Inboxes;
 use super::link::{Link, Means};
 use super::mailbox::{Command, Mailbox};
 use super::regions::Regions;
@@ -32,7 +33,7 @@ const TURN: usize = 256;
 pub(super) struct Plan {
     pub(super) channel: CompletionChannel,
     pub(super) cq: Cq,
-    pub(super) inbox: Inbox,
+    pub(super) inboxes: Inboxes,
     pub(super) regions: Arc<Regions>,
     pub(super) counters: Arc<Counters>,
     pub(super) finder: Sender<Job>,
@@ -124,7 +125,7 @@ impl Poller {
         for completion in &*completions {
             self.completed(completion);
         }
-        self.plan.inbox.post()?;
+        self.plan.inboxes.post()?;
         let now = Instant::now();
         // Behind as many as a queue can hold there is nothing of what was in it before them, however busy it is.
         if is_drained || self.taken >= self.plan.completions_max {
@@ -145,8 +146,12 @@ impl Poller {
             match command {
                 Command::Open(link) => {
                     let serial = link.serial();
+                    let has_receives = self.plan.inboxes.has(link.generation());
                     self.serials.insert(link.qp_number(), serial);
                     self.links.insert(serial, link);
+                    if !has_receives {
+                        self.end(serial);
+                    }
                 }
                 Command::Close(serial) => self.end(serial),
                 Command::Found { link, request, index, value } => {
@@ -166,14 +171,17 @@ impl Poller {
         let link = self.serials.get(&completion.qp_number).copied();
         if Inbox::owns(completion) {
             if completion.status != WcStatus::SUCCESS {
-                self.plan.inbox.add(completion.id);
+                self.plan.inboxes.give_back(completion);
                 if let Some(serial) = link {
+                    if let Some(link) = self.links.get_mut(&serial) {
+                        link.set_gave_back();
+                    }
                     self.failed(serial, completion);
                 }
                 return;
             }
-            let bytes = self.plan.inbox.take(completion);
-            if let (Some(serial), Done::Receive) = (link, completion.done) {
+            let bytes = self.plan.inboxes.take(completion);
+            if let (Some(bytes), Some(serial), Done::Receive) = (bytes, link, completion.done) {
                 self.received(serial, &bytes);
             }
             return;
@@ -281,7 +289,7 @@ impl Poller {
         }
     }
 
-    /// Ends connections whose peers let nothing move (P2).
+    /// Ends connections whose peers let nothing move, or that may wait for ever themselves (P2).
     fn look_over(&mut self, now: Instant) {
         self.looked_over = now;
         let stall = self.plan.stall;
@@ -295,21 +303,40 @@ impl Poller {
             tracing::warn!("an RDMA connection is ended: its peer let nothing move for {stall:?}");
             self.end(serial);
         }
+        let inboxes = &self.plan.inboxes;
+        let is_starved = |link: &&Link| link.is_open() && inboxes.is_starved(link.generation(), now, stall);
+        let starved: Vec<u64> =
+            self.links.values().map(|link| &**link).filter(is_starved).map(Link::serial).collect();
+        for serial in starved {
+            tracing::warn!(
+                "an RDMA connection is ended: others that ended may have lost all of its receives"
+            );
+            self.end(serial);
+        }
     }
 
     /// The queue was drained: nothing is in it any more, receives included, of queue pairs that were over before, and
     /// their connections are dropped. Those that are over now wait for the next time.
     fn bury(&mut self, now: Instant) {
+        let mut any = false;
         for serial in std::mem::take(&mut self.over) {
             if let Some(link) = self.links.remove(&serial) {
                 self.free += link.outstanding();
                 self.serials.remove(&link.qp_number());
+                if link.may_hold_receive() {
+                    self.plan.inboxes.buried_one(link.generation(), now);
+                }
+                any = true;
             }
         }
         let links = &self.links;
         let is_over = |serial: &u64| links.get(serial).is_none_or(|link| link.is_over(now));
         (self.over, self.ending) = std::mem::take(&mut self.ending).into_iter().partition(is_over);
         self.taken = 0;
+        if any {
+            let links = &self.links;
+            self.plan.inboxes.renew(|generation| links.values().any(|link| link.generation() == generation));
+        }
     }
 
     /// Waits for a completion, a command, or the next look at the connections.

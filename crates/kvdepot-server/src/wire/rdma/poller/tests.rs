@@ -71,7 +71,7 @@ impl Stage {
         let plan = Plan {
             cq: Cq::with_events(&channel, COMPLETIONS_MAX as u32, 0).unwrap(),
             channel,
-            inbox: Inbox::new(&pd, RECEIVES, MESSAGE_BYTES).unwrap(),
+            inboxes: Inboxes::new(&pd, RECEIVES, MESSAGE_BYTES).unwrap(),
             regions: Regions::open(&pd, &depot, POOL_BYTES).unwrap().0,
             counters: Arc::new(Counters::new()),
             finder: crossbeam_channel::unbounded().0,
@@ -91,8 +91,8 @@ impl Stage {
     /// Connects a client, which has no receive for its answers.
     fn connect(&self, serial: u64) -> Client {
         let plan = &self.poller.plan;
-        let config =
-            QpConfig { srq: Some(plan.inbox.srq().clone()), ..QpConfig::new(&plan.cq, REQUESTS_MAX, 0) };
+        let (generation, srq) = plan.inboxes.current().lock().clone();
+        let config = QpConfig { srq: Some(srq), ..QpConfig::new(&plan.cq, REQUESTS_MAX, 0) };
         let here = Qp::new(&self.pd, config).unwrap();
         let cq = Cq::new(&self.context, 8).unwrap();
         let there = Qp::new(&self.pd, QpConfig::new(&cq, 4, 4)).unwrap();
@@ -101,7 +101,7 @@ impl Stage {
         here.connect(&self.port, Access::READ_ONLY, &ends.0, &ends.1, &attributes).unwrap();
         there.connect(&self.port, Access::ALL, &ends.1, &ends.0, &attributes).unwrap();
         let counted = Counted::one_of(8, &self.links).unwrap();
-        let link = Link::new(serial, here, self.values.clone(), Arc::new(Notify::new()), counted);
+        let link = Link::new(serial, here, generation, self.values.clone(), Arc::new(Notify::new()), counted);
         self.mailbox.tell(Command::Open(Box::new(link))).unwrap();
         let outbox = Buffer::new(&self.pd, 2 * MESSAGE_BYTES, Access::ALL).unwrap();
         Client { qp: there, outbox }
@@ -191,4 +191,69 @@ fn a_connection_stays_until_its_receives_are_off_the_queue() {
     alive.ask("key");
     stage.pass_until(0, "the receives came back", |stage| stage.leased_bytes() > 0);
     assert_eq!(stage.standin.get("violations"), 0);
+}
+
+/// A peer that dies in the middle of a message takes the receive with it, and nothing says which one it was. New
+/// connections are served all the same, and those that share an exhausted queue are ended (P2, P4).
+#[test]
+fn peers_that_die_in_the_middle_of_a_message_leave_receives_for_others() {
+    let mut stage = Stage::open(7);
+    stage.standin.set("loses_receives", 1);
+    let idle = Cq::new(&stage.context, 1).unwrap();
+    let _witness = stage.connect(1);
+    for serial in 2.. {
+        if stage.standin.get("lost_receives") > u64::from(RECEIVES) {
+            break;
+        }
+        assert!(serial < 1000, "no message was cut");
+        let dead = stage.connect(serial);
+        stage.pass(0);
+        dead.ask("none");
+        // Some of the device's work, which as a rule is less than the message.
+        idle.poll(&mut Vec::new()).unwrap();
+        dead.qp.stop().unwrap();
+        drop(dead);
+        stage.mailbox.tell(Command::Close(serial)).unwrap();
+        stage.pass_until(0, "its end", |stage| !stage.poller.links.contains_key(&serial));
+    }
+    // As after the patience that stalled peers get.
+    stage.poller.plan.stall = Duration::ZERO;
+    stage.poller.look_over(Instant::now());
+    stage.pass_until(0, "the end of the one beside them", |stage| stage.links() == 0);
+    stage.poller.plan.stall = Duration::from_secs(3600);
+    let alive = stage.connect(1000);
+    alive.ask("key");
+    stage.pass_until(0, "it is served", |stage| stage.leased_bytes() > 0);
+    assert_eq!(stage.standin.get("violations"), 0);
+}
+
+/// A receive that completes is not lost, however many connections have ended.
+#[test]
+fn completions_show_which_receives_are_not_lost() {
+    let stage = Stage::open(8);
+    let mut inbox = Inbox::new(&stage.pd, 3, 4, MESSAGE_BYTES).unwrap();
+    let completed = |index: u64| Completion {
+        id: 1 << 63 | 3 << 32 | index,
+        status: WcStatus::SUCCESS,
+        done: Done::Receive,
+        len_bytes: 0,
+        imm: None,
+        qp_number: 1,
+        vendor_error: 0,
+    };
+    let now = Instant::now();
+    for _ in 0..9 {
+        inbox.buried_one(now);
+    }
+    assert!(inbox.is_worn() && inbox.is_starved(now, Duration::ZERO));
+    assert!(!inbox.is_starved(now, Duration::from_secs(1)), "there is time for something to come");
+    inbox.give_back(&completed(0));
+    assert!(inbox.is_worn() && !inbox.is_starved(now, Duration::ZERO), "three may be lost");
+    for index in 1..4 {
+        assert_eq!(Inbox::generation_of(&completed(index)), 3);
+        inbox.give_back(&completed(index));
+    }
+    assert!(!inbox.is_worn(), "none is lost");
+    inbox.buried_one(now);
+    assert!(!inbox.is_worn(), "one may be lost");
 }

@@ -1,0 +1,288 @@
+//! One claim: its places, what is known of each, and what follows from that. Nothing here looks at another room.
+
+use std::ops::Range;
+
+use crate::eviction::SlotId;
+use crate::hit::{GroupShape, longest_hit, needed_blocks};
+use crate::key::BlockHash;
+
+use super::super::event::{Arriving, ClaimId, Location, Nanos, Owner, Progress, Token};
+use super::super::names::{PoolKey, SpaceId};
+use super::super::probe::RunProbe;
+
+/// What is known of one place of a claim. A byte, because a claim may have a hundred thousand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Known(u8);
+
+impl Known {
+    /// Not in the pool; the tiers have not been asked.
+    pub(super) const UNLOCATED: Self = Self(0);
+    /// Neither in the pool nor in a tier.
+    pub(super) const ABSENT: Self = Self(1);
+    /// Not in the pool; only I/O can tell whether a tier has it.
+    pub(super) const UNKNOWN: Self = Self(2);
+    /// In the pool, readable, and evictable: a lease pins it anew.
+    pub(super) const HERE: Self = Self(3);
+    /// In the pool or on its way there, and pinned already.
+    pub(super) const PINNED: Self = Self(4);
+    /// Pinned by this claim.
+    pub(super) const LEASED: Self = Self(5);
+    /// This claim waits for its fetch.
+    pub(super) const WAITING: Self = Self(6);
+    const TIER: u8 = 16;
+
+    pub(super) fn at(location: Location) -> Self {
+        match location {
+            Location::Tier(tier) => Self(Self::TIER + u8::try_from(tier).expect("a pipeline has few tiers")),
+            Location::Unknown => Self::UNKNOWN,
+            Location::Absent => Self::ABSENT,
+        }
+    }
+
+    pub(super) fn tier(self) -> Option<usize> {
+        self.0.checked_sub(Self::TIER).map(usize::from)
+    }
+
+    /// Whether it is in the pool, or a tier is known to have it.
+    pub(super) fn is_within_reach(self) -> bool {
+        matches!(self, Self::HERE | Self::PINNED | Self::LEASED | Self::WAITING) || self.tier().is_some()
+    }
+
+    pub(super) fn is_in_pool(self) -> bool {
+        matches!(self, Self::HERE | Self::PINNED | Self::LEASED | Self::WAITING)
+    }
+}
+
+/// Where a claim stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// The pool is looked through, and tiers are asked what they know without I/O.
+    Survey,
+    /// Tiers are asked what only I/O can tell.
+    Probe,
+    /// Waits for room.
+    Queued,
+    /// Takes leases (`pass` 0) and begins fetches (`pass` 1), piece by piece.
+    Lease { pass: u8 },
+    /// Fetches are under way.
+    Filling,
+    /// Final.
+    Settled,
+    /// Gives its leases back, piece by piece.
+    Releasing,
+}
+
+/// One KV-cache group of a claim.
+#[derive(Clone, Debug)]
+pub(super) struct Group {
+    pub(super) spaces: Vec<SpaceId>,
+    /// Bytes of a block of each rank.
+    pub(super) slot_bytes: Vec<u64>,
+    pub(super) shape: GroupShape,
+    /// Blocks from the first that is not skipped to the limit.
+    pub(super) blocks: Range<usize>,
+    /// The group's first place.
+    pub(super) base: usize,
+}
+
+/// Where a place lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Spot {
+    pub(super) group: usize,
+    pub(super) block: usize,
+    pub(super) rank: usize,
+}
+
+/// A question to the tiers that needs I/O: a run of one group and rank.
+#[derive(Clone, Debug)]
+pub(super) struct Run {
+    pub(super) number: u32,
+    pub(super) probe: RunProbe,
+    /// Its places that are not in the pool, and what is known of each.
+    pub(super) places: Vec<u32>,
+    pub(super) locations: Vec<Location>,
+}
+
+#[derive(Debug)]
+pub(super) struct Claim {
+    pub(super) id: ClaimId,
+    pub(super) owner: Owner,
+    pub(super) groups: Vec<Group>,
+    pub(super) hashes: Vec<BlockHash>,
+    pub(super) skip: usize,
+    pub(super) limit: usize,
+    pub(super) known: Vec<Known>,
+    /// The leased slot of each place that is `LEASED`.
+    pub(super) slots: Vec<SlotId>,
+    pub(super) phase: Phase,
+    /// The next place, or hash unit while leasing, of a phase that goes piece by piece.
+    pub(super) cursor: usize,
+    /// Questions that have not been answered.
+    pub(super) asked: usize,
+    /// Whether tiers were asked by I/O: once is enough.
+    pub(super) probed: bool,
+    pub(super) windows: bool,
+    pub(super) rounds: usize,
+    pub(super) runs_to_ask: Vec<(usize, usize)>,
+    pub(super) runs: Vec<Run>,
+    pub(super) runs_ever: u32,
+    /// Whether it stands in the queue for room.
+    pub(super) queued: bool,
+    /// Bytes that admitting it would pin anew, as of its last survey.
+    pub(super) need: u64,
+    /// Bytes that were promised to it and are not pinned yet.
+    pub(super) promised: u64,
+    /// Hit aimed at while filling, final once settled; in hash units.
+    pub(super) hit: usize,
+    pub(super) needed: usize,
+    pub(super) leased: usize,
+    pub(super) waiting: usize,
+    pub(super) fetched: usize,
+    /// Whether leases beyond the hit are still to be given back.
+    pub(super) trimming: bool,
+    /// Whether the pool was too small for all of it.
+    pub(super) cut: bool,
+    pub(super) polled: Nanos,
+    /// When it is looked at next: its place in [`super::Claims::due`].
+    pub(super) look_at: Nanos,
+    pub(super) deadline: Nanos,
+    pub(super) patience: Nanos,
+    /// Who waits for the first answer.
+    pub(super) waiter: Option<Token>,
+}
+
+impl Claim {
+    pub(super) fn shapes(&self) -> Vec<GroupShape> {
+        self.groups.iter().map(|group| group.shape).collect()
+    }
+
+    pub(super) fn places(&self) -> usize {
+        self.known.len()
+    }
+
+    /// Ranks of all groups: blocks of a hash unit, where every group has one.
+    fn width(&self) -> usize {
+        self.groups.iter().map(|group| group.spaces.len()).sum::<usize>().max(1)
+    }
+
+    pub(super) fn place(&self, group: usize, block: usize, rank: usize) -> usize {
+        let entry = &self.groups[group];
+        entry.base + (block - entry.blocks.start) * entry.spaces.len() + rank
+    }
+
+    pub(super) fn spot(&self, place: usize) -> Spot {
+        let group = self.groups.partition_point(|group| group.base <= place) - 1;
+        let entry = &self.groups[group];
+        let (block, rank) =
+            ((place - entry.base) / entry.spaces.len(), (place - entry.base) % entry.spaces.len());
+        Spot { group, block: entry.blocks.start + block, rank }
+    }
+
+    pub(super) fn key(&self, spot: Spot) -> PoolKey {
+        let entry = &self.groups[spot.group];
+        let hash = self.hashes[(spot.block + 1) * entry.shape.units_per_block - 1];
+        PoolKey { space: entry.spaces[spot.rank], hash }
+    }
+
+    pub(super) fn bytes(&self, spot: Spot) -> u64 {
+        self.groups[spot.group].slot_bytes[spot.rank]
+    }
+
+    /// Whether `is` holds for the places of all ranks of a block.
+    fn all_ranks(&self, group: usize, block: usize, is: impl Fn(Known) -> bool) -> bool {
+        let first = self.place(group, block, 0);
+        self.known[first..first + self.groups[group].spaces.len()].iter().all(|&known| is(known))
+    }
+
+    fn longest(&self, limit: usize, is: impl Fn(usize, Known) -> bool) -> usize {
+        longest_hit(&self.shapes(), self.skip, limit, &mut |group, block| {
+            self.all_ranks(group, block, |known| is(group, known))
+        })
+    }
+
+    /// The longest hit up to `limit` of what is in the pool, on its way into it, or known to be in a tier.
+    pub(super) fn reach(&self, limit: usize) -> usize {
+        self.longest(limit, |_, known| known.is_within_reach())
+    }
+
+    /// The longest hit if every block that only I/O can tell of were there; the windows' too, unless `windows`.
+    pub(super) fn hope(&self, windows: bool) -> usize {
+        let ignored: Vec<bool> =
+            self.groups.iter().map(|group| !windows && group.shape.window_blocks > 0).collect();
+        self.longest(self.limit, |group, known| {
+            ignored[group] || known.is_within_reach() || known == Known::UNKNOWN
+        })
+    }
+
+    /// The longest hit of what is leased.
+    pub(super) fn leased_hit(&self) -> usize {
+        self.longest(self.hit, |_, known| known == Known::LEASED)
+    }
+
+    /// The blocks of a group that a hit needs.
+    pub(super) fn needed_range(&self, group: usize, hit: usize) -> Range<usize> {
+        needed_blocks(&self.groups[group].shape, self.skip, hit)
+    }
+
+    pub(super) fn needed_count(&self, hit: usize) -> usize {
+        (0..self.groups.len())
+            .map(|group| self.needed_range(group, hit).len() * self.groups[group].spaces.len())
+            .sum()
+    }
+
+    /// Bytes that a hit would pin anew, bytes of all its blocks, and whether any has to be fetched.
+    pub(super) fn need_of(&self, hit: usize) -> (u64, u64, bool) {
+        let (mut new_pins, mut total, mut fetches) = (0, 0, false);
+        for group in 0..self.groups.len() {
+            for block in self.needed_range(group, hit) {
+                let first = self.place(group, block, 0);
+                for (rank, &bytes) in self.groups[group].slot_bytes.iter().enumerate() {
+                    let known = self.known[first + rank];
+                    total += bytes;
+                    if !matches!(known, Known::PINNED | Known::LEASED | Known::WAITING) {
+                        new_pins += bytes;
+                    }
+                    fetches |= known.tier().is_some();
+                }
+            }
+        }
+        (new_pins, total, fetches)
+    }
+
+    /// How many of the units beyond `skip`, up to `end`, so many blocks make.
+    fn units_of(&self, blocks: usize, end: usize) -> usize {
+        (blocks / self.width()).min(end - self.skip)
+    }
+
+    pub(super) fn progress(&self) -> Progress {
+        let settled = self.phase == Phase::Settled;
+        let units = if settled { self.hit } else { self.skip };
+        let units_from_tier = self.units_of(self.fetched, units);
+        Progress { claim: self.id, settled, units, units_from_tier, arriving: self.arriving() }
+    }
+
+    /// Nothing once a block of the hit has failed: then only settling tells how long the hit is.
+    fn arriving(&self) -> Option<Arriving> {
+        if self.phase != Phase::Filling || self.leased + self.waiting < self.needed {
+            return None;
+        }
+        Some(Arriving {
+            units: self.hit,
+            units_from_tier: self.units_of(self.fetched + self.waiting, self.hit),
+            blocks_come: self.fetched,
+            blocks_left: self.waiting,
+        })
+    }
+
+    /// Looks through all places again: what is known may be old.
+    pub(super) fn survey_again(&mut self) {
+        self.phase = Phase::Survey;
+        self.cursor = 0;
+    }
+
+    /// When it ends if nothing happens before.
+    pub(super) fn due(&self) -> Nanos {
+        let forgotten = self.polled.saturating_add(self.patience);
+        if self.phase == Phase::Settled { forgotten } else { forgotten.min(self.deadline) }
+    }
+}

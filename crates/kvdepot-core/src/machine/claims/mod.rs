@@ -1,0 +1,465 @@
+//! Claims: the longest hit of a request, brought into the pool and leased for all ranks before the engine hears of it.
+//!
+//! ```text
+//!   Survey ──▶ Probe ──▶ Survey ──▶ Queued ──▶ Lease ──▶ Filling ──▶ Settled ──▶ Releasing
+//!      └──────────────────────────────┴──────────▲
+//! ```
+//!
+//! A claim is admitted only when all that it needs finds room at once. Others wait in order, so that concurrent hits larger
+//! than the pool take turns instead of evicting each other; a hit that can never fit is cut, and said so. A claim may have
+//! a hundred thousand places, so every phase that looks at all of them does it in pieces, with other steps in between.
+
+mod admit;
+mod claim;
+mod probing;
+mod survey;
+
+use std::collections::{BTreeSet, VecDeque};
+
+use hashbrown::HashMap;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::eviction::SlotId;
+use crate::key::BlockHash;
+use crate::limits::{CLAIM_BLOCKS_MAX, CLAIMS_PER_CONNECTION_MAX};
+
+use super::event::{ClaimGroup, ClaimId, Effects, Job, Location, Nanos, Owner, Progress, Reply, Token};
+use super::flaw::Flaws;
+use super::loads::Rooms;
+use super::pace::Pace;
+use claim::{Claim, Group, Known, Phase};
+
+/// All claims, and those that wait for room, in order.
+#[derive(Debug, Default)]
+pub(crate) struct Claims {
+    map: HashMap<ClaimId, Claim>,
+    owners: HashMap<Owner, BTreeSet<ClaimId>>,
+    waiters: HashMap<Token, ClaimId>,
+    queue: VecDeque<ClaimId>,
+    /// Not before when each claim has to be looked at.
+    due: BTreeSet<(Nanos, ClaimId)>,
+    promised: u64,
+    /// Whether the claim at the queue's head may go ahead although the pool has no new room: the one before it left the
+    /// queue, or gave back room that it was promised.
+    turn_came: bool,
+    next: ClaimId,
+    pub(crate) pace: Pace,
+    pub(crate) flaws: Flaws,
+}
+
+/// What a client asks of a new claim.
+#[derive(Debug)]
+pub(crate) struct Open {
+    pub(crate) token: Token,
+    pub(crate) owner: Owner,
+    pub(crate) groups: Vec<ClaimGroup>,
+    pub(crate) hashes: Vec<BlockHash>,
+    pub(crate) skip: usize,
+    pub(crate) limit: usize,
+    pub(crate) now: Nanos,
+    pub(crate) deadline: Nanos,
+    pub(crate) patience: Nanos,
+}
+
+impl Claims {
+    pub(crate) fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    pub(crate) fn queued(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Opens a claim and looks at its first places.
+    pub(crate) fn open(&mut self, rooms: &mut Rooms<'_>, open: Open, out: &mut Effects) -> Result<()> {
+        let of_owner = self.owners.get(&open.owner).map_or(0, BTreeSet::len);
+        if of_owner >= CLAIMS_PER_CONNECTION_MAX {
+            return Err(Error::new(ErrorKind::Busy, "too many claims are open on this connection")
+                .with("claims_max", CLAIMS_PER_CONNECTION_MAX));
+        }
+        let (token, owner) = (open.token, open.owner);
+        let mut claim = new_claim(rooms, self.next, open)?;
+        let id = claim.id;
+        claim.look_at = claim.due();
+        self.next += 1;
+        rooms.counters.claims += 1;
+        rooms.counters.lookup_blocks += (claim.limit - claim.skip) as u64;
+        self.due.insert((claim.look_at, id));
+        self.owners.entry(owner).or_default().insert(id);
+        self.waiters.insert(token, id);
+        self.map.insert(id, claim);
+        self.go_on(rooms, id, out);
+        Ok(())
+    }
+
+    /// Goes on with a claim's work.
+    pub(crate) fn go_on(&mut self, rooms: &mut Rooms<'_>, id: ClaimId, out: &mut Effects) {
+        let Some(mut claim) = self.map.remove(&id) else { return };
+        if claim.phase == Phase::Releasing {
+            self.give_back_some(rooms, claim, out);
+            return;
+        }
+        let mut pieces = if claim.places() <= self.pace.claim_leases { self.pace.small_pieces } else { 1 };
+        while self.next_piece(rooms, &mut claim, out) {
+            pieces -= 1;
+            if pieces == 0 {
+                out.again.push(Job::Claim(id));
+                break;
+            }
+        }
+        self.put_back(claim, out);
+    }
+
+    /// One piece of a claim's work: whether there is more to do now.
+    fn next_piece(&mut self, rooms: &mut Rooms<'_>, claim: &mut Claim, out: &mut Effects) -> bool {
+        match claim.phase {
+            Phase::Survey => self.survey(rooms, claim, out),
+            Phase::Probe => self.probe(rooms, claim, out),
+            Phase::Lease { .. } => self.take_leases(rooms, claim),
+            Phase::Settled => claim.trimming && trim(rooms, claim, self.pace),
+            Phase::Queued | Phase::Filling | Phase::Releasing => false,
+        }
+    }
+
+    /// Puts a claim back into the table, and answers who waits for it, if it has got that far.
+    fn put_back(&mut self, mut claim: Claim, out: &mut Effects) {
+        if matches!(claim.phase, Phase::Queued | Phase::Filling | Phase::Settled)
+            && let Some(token) = claim.waiter.take()
+        {
+            self.waiters.remove(&token);
+            out.replies.push((token, Ok(Reply::Claim(claim.progress()))));
+        }
+        self.map.insert(claim.id, claim);
+    }
+
+    fn forget(&mut self, claim: &Claim) {
+        self.due.remove(&(claim.look_at, claim.id));
+        self.promised -= claim.promised;
+        if let Some(claims) = self.owners.get_mut(&claim.owner) {
+            claims.remove(&claim.id);
+            if claims.is_empty() {
+                self.owners.remove(&claim.owner);
+            }
+        }
+        if let Some(token) = claim.waiter {
+            self.waiters.remove(&token);
+        }
+    }
+
+    /// The tiers' answer about the places of one piece that were not in the pool.
+    pub(crate) fn located(
+        &mut self,
+        rooms: &mut Rooms<'_>,
+        id: ClaimId,
+        part: u32,
+        locations: &[Location],
+        out: &mut Effects,
+    ) {
+        let Some(mut claim) = self.map.remove(&id) else { return };
+        claim.asked = claim.asked.saturating_sub(1);
+        let start = part as usize;
+        let end = claim.places().min(start + self.pace.survey_places);
+        let unlocated = claim.known[start..end].iter_mut().filter(|known| **known == Known::UNLOCATED);
+        for (known, &location) in unlocated.zip(locations) {
+            *known = Known::at(location);
+        }
+        let more = claim.phase == Phase::Survey
+            && claim.asked == 0
+            && claim.cursor == claim.places()
+            && self.surveyed(rooms, &mut claim, out);
+        self.put_back(claim, out);
+        if more {
+            self.go_on(rooms, id, out);
+        }
+    }
+
+    /// A tier's answer about a run of places.
+    pub(crate) fn probed(
+        &mut self,
+        rooms: &mut Rooms<'_>,
+        id: ClaimId,
+        run: u32,
+        count: usize,
+        out: &mut Effects,
+    ) {
+        let Some(mut claim) = self.map.remove(&id) else { return };
+        let more = claim.phase == Phase::Probe && self.run_answered(rooms, &mut claim, run, count, out);
+        self.put_back(claim, out);
+        if more {
+            self.go_on(rooms, id, out);
+        }
+    }
+
+    /// A fetch that a claim waited for has ended. `slot` is readable, or None.
+    pub(crate) fn arrived(&mut self, rooms: &mut Rooms<'_>, id: ClaimId, place: u32, slot: Option<SlotId>) {
+        let Some(claim) = self.map.get_mut(&id) else { return };
+        let place = place as usize;
+        claim.waiting -= 1;
+        let wanted = matches!(claim.phase, Phase::Lease { .. } | Phase::Filling);
+        claim.known[place] = Known::ABSENT;
+        if let Some(slot) = slot.filter(|_| wanted) {
+            rooms.pool.pin(slot);
+            (claim.known[place], claim.slots[place]) = (Known::LEASED, slot);
+            claim.leased += 1;
+            claim.fetched += 1;
+        }
+    }
+
+    /// Settles a claim that waits for nothing any more.
+    pub(crate) fn settle_if_full(&mut self, rooms: &mut Rooms<'_>, id: ClaimId, out: &mut Effects) {
+        let Some(mut claim) = self.map.remove(&id) else { return };
+        if claim.phase == Phase::Filling && claim.waiting == 0 {
+            self.settle(rooms, &mut claim, out);
+        }
+        self.put_back(claim, out);
+    }
+
+    /// Final: the longest hit whose blocks are all leased. Other leases end now, or piece by piece if they are many.
+    fn settle(&mut self, rooms: &mut Rooms<'_>, claim: &mut Claim, out: &mut Effects) {
+        self.give_up_promise(claim);
+        self.turn_came |= claim.queued;
+        claim.hit = claim.leased_hit();
+        claim.phase = Phase::Settled;
+        claim.cursor = 0;
+        claim.runs.clear();
+        if claim.leased > claim.needed_count(claim.hit) {
+            claim.trimming = true;
+            if trim(rooms, claim, self.pace) {
+                out.again.push(Job::Claim(claim.id));
+            }
+        }
+    }
+
+    /// How far a claim is. `settle_now` takes what has come.
+    pub(crate) fn poll(
+        &mut self,
+        rooms: &mut Rooms<'_>,
+        now: Nanos,
+        owner: Owner,
+        id: ClaimId,
+        settle_now: bool,
+        out: &mut Effects,
+    ) -> Result<Progress> {
+        let mut claim = self.take(owner, id)?;
+        claim.polled = now;
+        if settle_now && claim.phase != Phase::Settled {
+            self.settle(rooms, &mut claim, out);
+        }
+        let progress = claim.progress();
+        self.put_back(claim, out);
+        Ok(progress)
+    }
+
+    /// Ends a claim. Its leases end now, or piece by piece if they are many.
+    pub(crate) fn release(
+        &mut self,
+        rooms: &mut Rooms<'_>,
+        owner: Owner,
+        id: ClaimId,
+        out: &mut Effects,
+    ) -> Result<()> {
+        let claim = self.take(owner, id)?;
+        self.let_go(rooms, claim, true, out);
+        Ok(())
+    }
+
+    /// Ends a claim; its first leases end `now`, or all of them in steps to come.
+    fn let_go(&mut self, rooms: &mut Rooms<'_>, mut claim: Claim, now: bool, out: &mut Effects) {
+        self.give_up_promise(&mut claim);
+        self.turn_came |= claim.queued;
+        if let Some(token) = claim.waiter.take() {
+            self.waiters.remove(&token);
+            out.replies.push((token, Err(no_such_claim(claim.id))));
+        }
+        claim.phase = Phase::Releasing;
+        claim.cursor = 0;
+        if now {
+            self.give_back_some(rooms, claim, out);
+        } else {
+            out.again.push(Job::Claim(claim.id));
+            self.map.insert(claim.id, claim);
+        }
+    }
+
+    /// Gives back the next leases of a claim that is being released.
+    fn give_back_some(&mut self, rooms: &mut Rooms<'_>, mut claim: Claim, out: &mut Effects) {
+        if give_back(rooms, &mut claim, self.pace) {
+            out.again.push(Job::Claim(claim.id));
+            self.map.insert(claim.id, claim);
+        } else {
+            self.forget(&claim);
+        }
+    }
+
+    fn take(&mut self, owner: Owner, id: ClaimId) -> Result<Claim> {
+        match self.map.get(&id) {
+            Some(claim) if claim.owner == owner && claim.phase != Phase::Releasing => {}
+            _ => return Err(no_such_claim(id)),
+        }
+        self.map.remove(&id).ok_or_else(|| no_such_claim(id))
+    }
+
+    /// Ends the claims of an owner that ended.
+    pub(crate) fn end_owner(&mut self, rooms: &mut Rooms<'_>, owner: Owner, out: &mut Effects) -> bool {
+        let claims: Vec<ClaimId> = self.owners.get(&owner).into_iter().flatten().copied().collect();
+        for id in &claims {
+            if let Ok(claim) = self.take(owner, *id) {
+                // One at once, as an owner has often only one; of many, each is a step of its own.
+                self.let_go(rooms, claim, claims.len() == 1, out);
+            }
+        }
+        !claims.is_empty()
+    }
+
+    /// Who waits for a claim's first answer waits no longer.
+    pub(crate) fn expire_waiter(&mut self, token: Token, out: &mut Effects) -> bool {
+        let Some(id) = self.waiters.remove(&token) else { return false };
+        if let Some(claim) = self.map.get_mut(&id) {
+            claim.waiter = None;
+            out.replies.push((token, Ok(Reply::Claim(claim.progress()))));
+        }
+        true
+    }
+
+    /// Ends claims that nobody polls, and settles those whose time is over (P2, P4).
+    pub(crate) fn tick(&mut self, rooms: &mut Rooms<'_>, now: Nanos, out: &mut Effects) {
+        for _ in 0..self.pace.claims_expired {
+            let Some(&(due, id)) = self.due.first().filter(|(due, _)| *due <= now) else { return };
+            self.due.remove(&(due, id));
+            let Some(mut claim) = self.map.remove(&id) else { continue };
+            if claim.phase != Phase::Releasing && claim.due() <= now {
+                if claim.polled.saturating_add(claim.patience) <= now {
+                    rooms.counters.claims_expired += 1;
+                    self.let_go(rooms, claim, true, out);
+                    continue;
+                }
+                self.settle(rooms, &mut claim, out);
+            }
+            if claim.phase != Phase::Releasing {
+                claim.look_at = claim.due();
+                self.due.insert((claim.look_at, id));
+            }
+            self.put_back(claim, out);
+        }
+    }
+}
+
+fn no_such_claim(id: ClaimId) -> Error {
+    Error::new(ErrorKind::NotFound, "no such claim on this connection").with("claim", id)
+}
+
+fn new_claim(rooms: &Rooms<'_>, id: ClaimId, open: Open) -> Result<Claim> {
+    let Open { token, owner, groups: asked, hashes, skip, mut limit, now, deadline, patience } = open;
+    if skip > hashes.len() || asked.iter().any(|group| group.shape.units_per_block == 0) {
+        return Err(Error::new(
+            ErrorKind::Protocol,
+            "a claim's blocks must have at least one hash, and no more hashes may be skipped than are given",
+        )
+        .with("skip", skip)
+        .with("hashes", hashes.len()));
+    }
+    limit = limit.min(hashes.len()).max(skip);
+    let units = limit - skip;
+    let blocks_of =
+        |group: &ClaimGroup| group.namespaces.len() * units.div_ceil(group.shape.units_per_block.max(1));
+    let blocks: usize = asked.iter().map(blocks_of).sum();
+    if blocks > CLAIM_BLOCKS_MAX {
+        limit = skip + (units as u128 * CLAIM_BLOCKS_MAX as u128 / blocks as u128) as usize;
+    }
+    let shapes: Vec<_> = asked.iter().map(|group| group.shape).collect();
+    // A hit ends where every group's blocks do, so what lies beyond the last such place is no part of any.
+    limit = crate::hit::whole_blocks(&shapes, limit).max(skip);
+    let mut groups = Vec::with_capacity(asked.len());
+    let mut base = 0;
+    for group in asked {
+        let (mut spaces, mut slot_bytes) = (Vec::new(), Vec::new());
+        for handle in group.namespaces {
+            let namespace = rooms.catalog.get(handle)?;
+            spaces.push(namespace.space);
+            slot_bytes.push(namespace.slot_bytes());
+        }
+        let units = group.shape.units_per_block;
+        let blocks = skip / units..limit / units;
+        let places = blocks.len() * spaces.len();
+        groups.push(Group { spaces, slot_bytes, shape: group.shape, blocks, base });
+        base += places;
+    }
+    Ok(Claim {
+        id,
+        owner,
+        groups,
+        hashes,
+        skip,
+        limit,
+        known: vec![Known::UNLOCATED; base],
+        slots: vec![0; base],
+        phase: Phase::Survey,
+        cursor: 0,
+        asked: 0,
+        probed: false,
+        windows: false,
+        rounds: 0,
+        runs_to_ask: Vec::new(),
+        runs: Vec::new(),
+        runs_ever: 0,
+        queued: false,
+        need: 0,
+        promised: 0,
+        hit: skip,
+        needed: 0,
+        leased: 0,
+        waiting: 0,
+        fetched: 0,
+        trimming: false,
+        cut: false,
+        polled: now,
+        look_at: 0,
+        deadline,
+        patience,
+        waiter: Some(token),
+    })
+}
+
+/// Gives back leases beyond the hit: whether there are more.
+fn trim(rooms: &mut Rooms<'_>, claim: &mut Claim, pace: Pace) -> bool {
+    let mut given_back = 0;
+    let mut looked_at = 0;
+    while claim.cursor < claim.places()
+        && given_back < pace.claim_leases
+        && looked_at < 16 * pace.survey_places
+    {
+        let place = claim.cursor;
+        claim.cursor += 1;
+        looked_at += 1;
+        if claim.known[place] != Known::LEASED {
+            continue;
+        }
+        let spot = claim.spot(place);
+        if !claim.needed_range(spot.group, claim.hit).contains(&spot.block) {
+            unlease(rooms, claim, place);
+            given_back += 1;
+        }
+    }
+    claim.trimming = claim.cursor < claim.places();
+    claim.trimming
+}
+
+/// Gives back all leases: whether there are more.
+fn give_back(rooms: &mut Rooms<'_>, claim: &mut Claim, pace: Pace) -> bool {
+    let mut given_back = 0;
+    while claim.leased > 0 && given_back < pace.claim_leases && claim.cursor < claim.places() {
+        let place = claim.cursor;
+        claim.cursor += 1;
+        if claim.known[place] == Known::LEASED {
+            unlease(rooms, claim, place);
+            given_back += 1;
+        }
+    }
+    claim.leased > 0 && claim.cursor < claim.places()
+}
+
+fn unlease(rooms: &mut Rooms<'_>, claim: &mut Claim, place: usize) {
+    claim.known[place] = Known::ABSENT;
+    claim.leased -= 1;
+    rooms.pool.unpin(claim.slots[place]);
+}

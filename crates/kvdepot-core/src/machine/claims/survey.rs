@@ -1,0 +1,62 @@
+//! Looking through a claim's places: what is in the pool, and what tiers know of the rest without I/O.
+
+use super::super::event::{Ask, Effects, Question};
+use super::super::loads::Rooms;
+use super::Claims;
+use super::claim::{Claim, Known, Phase};
+use crate::block::Phase as BlockPhase;
+
+impl Claims {
+    /// The next piece of a survey: whether there are more.
+    pub(super) fn survey(&mut self, rooms: &mut Rooms<'_>, claim: &mut Claim, out: &mut Effects) -> bool {
+        let (start, end) = (claim.cursor, claim.places().min(claim.cursor + self.pace.survey_places));
+        let mut keys = Vec::new();
+        for place in start..end {
+            let key = claim.key(claim.spot(place));
+            let before = claim.known[place];
+            claim.known[place] = match rooms.pool.find(&key) {
+                Some(slot) => {
+                    let block = &rooms.pool.slot(slot).block;
+                    match block.phase() {
+                        _ if !rooms.catalog.is_live(key.space) => Known::ABSENT,
+                        BlockPhase::Fetching => Known::PINNED,
+                        BlockPhase::Sealed if block.is_evictable() => Known::HERE,
+                        BlockPhase::Sealed if block.is_readable() => Known::PINNED,
+                        _ => Known::ABSENT,
+                    }
+                }
+                None if !rooms.flow.has_tiers()
+                    || rooms.flow.is_leaving(&key)
+                    || !rooms.catalog.is_live(key.space) =>
+                {
+                    Known::ABSENT
+                }
+                // What tiers said before the claim had to wait still stands, unless the block was in the pool then.
+                None if before.is_in_pool() || before == Known::UNLOCATED => {
+                    keys.push(rooms.catalog.block_key(&key));
+                    Known::UNLOCATED
+                }
+                None => before,
+            };
+        }
+        claim.cursor = end;
+        if !keys.is_empty() {
+            claim.asked += 1;
+            let part = u32::try_from(start).expect("a claim's places are bounded");
+            out.questions.push(Question { ask: Ask::Claim(claim.id, part), keys });
+        }
+        if end < claim.places() {
+            return true;
+        }
+        claim.asked == 0 && self.surveyed(rooms, claim, out)
+    }
+
+    /// All places were looked at, and tiers have told what they know: whether there is more to do now.
+    pub(super) fn surveyed(&mut self, rooms: &mut Rooms<'_>, claim: &mut Claim, out: &mut Effects) -> bool {
+        if !claim.probed && !claim.queued && claim.hope(true) > claim.reach(claim.limit) {
+            claim.phase = Phase::Probe;
+            return self.begin_round(rooms, claim, out);
+        }
+        self.admit_or_queue(rooms, claim)
+    }
+}

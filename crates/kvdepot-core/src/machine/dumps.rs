@@ -1,0 +1,164 @@
+//! Dumps: slots reserved, filled and sealed, and values that take the place of others.
+
+use super::event::{Effects, Leased, NamespaceHandle, Outcome, Owner, Reply, Reserve, ShardSet};
+use super::{Location, Machine, Namespace, names};
+use crate::block::Block;
+use crate::error::{Error, ErrorKind, Result};
+use crate::eviction::SlotId;
+use crate::key::{BlockKey, NamespaceId};
+use crate::lease::LeaseId;
+
+impl Machine {
+    pub(super) fn reserve(
+        &mut self,
+        owner: Owner,
+        namespace: NamespaceHandle,
+        id: Option<NamespaceId>,
+        hashes: &[crate::BlockHash],
+        how: Reserve,
+        runs_max: usize,
+    ) -> Result<Reply> {
+        let namespace = self.catalog.get_as(namespace, id)?.clone();
+        self.counters.dump_blocks += hashes.len() as u64;
+        let mut runs_left = runs_max;
+        let mut outcomes = Vec::with_capacity(hashes.len());
+        // Blocks of a namespace are of one size: where one finds no room, the next does not either.
+        let mut full = None;
+        for &hash in hashes {
+            let key = namespace.pool_key(hash);
+            if how != Reserve::Value && self.pool.find(&key).is_some() {
+                self.counters.dump_blocks_had += 1;
+                outcomes.push(Outcome::Have);
+                continue;
+            }
+            if let Some(kind) = full {
+                self.counters.dump_blocks_dropped += 1;
+                outcomes.push(Outcome::Refused(kind));
+                continue;
+            }
+            outcomes.push(match self.reserve_one(owner, &namespace, key, how, runs_left) {
+                Ok(leased) => {
+                    runs_left -= leased.runs.len().min(runs_left);
+                    Outcome::Leased(leased)
+                }
+                Err(error) => {
+                    full = Some(error.kind());
+                    self.counters.dump_blocks_dropped += 1;
+                    self.counters.failed("dump", &error);
+                    Outcome::Refused(error.kind())
+                }
+            });
+        }
+        Ok(Reply::Slots(outcomes))
+    }
+
+    fn reserve_one(
+        &mut self,
+        owner: Owner,
+        namespace: &Namespace,
+        key: names::PoolKey,
+        how: Reserve,
+        runs_left: usize,
+    ) -> Result<Leased> {
+        let layout = namespace.spec.layout();
+        let bytes = layout.slot_bytes();
+        if runs_left == 0 {
+            return Err(Error::new(
+                ErrorKind::Busy,
+                "too many pieces for one answer: ask for the rest again",
+            ));
+        }
+        if how != Reserve::Block {
+            self.pool.may_fill(bytes)?;
+        }
+        if self.flow.has_tiers() {
+            self.pool.may_dirty(bytes)?;
+        }
+        let shards = if how == Reserve::Value { 1 } else { layout.shard_count() };
+        let slot = self.pool.insert(key, Block::dumping(shards), bytes, how != Reserve::Value)?;
+        self.pool.edit(slot, |slot| slot.value = how == Reserve::Value);
+        match self.pool.lease_for_filling(owner, slot) {
+            Ok(lease) => {
+                let (runs, block_bytes) = (self.pool.slot(slot).runs(), layout.block_bytes());
+                Ok(Leased { lease, slot, runs, block_bytes, crc64: None })
+            }
+            Err(error) => {
+                self.pool.lease_ended(slot);
+                Err(error)
+            }
+        }
+    }
+
+    pub(super) fn commit(
+        &mut self,
+        owner: Owner,
+        leases: &[LeaseId],
+        shards: &ShardSet,
+        crc64: Option<u64>,
+    ) -> Result<()> {
+        for &lease in leases {
+            let slot = self.pool.leased_slot(owner, lease)?;
+            let sealed = self.pool.edit(slot, |slot| {
+                slot.crc64 = crc64.or(slot.crc64);
+                match shards {
+                    ShardSet::All => slot.block.all_filled(),
+                    ShardSet::Some(some) => {
+                        let mut sealed = false;
+                        for &shard in some {
+                            sealed |= slot.block.shard_filled(shard as usize)?;
+                        }
+                        Ok(sealed)
+                    }
+                }
+            })?;
+            if sealed {
+                self.pool.forget_lease(owner, lease)?;
+                self.counters.dump_blocks_sealed += 1;
+                self.sealed(slot, false);
+            }
+        }
+        Ok(())
+    }
+
+    /// A block's last shard came: visible from now on, and queued for the tiers.
+    fn sealed(&mut self, slot: SlotId, replaces: bool) {
+        let readable = self.pool.slot(slot).block.is_readable();
+        if readable && self.flow.has_tiers() {
+            self.flow.write(&mut self.pool, slot, replaces);
+        } else {
+            self.pool.edit(slot, |slot| slot.block.seal_clean());
+        }
+        self.pool.free_if_over(slot);
+    }
+
+    pub(super) fn publish(
+        &mut self,
+        owner: Owner,
+        lease: LeaseId,
+        others: &[BlockKey],
+        out: &mut Effects,
+    ) -> Result<Reply> {
+        let slot = self.pool.leased_slot(owner, lease)?;
+        let sealed = self.pool.edit(slot, |slot| slot.block.all_filled());
+        self.pool.forget_lease(owner, lease)?;
+        let live = self.catalog.is_live(self.pool.slot(slot).key.space);
+        if !sealed? || !live || !self.pool.slot(slot).block.is_readable() {
+            self.pool.doom(slot);
+            return Err(Error::new(ErrorKind::NotFound, "the namespace was reset while a value was stored"));
+        }
+        for other in others {
+            if let Some(key) = self.catalog.pool_key(other) {
+                let tell = self.forget(key, &Location::Unknown);
+                if tell {
+                    self.flow.remove(&self.catalog, key, None, out);
+                }
+            }
+        }
+        if let Some(old) = self.pool.name(slot) {
+            self.flow.displace(&mut self.pool, old);
+        }
+        self.counters.dump_blocks_sealed += 1;
+        self.sealed(slot, true);
+        Ok(Reply::Done)
+    }
+}

@@ -1,0 +1,138 @@
+//! Blocks on their way from tiers, and what keeps pool and tiers in step: uses, and what tiers forgot.
+
+use super::event::{Command, Effects, Fetched, NamespaceHandle, Nanos, Now, Owner, TierIndex};
+use super::flaw::Flaw;
+use super::flow::ReadEnd;
+use super::loads::{Rooms, lease_slot};
+use super::slots::Waiter;
+use super::{Machine, slots, split};
+use crate::block::Block;
+use crate::error::Result;
+use crate::eviction::SlotId;
+use crate::key::BlockKey;
+
+impl Machine {
+    pub(super) fn lease_now(&mut self, owner: Owner, keys: &[BlockKey]) -> Vec<Now> {
+        let mut out = Vec::with_capacity(keys.len());
+        for key in keys {
+            let Some(namespace) = self.catalog.by_id(key.namespace) else {
+                out.push(Now::Absent);
+                continue;
+            };
+            let pool_key = namespace.pool_key(key.hash);
+            out.push(match self.pool.find(&pool_key) {
+                Some(slot) if self.pool.slot(slot).block.is_readable() => {
+                    lease_slot(&mut self.pool, namespace, owner, slot).map_or(Now::Arriving, Now::Leased)
+                }
+                Some(_) => Now::Arriving,
+                None => Now::Absent,
+            });
+        }
+        out
+    }
+
+    pub(super) fn prefetch(
+        &mut self,
+        namespace: NamespaceHandle,
+        blocks: &[(crate::BlockHash, TierIndex)],
+        deadline: Nanos,
+    ) -> Result<()> {
+        let namespace = self.catalog.get(namespace)?.clone();
+        for &(hash, tier) in blocks {
+            let key = namespace.pool_key(hash);
+            if self.pool.find(&key).is_some() || self.flow.is_leaving(&key) {
+                continue;
+            }
+            match self.pool.insert(key, Block::fetching(), namespace.slot_bytes(), true) {
+                Ok(slot) => self.flow.read(slot, tier, deadline),
+                Err(_) => break,
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn read_ended(
+        &mut self,
+        tier: TierIndex,
+        slot: SlotId,
+        outcome: &Result<Fetched>,
+        out: &mut Effects,
+    ) {
+        let Self { flow, pool, counters, catalog, .. } = self;
+        let end = flow.read_ended(self.now, pool, counters, tier, slot, outcome);
+        if end == ReadEnd::GoesOn {
+            return;
+        }
+        // A namespace may have been reset while its blocks were on their way.
+        let current = catalog.is_live(pool.slot(slot).key.space) || self.flaws.has(Flaw::LeaseAfterReset);
+        let live = current && pool.slot(slot).block.is_readable();
+        let arrived = (end == ReadEnd::Whole && live).then_some(slot);
+        let waiters = pool.edit(slot, slots::Slot::take_waiters);
+        // All have their leases before any of them is answered: who gives its lease back may free the slot (P4).
+        for waiter in &waiters {
+            let Self { catalog, pool, flow, counters, loads, claims, .. } = self;
+            let mut rooms = Rooms { catalog, pool, flow, counters };
+            match *waiter {
+                Waiter::Claim { id, place } => claims.arrived(&mut rooms, id, place, arrived),
+                Waiter::Load { token, place } => loads.arrived(&mut rooms, token, place, arrived),
+            }
+        }
+        if end == ReadEnd::Whole && !live {
+            self.pool.doom(slot);
+        } else {
+            self.pool.free_if_doomed(slot);
+        }
+        for waiter in waiters {
+            match waiter {
+                Waiter::Claim { id, .. } => {
+                    let (claims, mut rooms) = split(self);
+                    claims.settle_if_full(&mut rooms, id, out);
+                }
+                Waiter::Load { token, .. } => {
+                    let Self { catalog, pool, flow, counters, loads, .. } = self;
+                    let mut rooms = Rooms { catalog, pool, flow, counters };
+                    loads.finish_if_over(&mut rooms, token, out);
+                }
+            }
+        }
+    }
+
+    /// Keeps what is hot in the pool fresh in the tiers, and writes again what no tier has: it was evicted there, or
+    /// could not be written before.
+    pub(super) fn tell_uses(&mut self, out: &mut Effects) {
+        let touched = self.pool.take_touched();
+        if touched.is_empty() || !self.flow.has_tiers() {
+            return;
+        }
+        let mut keys = Vec::new();
+        for id in touched {
+            let Some(slot) = self.pool.get(id).filter(|slot| slot.block.is_readable()) else { continue };
+            let (key, bytes) = (slot.key, slot.bytes());
+            if slot.saved != 0 {
+                keys.push(self.catalog.block_key(&key));
+            } else if slot.to_write == 0 && slot.indexed && self.pool.may_dirty(bytes).is_ok() {
+                self.counters.rewrite_blocks += 1;
+                self.flow.write_everywhere_again(&mut self.pool, id);
+            }
+        }
+        if !keys.is_empty() {
+            out.commands.push(Command::Touch { keys });
+        }
+    }
+
+    /// A tier does not hold blocks any more. What it lost is written again; what it evicted to make room is not.
+    pub(super) fn tier_forgot(&mut self, tier: TierIndex, keys: &[BlockKey], lost: bool) {
+        for key in keys {
+            let slot = self.catalog.pool_key(key).and_then(|key| self.pool.readable(&key));
+            let Some(slot) = slot.filter(|&slot| self.pool.slot(slot).saved & 1 << tier != 0) else {
+                continue;
+            };
+            self.pool.edit(slot, |slot| slot.saved &= !(1 << tier));
+            let bytes = self.pool.slot(slot).bytes();
+            if lost && self.pool.may_dirty(bytes).is_ok() {
+                self.counters.rewrite_blocks += 1;
+                self.flow.write_again(&mut self.pool, slot, 1 << tier);
+            }
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! Mistakes that the simulation builds into the machine, to see that it finds them. No other build can make one.
+
+/// A mistake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flaw {
+    /// Claims are admitted whether there is room or not.
+    AdmitWithoutRoom,
+    /// What a displaced slot's write leaves behind is not waited for.
+    NoTurnBehindWrite,
+    /// A block that arrives after its namespace was reset is leased.
+    LeaseAfterReset,
+    /// A displaced slot's queued writes are not called off.
+    WriteDisplaced,
+    /// A tier that has the value before counts as having the new one.
+    AlreadyThereIsStored,
+}
+
+/// The mistake of a machine, if it has one.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Flaws {
+    #[cfg(any(test, feature = "model"))]
+    flaw: Option<Flaw>,
+}
+
+impl Flaws {
+    #[cfg(any(test, feature = "model"))]
+    pub(crate) const fn of(flaw: Flaw) -> Self {
+        Self { flaw: Some(flaw) }
+    }
+
+    #[cfg(any(test, feature = "model"))]
+    pub(crate) fn has(self, flaw: Flaw) -> bool {
+        self.flaw == Some(flaw)
+    }
+
+    #[cfg(not(any(test, feature = "model")))]
+    pub(crate) const fn has(self, _flaw: Flaw) -> bool {
+        false
+    }
+}

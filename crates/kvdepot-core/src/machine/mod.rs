@@ -1,0 +1,369 @@
+//! Everything that a depot decides, as one state machine: `step(now, event) -> effects`.
+//!
+//! Nothing in here reads a clock, takes a lock, starts a thread or calls a tier, so it can be model-tested and simulated.
+//! No step looks at more than a bounded number of blocks: what would take longer ends with a [`Job`] to be continued.
+//!
+//! ```text
+//!   claims, loads ──▶ flow ──▶ pool            arrows: who looks at whom
+//!         └─────────────┴──▶ catalog
+//! ```
+//!
+//! - *catalog*: namespaces and their epochs.
+//! - *pool*: slots, their space, leases, the order of eviction, and what every byte counts as.
+//! - *flow*: for each tier, queues of reads and writes and the order of what happens to one key.
+//! - *claims* and *loads*: what requests still need, woken by the arrival of a block or by room.
+//!
+//! What happened in a room is returned to this file, which tells the rooms above.
+
+mod catalog;
+mod claims;
+mod counters;
+mod dumps;
+mod event;
+mod fetches;
+mod flaw;
+mod flow;
+mod index;
+mod loads;
+mod names;
+mod pace;
+mod pool;
+pub mod probe;
+mod queue;
+mod removal;
+mod requests;
+mod slots;
+
+use hashbrown::HashMap;
+
+use crate::block::Phase;
+use crate::error::Result;
+use crate::eviction::SlotId;
+
+use catalog::Catalog;
+use claims::Claims;
+use flaw::Flaws;
+use flow::Flow;
+use loads::{Loads, Rooms};
+use names::SpaceId;
+use pool::Pool;
+use removal::Removal;
+
+pub use catalog::Namespace;
+pub use counters::Counters;
+pub use event::*;
+pub use flaw::Flaw;
+pub use pace::Pace;
+pub use pool::{GROW_BYTES, Held, PoolConfig};
+
+/// What the machine holds now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Gauges {
+    /// Size of the pool in bytes.
+    pub pool_bytes: u64,
+    /// Bytes of it that hold no block.
+    pub pool_free_bytes: u64,
+    /// Bytes by what holds them.
+    pub held: Held,
+    /// Blocks that lookups can find, and those on their way.
+    pub pool_blocks: usize,
+    /// Sealed blocks that are not yet in every tier that is to have them.
+    pub dirty_blocks: u64,
+    /// Namespaces known.
+    pub namespaces: usize,
+    /// Claims that have not ended.
+    pub claims_open: usize,
+    /// Claims that wait for room.
+    pub claims_queued: usize,
+    /// Loads that have not been answered.
+    pub loads_open: usize,
+    /// Reads that have not ended.
+    pub reads_queued: usize,
+    /// Writes that have not ended.
+    pub writes_queued: usize,
+    /// Blocks evicted from the pool.
+    pub evicted: u64,
+}
+
+/// All that a depot knows and decides.
+#[derive(Debug)]
+pub struct Machine {
+    catalog: Catalog,
+    pool: Pool,
+    flow: Flow,
+    claims: Claims,
+    loads: Loads,
+    counters: Counters,
+    removals: HashMap<Token, Removal>,
+    /// Spaces whose blocks are being doomed, and how far that is.
+    sweeps: Vec<(SpaceId, usize)>,
+    /// Whether the depot is to end.
+    ending: bool,
+    now: Nanos,
+    pace: Pace,
+    flaws: Flaws,
+}
+
+impl Machine {
+    /// A machine over as many tiers, with an empty pool.
+    pub fn new(pool: PoolConfig, tiers: usize) -> Self {
+        Self {
+            catalog: Catalog::default(),
+            pool: Pool::new(pool),
+            flow: Flow::new(tiers),
+            claims: Claims::default(),
+            loads: Loads::default(),
+            counters: Counters::default(),
+            removals: HashMap::new(),
+            sweeps: Vec::new(),
+            ending: false,
+            now: 0,
+            pace: Pace::default(),
+            flaws: Flaws::default(),
+        }
+    }
+
+    /// Cuts work into smaller pieces, so that a simulation sees what happens between them.
+    #[cfg(any(test, feature = "model"))]
+    pub const fn set_pace(&mut self, pace: Pace) {
+        self.pace = pace;
+        self.flow.pace = pace;
+        self.claims.pace = pace;
+    }
+
+    /// Builds a mistake in.
+    #[cfg(any(test, feature = "model"))]
+    pub const fn set_flaw(&mut self, flaw: Flaw) {
+        self.flaws = Flaws::of(flaw);
+        self.flow.flaws = self.flaws;
+        self.claims.flaws = self.flaws;
+        self.pool.flaws = self.flaws;
+    }
+
+    /// Leases given so far: a later lease has a larger number.
+    #[cfg(any(test, feature = "model"))]
+    pub const fn leases_granted(&self) -> u64 {
+        self.pool.leases_granted()
+    }
+
+    /// Something happened: what follows from it is added to `out`.
+    pub fn step(&mut self, now: Nanos, event: Event, out: &mut Effects) {
+        self.now = self.now.max(now);
+        self.pool.set_now(u32::try_from(self.now / 1_000_000_000).unwrap_or(u32::MAX));
+        match event {
+            Event::Request { token, owner, request } => {
+                if let Err(error) = self.request(token, owner, request, out) {
+                    out.replies.push((token, Err(error)));
+                }
+            }
+            Event::Expire { token } => self.expire(token, out),
+            Event::OwnerEnded { owner } => self.owner_ended(owner, out),
+            Event::ReadEnded { tier, slot, outcome } => self.read_ended(tier, slot, &outcome, out),
+            Event::WriteEnded { tier, slot, outcome } => {
+                let Self { flow, pool, catalog, counters, .. } = self;
+                flow.write_ended(pool, catalog, counters, tier, slot, &outcome, out);
+            }
+            Event::Removed { tier, key } => {
+                if let Some(key) = self.catalog.any_pool_key(&key) {
+                    self.flow.removal_ended(&mut self.pool, &self.catalog, tier, key, out);
+                }
+            }
+            Event::Located { ask, locations } => self.located(ask, &locations, out),
+            Event::Probed { ask, outcome } => self.probed(ask, outcome, out),
+            Event::TierForgot { tier, keys, lost } => self.tier_forgot(tier, &keys, lost),
+            Event::Continue(job) => self.go_on(job, out),
+            Event::Populated { upto_bytes } => {
+                self.pool.grow(Some(upto_bytes));
+            }
+            Event::Ending => {
+                self.ending = true;
+                for token in self.flow.end_drains() {
+                    out.replies.push((token, Ok(Reply::Drained(false))));
+                }
+            }
+            Event::Tick => {
+                self.flow.tick();
+                let (claims, mut rooms) = split(self);
+                claims.tick(&mut rooms, now, out);
+            }
+        }
+        self.follow_up(out);
+    }
+
+    /// What any event may lead to: room for who waits for it, commands, removals and drains that are over.
+    fn follow_up(&mut self, out: &mut Effects) {
+        let (room, turn) = (self.pool.take_room(), self.claims.take_turn());
+        if room || turn {
+            let Self { catalog, pool, flow, counters, loads, claims, .. } = self;
+            let mut rooms = Rooms { catalog, pool, flow, counters };
+            if room {
+                loads.room_came(&mut rooms, out);
+            }
+            claims.room_came(&mut rooms, out);
+        }
+        self.tell_uses(out);
+        self.flow.emit(self.now, &mut self.pool, &self.catalog, out);
+        for token in self.flow.take_removed() {
+            self.removal_ended(token, out);
+        }
+        for token in self.flow.take_drained() {
+            out.replies.push((token, Ok(Reply::Drained(true))));
+        }
+        for (key, visible) in self.pool.take_changes() {
+            out.visible.push((self.catalog.block_key(&key), visible));
+        }
+    }
+
+    /// A request's time is over.
+    fn expire(&mut self, token: Token, out: &mut Effects) {
+        if self.claims.expire_waiter(token, out) {
+            return;
+        }
+        if let Some(removal) = self.removals.remove(&token) {
+            out.replies.push((token, Ok(Reply::Removed(removal.was_there))));
+            return;
+        }
+        let Self { catalog, pool, flow, counters, loads, .. } = self;
+        let mut rooms = Rooms { catalog, pool, flow, counters };
+        if !loads.expire(&mut rooms, token, out) && self.flow.forget_token(token) {
+            out.replies.push((token, Ok(Reply::Drained(false))));
+        }
+    }
+
+    fn namespace_moved(
+        &mut self,
+        handle: NamespaceHandle,
+        left: Option<SpaceId>,
+        out: &mut Effects,
+    ) -> Result<Reply> {
+        if let Some(space) = left {
+            if self.sweeps.is_empty() {
+                out.again.push(Job::Sweep);
+            }
+            self.sweeps.push((space, 0));
+        }
+        let Namespace { id, epoch, spec, .. } = self.catalog.get(handle)?.clone();
+        let opened = Opened { handle, id, epoch, spec };
+        out.namespaces.push(opened.clone());
+        Ok(Reply::Namespace(opened))
+    }
+
+    fn go_on(&mut self, job: Job, out: &mut Effects) {
+        match job {
+            Job::Claim(id) => {
+                let (claims, mut rooms) = split(self);
+                claims.go_on(&mut rooms, id, out);
+            }
+            Job::Sweep => self.sweep(out),
+            Job::EndOwner(owner) => {
+                if !self.pool.end_owner(owner, self.pace.owner_leases).1 {
+                    out.again.push(Job::EndOwner(owner));
+                }
+            }
+            // Every step emits.
+            Job::Emit => {}
+        }
+    }
+
+    /// Dooms the next blocks of a namespace that was reset.
+    fn sweep(&mut self, out: &mut Effects) {
+        let Some((space, from)) = self.sweeps.first().copied() else { return };
+        self.pool.doom_some(space, from, self.pace.sweep_slots);
+        if from + self.pace.sweep_slots < self.pool.numbers() {
+            self.sweeps[0].1 += self.pace.sweep_slots;
+        } else {
+            self.sweeps.remove(0);
+        }
+        if !self.sweeps.is_empty() {
+            out.again.push(Job::Sweep);
+        }
+    }
+
+    /// Ends everything an owner holds (P4).
+    fn owner_ended(&mut self, owner: Owner, out: &mut Effects) {
+        self.loads.end_owner(owner, out);
+        let (claims, mut rooms) = split(self);
+        let claims = claims.end_owner(&mut rooms, owner, out);
+        let (ended, all) = self.pool.end_owner(owner, self.pace.owner_leases);
+        if !all {
+            out.again.push(Job::EndOwner(owner));
+        }
+        self.counters.owners_ended_holding += u64::from(claims || ended > 0);
+    }
+
+    fn located(&mut self, ask: Ask, locations: &[Location], out: &mut Effects) {
+        let Self { catalog, pool, flow, counters, loads, claims, .. } = self;
+        let mut rooms = Rooms { catalog, pool, flow, counters };
+        match ask {
+            Ask::Load(token) => loads.located(&mut rooms, token, locations, out),
+            Ask::Claim(id, part) => claims.located(&mut rooms, id, part, locations, out),
+        }
+    }
+
+    fn probed(&mut self, ask: Ask, outcome: Result<usize>, out: &mut Effects) {
+        let count = outcome.unwrap_or_else(|error| {
+            self.counters.failed("probe", &error);
+            0
+        });
+        let (claims, mut rooms) = split(self);
+        if let Ask::Claim(id, run) = ask {
+            claims.probed(&mut rooms, id, run, count, out);
+        }
+    }
+
+    /// A namespace by its number.
+    pub fn namespace(&self, handle: NamespaceHandle) -> Result<&Namespace> {
+        self.catalog.get(handle)
+    }
+
+    /// What is counted.
+    pub const fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// What is held now.
+    pub fn gauges(&self) -> Gauges {
+        Gauges {
+            pool_bytes: self.pool.bytes(),
+            pool_free_bytes: self.pool.free_bytes(),
+            held: self.pool.held(),
+            pool_blocks: self.pool.blocks(),
+            dirty_blocks: self.pool.dirty_blocks(),
+            namespaces: self.catalog.len(),
+            claims_open: self.claims.len(),
+            claims_queued: self.claims.queued(),
+            loads_open: self.loads.len(),
+            reads_queued: self.flow.reads_left(),
+            writes_queued: self.flow.writes_left(),
+            evicted: self.pool.evicted(),
+        }
+    }
+
+    /// What a waiting read or write names. None when the slot is free.
+    pub fn slot_phase(&self, slot: SlotId) -> Option<Phase> {
+        self.pool.get(slot).map(|slot| slot.block.phase())
+    }
+
+    /// Checks what must hold after every step, by looking at every slot: for tests. The first thing that does not hold.
+    #[cfg(any(test, feature = "model"))]
+    pub fn check(&self) -> std::result::Result<(), String> {
+        let (held, used) = self.pool.recount();
+        if held != self.pool.held() {
+            return Err(format!("counted {:?}, but the slots hold {held:?}", self.pool.held()));
+        }
+        if used + self.pool.free_bytes() != self.pool.bytes() {
+            return Err(format!(
+                "{used} bytes used and {} free of {}",
+                self.pool.free_bytes(),
+                self.pool.bytes()
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// The claims, and what they need of the other rooms.
+const fn split(machine: &mut Machine) -> (&mut Claims, Rooms<'_>) {
+    let Machine { catalog, pool, flow, counters, claims, .. } = machine;
+    (claims, Rooms { catalog, pool, flow, counters })
+}

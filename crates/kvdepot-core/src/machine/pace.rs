@@ -1,0 +1,66 @@
+//! How much one step does, and how much tiers are given at a time.
+
+/// Bounds on the work of one step and on the commands in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    /// Slots looked at in one step of a sweep.
+    pub(crate) sweep_slots: usize,
+    /// Leases of an ended owner that end in one step.
+    pub(crate) owner_leases: usize,
+    /// Places of a claim looked at in one step.
+    pub(crate) survey_places: usize,
+    /// Leases of a claim taken or given back in one step.
+    pub(crate) claim_leases: usize,
+    /// Pieces of a claim's work in one step, where all its places make one piece.
+    pub(crate) small_pieces: usize,
+    /// Claims that expire in one step.
+    pub(crate) claims_expired: usize,
+    /// Reads handed to one tier at a time.
+    pub(crate) reads_in_flight: usize,
+    /// Writes handed to one tier at a time.
+    pub(crate) writes_in_flight: usize,
+    /// Queue entries looked at in one step: cancelled ones are dropped in pieces.
+    pub(crate) queue_entries: usize,
+    /// Ticks that the write of a replaced value waits for its predecessor's removal.
+    pub(crate) replace_tries: u32,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self {
+            sweep_slots: 1024,
+            owner_leases: 512,
+            survey_places: 2048,
+            claim_leases: 1024,
+            small_pieces: 8,
+            claims_expired: 64,
+            reads_in_flight: 256,
+            writes_in_flight: 32,
+            queue_entries: 2048,
+            replace_tries: 100,
+        }
+    }
+}
+
+#[cfg(any(test, feature = "model"))]
+impl Pace {
+    /// Bounds so small that work on a few blocks is cut into pieces too.
+    #[must_use]
+    pub const fn small(seed: u64) -> Self {
+        const fn pick(seed: u64, shift: u32, max: u64) -> usize {
+            1 + ((seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> shift) % max) as usize
+        }
+        Self {
+            sweep_slots: pick(seed, 8, 6),
+            owner_leases: pick(seed, 16, 3),
+            survey_places: pick(seed, 24, 6),
+            claim_leases: pick(seed, 32, 5),
+            small_pieces: pick(seed, 36, 8),
+            claims_expired: pick(seed, 40, 2),
+            reads_in_flight: pick(seed, 44, 6),
+            writes_in_flight: pick(seed, 48, 4),
+            queue_entries: pick(seed, 52, 4),
+            replace_tries: pick(seed, 56, 4) as u32,
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Finding out by I/O how far a run of blocks goes: tiers hold parts of a run by turns, and each goes on where the one
+//! before had to stop.
+
+use super::event::{Location, TierIndex};
+
+/// Blocks in one question to a tier.
+pub const PROBE_KEYS_MAX: usize = 4096;
+
+/// What to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProbeStep {
+    /// Ask this tier how many leading ones it holds of the blocks `from..end` that are not `Location::Tier`.
+    Ask {
+        /// Whom to ask.
+        tier: TierIndex,
+        /// First block.
+        from: usize,
+        /// The block after the last one.
+        end: usize,
+    },
+    /// The run goes to here.
+    Over,
+}
+
+/// One run of blocks, front to back.
+#[derive(Clone, Debug)]
+pub struct RunProbe {
+    tiers: usize,
+    next_tier: TierIndex,
+    /// Whether any tier had a block since the first was asked last.
+    found: bool,
+    /// What was asked, until it is answered.
+    asked: Option<(TierIndex, usize, usize)>,
+}
+
+impl RunProbe {
+    /// A probe of as many tiers.
+    pub const fn new(tiers: usize) -> Self {
+        Self { tiers, next_tier: 0, found: false, asked: None }
+    }
+
+    /// What to do next. `locations` is what is known of the run's blocks; the block that ends the run becomes `Absent`,
+    /// whether a tier said so or did not answer.
+    pub fn next(&mut self, locations: &mut [Location]) -> ProbeStep {
+        let Some(from) = first_unknown(locations) else { return ProbeStep::Over };
+        if self.next_tier == self.tiers {
+            if !std::mem::replace(&mut self.found, false) {
+                locations[from] = Location::Absent;
+                return ProbeStep::Over;
+            }
+            self.next_tier = 0;
+        }
+        let tier = self.next_tier;
+        self.next_tier += 1;
+        let end = locations.len().min(from + PROBE_KEYS_MAX);
+        self.asked = Some((tier, from, end));
+        ProbeStep::Ask { tier, from, end }
+    }
+
+    /// The tier's answer to what was asked last: how many leading blocks it holds.
+    pub fn answered(&mut self, locations: &mut [Location], count: usize) {
+        let Some((tier, from, end)) = self.asked.take() else { return };
+        let asked = locations[from..end].iter_mut().filter(|location| !matches!(location, Location::Tier(_)));
+        for location in asked.take(count) {
+            *location = Location::Tier(tier);
+            self.found = true;
+        }
+    }
+}
+
+/// The first block that no tier is known to hold, if only I/O can tell of it.
+fn first_unknown(locations: &[Location]) -> Option<usize> {
+    let first = locations.iter().position(|location| !matches!(location, Location::Tier(_)))?;
+    (locations[first] == Location::Unknown).then_some(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs a probe against tiers that hold the blocks where `held[tier][block]`.
+    fn run(held: &[&[bool]], mut locations: Vec<Location>) -> (Vec<Location>, usize) {
+        let mut probe = RunProbe::new(held.len());
+        let mut asked = 0;
+        while let ProbeStep::Ask { tier, from, end } = probe.next(&mut locations) {
+            asked += 1;
+            let blocks = (from..end).filter(|&block| !matches!(locations[block], Location::Tier(_)));
+            let count = blocks.take_while(|&block| held[tier][block]).count();
+            probe.answered(&mut locations, count);
+        }
+        (locations, asked)
+    }
+
+    #[test]
+    fn tiers_that_hold_parts_by_turns_make_one_run() {
+        let first = [true, true, false, false, true, false];
+        let second = [false, false, true, true, false, false];
+        let (locations, _) = run(&[&first, &second], vec![Location::Unknown; 6]);
+        let tiers = [0, 0, 1, 1, 0].map(Location::Tier);
+        assert_eq!(locations[..5], tiers);
+        assert_eq!(locations[5], Location::Absent);
+    }
+
+    #[test]
+    fn a_run_that_is_known_to_end_asks_nobody() {
+        let known = vec![Location::Tier(1), Location::Absent, Location::Unknown];
+        assert_eq!(run(&[&[true; 3]], known.clone()), (known, 0));
+    }
+}

@@ -1,0 +1,63 @@
+//! Removal of blocks, in the pool at once and in the tiers in their turn.
+
+use super::event::{Effects, Location, Reply, Token};
+use super::{Machine, names};
+use crate::key::BlockKey;
+
+/// A removal that tiers have not ended.
+#[derive(Debug)]
+pub(super) struct Removal {
+    pub(super) was_there: Vec<bool>,
+    left: usize,
+}
+
+impl Machine {
+    /// Takes a key out of the pool: whether tiers are to be told.
+    pub(super) fn forget(&mut self, key: names::PoolKey, location: &Location) -> bool {
+        let mut saved = false;
+        if let Some(slot) = self.pool.find(&key) {
+            saved = self.pool.slot(slot).saved != 0;
+            self.pool.unname(slot);
+            self.flow.displace(&mut self.pool, slot);
+        }
+        self.flow.has_tiers() && (saved || *location != Location::Absent || self.flow.is_leaving(&key))
+    }
+
+    pub(super) fn remove(
+        &mut self,
+        token: Token,
+        keys: &[BlockKey],
+        locations: &[Location],
+        out: &mut Effects,
+    ) {
+        let mut removal = Removal { was_there: Vec::with_capacity(keys.len()), left: 0 };
+        let located = locations.iter().copied().chain(std::iter::repeat(Location::Absent));
+        for (key, location) in keys.iter().zip(located) {
+            let Some(key) = self.catalog.pool_key(key) else {
+                removal.was_there.push(false);
+                continue;
+            };
+            let in_pool = self.pool.readable(&key).is_some();
+            removal.was_there.push(in_pool || matches!(location, Location::Tier(_)));
+            if self.forget(key, &location) {
+                removal.left += usize::from(self.flow.remove(&self.catalog, key, Some(token), out));
+            }
+        }
+        if removal.left == 0 {
+            out.replies.push((token, Ok(Reply::Removed(removal.was_there))));
+        } else {
+            self.removals.insert(token, removal);
+        }
+    }
+
+    pub(super) fn removal_ended(&mut self, token: Token, out: &mut Effects) {
+        if let Some(removal) = self.removals.get_mut(&token) {
+            removal.left -= 1;
+            if removal.left == 0
+                && let Some(removal) = self.removals.remove(&token)
+            {
+                out.replies.push((token, Ok(Reply::Removed(removal.was_there))));
+            }
+        }
+    }
+}

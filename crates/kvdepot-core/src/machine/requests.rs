@@ -1,0 +1,132 @@
+//! What clients ask, each request to the room that answers it.
+
+use super::claims::Open;
+use super::event::{Effects, NamespaceHandle, Owner, Reply, Request, Token};
+use super::loads::Rooms;
+use super::{Machine, split};
+use crate::error::Result;
+use crate::eviction::SlotId;
+
+impl Machine {
+    pub(super) fn request(
+        &mut self,
+        token: Token,
+        owner: Owner,
+        request: Request,
+        out: &mut Effects,
+    ) -> Result<()> {
+        let reply = match request {
+            Request::OpenNamespace { spec, epoch } => {
+                let (handle, left) = self.catalog.open(&spec, epoch)?;
+                self.namespace_moved(handle, left, out)?
+            }
+            Request::EnterEpoch { namespace, epoch } => {
+                let left = self.catalog.enter(namespace, epoch)?;
+                self.namespace_moved(namespace, left, out)?
+            }
+            Request::BeginAdvance { namespace, provisional } => {
+                let left = self.catalog.begin_advance(namespace, provisional)?;
+                self.namespace_moved(namespace, Some(left), out)?
+            }
+            Request::EndAdvance { namespace, epoch } => {
+                let left = self.catalog.end_advance(namespace, epoch)?;
+                self.namespace_moved(namespace, left, out)?
+            }
+            Request::Reserve { namespace, id, hashes, how, runs_max } => {
+                self.reserve(owner, namespace, id, &hashes, how, runs_max)?
+            }
+            Request::Commit { leases, shards, crc64 } => {
+                self.commit(owner, &leases, &shards, crc64)?;
+                Reply::Done
+            }
+            Request::Publish { lease, others } => self.publish(owner, lease, &others, out)?,
+            Request::Release { leases } => {
+                for lease in leases {
+                    self.pool.release(owner, lease)?;
+                }
+                Reply::Done
+            }
+            Request::Load { namespace, id, hashes, fetch_deadline, last, runs_max } => {
+                let namespace = self.catalog.get_as(namespace, id)?.clone();
+                let Self { catalog, pool, flow, counters, loads, .. } = self;
+                let mut rooms = Rooms { catalog, pool, flow, counters };
+                loads.begin(
+                    &mut rooms,
+                    token,
+                    owner,
+                    namespace,
+                    &hashes,
+                    fetch_deadline,
+                    last,
+                    runs_max,
+                    out,
+                );
+                return Ok(());
+            }
+            Request::LeaseNow { keys } => Reply::Leased(self.lease_now(owner, &keys)),
+            Request::SetChecksum { lease, crc64 } => {
+                let slot = self.pool.leased_slot(owner, lease)?;
+                self.pool.edit(slot, |slot| slot.crc64 = Some(crc64));
+                Reply::Done
+            }
+            Request::Prefetch { namespace, blocks, deadline } => {
+                self.prefetch(namespace, &blocks, deadline)?;
+                Reply::Done
+            }
+            Request::Remove { keys, locations } => {
+                self.remove(token, &keys, &locations, out);
+                return Ok(());
+            }
+            Request::ClaimOpen { groups, hashes, skip, limit, deadline, patience } => {
+                let now = self.now;
+                let (claims, mut rooms) = split(self);
+                let open = Open { token, owner, groups, hashes, skip, limit, now, deadline, patience };
+                return claims.open(&mut rooms, open, out);
+            }
+            Request::ClaimPoll { claim, settle } => {
+                let now = self.now;
+                let (claims, mut rooms) = split(self);
+                Reply::Claim(claims.poll(&mut rooms, now, owner, claim, settle, out)?)
+            }
+            Request::ClaimRelease { claim } => {
+                let (claims, mut rooms) = split(self);
+                claims.release(&mut rooms, owner, claim, out)?;
+                Reply::Done
+            }
+            Request::EndClaims => {
+                let (claims, mut rooms) = split(self);
+                claims.end_owner(&mut rooms, owner, out);
+                Reply::Holds(self.pool.holds(owner))
+            }
+            Request::EvictTo { bytes, blocks_max } => Reply::Evicted(self.pool.evict_to(bytes, blocks_max)),
+            Request::Drain { last } => {
+                if self.ending && !last {
+                    Reply::Drained(false)
+                } else if self.flow.begin_drain(token) {
+                    Reply::Drained(true)
+                } else {
+                    return Ok(());
+                }
+            }
+            Request::Keys { namespaces, from, count } => self.keys(&namespaces, from, count)?,
+        };
+        out.replies.push((token, Ok(reply)));
+        Ok(())
+    }
+
+    /// Readable blocks of some namespaces, for administrators: a piece of a walk over all slots.
+    fn keys(&self, namespaces: &[NamespaceHandle], from: usize, count: usize) -> Result<Reply> {
+        let mut spaces = Vec::with_capacity(namespaces.len());
+        for &handle in namespaces {
+            spaces.push(self.catalog.get(handle)?.space);
+        }
+        let end = from.saturating_add(count).min(self.pool.numbers());
+        let mut keys = Vec::new();
+        for slot in (from..end).filter_map(|id| self.pool.get(id as SlotId)) {
+            if slot.indexed && slot.block.is_readable() && spaces.contains(&slot.key.space) {
+                keys.push(self.catalog.block_key(&slot.key));
+            }
+        }
+        Ok(Reply::Keys(keys, (end < self.pool.numbers()).then_some(end)))
+    }
+}

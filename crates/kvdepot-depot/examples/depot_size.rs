@@ -1,0 +1,203 @@
+//! Measures a depot of many blocks in this process: lookups, idle and under load, and how long its lock is held.
+//!
+//! `cargo run --release -p kvdepot-depot --example depot_size -- [BLOCKS] [LOOKUPS]` (1,000,000 blocks and 20,000 lookups a
+//! thread by default). Blocks have 4 KiB that nobody touches, so memory is what the index takes. Prints one JSON object.
+#![allow(clippy::unwrap_used, reason = "a measurement stops where it cannot go on")]
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use kvdepot_core::{BlockLayout, NamespaceSpec};
+use kvdepot_depot::message::{ClaimGroup, Grant, Hashes, NamespaceHandle, Request, Response, Shards};
+use kvdepot_depot::{Depot, DepotConfig, Session};
+
+const BLOCK: u64 = 4096;
+/// Blocks in one request that reserves.
+const BATCH: u64 = 1024;
+/// Hashes of one lookup.
+const PREFIX: u64 = 128;
+/// Places of the claim.
+const PLACES: u64 = 100_000;
+
+fn hashes(first: u64, count: u64) -> Hashes<'static> {
+    let mut bytes = Vec::with_capacity(count as usize * 16);
+    for n in first..first + count {
+        // Spread as an engine's hashes are.
+        bytes.extend_from_slice(&n.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes());
+        bytes.extend_from_slice(&n.to_le_bytes());
+    }
+    Hashes(Cow::Owned(bytes))
+}
+
+fn open(session: &Session) -> NamespaceHandle {
+    let layout = BlockLayout::uniform(1, &[BLOCK]).unwrap();
+    let spec = NamespaceSpec::new("{\"model\":\"size\"}", layout).unwrap();
+    match session.handle(Request::OpenNamespace { canonical: spec.canonical().into() }) {
+        Response::Namespace { handle, .. } => handle,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn dump(session: &Session, namespace: NamespaceHandle, first: u64, count: u64) {
+    let mut at = first;
+    while at < first + count {
+        let batch = BATCH.min(first + count - at);
+        let Response::Grants(grants) =
+            session.handle(Request::Reserve { namespace, hashes: hashes(at, batch) })
+        else {
+            panic!("no grants")
+        };
+        let leases = grants.iter().filter_map(|grant| match grant {
+            Grant::Leased { lease, .. } => Some(*lease),
+            _ => None,
+        });
+        let answer = session.handle(Request::Commit { leases: leases.collect(), shards: Shards::All });
+        assert!(matches!(answer, Response::Ok), "{answer:?}");
+        at += batch;
+    }
+}
+
+fn load(session: &Session, namespace: NamespaceHandle, first: u64) {
+    let request = Request::Acquire { namespace, hashes: hashes(first, PREFIX), wait_ms: 1000, last: true };
+    let Response::Grants(grants) = session.handle(request) else { panic!("no grants") };
+    let leases = grants.iter().filter_map(|grant| match grant {
+        Grant::Leased { lease, .. } => Some(*lease),
+        _ => None,
+    });
+    session.handle(Request::Release { leases: leases.collect() });
+}
+
+/// Microseconds of each lookup, sorted.
+fn lookups(depot: &Arc<Depot>, blocks: u64, threads: u64, each: u64) -> (Vec<f64>, f64) {
+    let begun = Instant::now();
+    let running: Vec<_> = (0..threads)
+        .map(|thread| {
+            let depot = Arc::clone(depot);
+            std::thread::spawn(move || {
+                let session = depot.session();
+                let namespace = open(&session);
+                let mut seed = thread.wrapping_mul(0x2545_F491_4F6C_DD1D) + 1;
+                let mut took = Vec::with_capacity(each as usize);
+                for _ in 0..each {
+                    seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    let first = (seed >> 33) % (blocks - PREFIX);
+                    let hashes = hashes(first, PREFIX);
+                    let asked = Instant::now();
+                    let answer =
+                        session.handle(Request::LookupPrefix { namespaces: vec![namespace], hashes });
+                    took.push(asked.elapsed().as_secs_f64() * 1e6);
+                    assert!(matches!(answer, Response::Prefix(_)), "{answer:?}");
+                }
+                took
+            })
+        })
+        .collect();
+    let mut all: Vec<f64> = running.into_iter().flat_map(|thread| thread.join().unwrap()).collect();
+    let rate = all.len() as f64 / begun.elapsed().as_secs_f64();
+    all.sort_by(f64::total_cmp);
+    (all, rate)
+}
+
+fn describe((took, rate): &(Vec<f64>, f64)) -> serde_json::Value {
+    let at = |share: f64| took[((took.len() - 1) as f64 * share) as usize];
+    serde_json::json!({"p50_us": at(0.5), "p99_us": at(0.99), "per_s": *rate as u64})
+}
+
+/// The longest hold of the machine's lock since the last question, in microseconds.
+fn hold_us(session: &Session) -> u64 {
+    let Response::Stats(text) = session.handle(Request::Stats) else { panic!("no stats") };
+    serde_json::from_str::<serde_json::Value>(&text).unwrap()["lock_hold_max_us"].as_u64().unwrap()
+}
+
+fn resident_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap();
+    text.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 4096
+}
+
+fn claim(session: &Session, namespace: NamespaceHandle) -> f64 {
+    let begun = Instant::now();
+    let mut at = 0;
+    while at + 4096 < PLACES {
+        session.handle(Request::ClaimHashes { hashes: hashes(at, 4096) });
+        at += 4096;
+    }
+    let group = ClaimGroup { namespaces: vec![namespace], window_blocks: 0, hashes_per_block: 1 };
+    let request = Request::ClaimOpen {
+        groups: vec![group],
+        hashes: hashes(at, PLACES - at),
+        skip: 0,
+        limit: PLACES as u32,
+    };
+    let mut answer = session.handle(request);
+    let claim = loop {
+        let Response::Claim { claim, settled, units, .. } = answer else { panic!("{answer:?}") };
+        if settled {
+            assert_eq!(u64::from(units), PLACES);
+            break claim;
+        }
+        answer = session.handle(Request::ClaimPoll { claim, settle: false });
+    };
+    let took = begun.elapsed().as_secs_f64() * 1e3;
+    session.handle(Request::ClaimRelease { claim });
+    took
+}
+
+fn main() {
+    let mut arguments = std::env::args().skip(1).map(|text| text.parse::<u64>().unwrap());
+    let blocks = arguments.next().unwrap_or(1_000_000).max(2 * PLACES);
+    let each = arguments.next().unwrap_or(20_000);
+    let config = serde_json::json!({
+        "pipeline": "Cache", "pool_bytes": blocks * BLOCK, "populate": false, "timeout_ms": 60_000,
+    });
+    let before = resident_bytes();
+    let depot = Arc::new(Depot::start_private(DepotConfig::from_json(&config.to_string()).unwrap()).unwrap());
+    let session = depot.session();
+    let namespace = open(&session);
+    let begun = Instant::now();
+    dump(&session, namespace, 0, blocks);
+    let filled_s = begun.elapsed().as_secs_f64();
+    let index_bytes = (resident_bytes() - before) as f64 / blocks as f64;
+    let mut out = serde_json::json!({
+        "blocks": blocks, "fill_s": filled_s, "index_bytes_per_block": index_bytes, "hold_fill_us": hold_us(&session),
+    });
+    for threads in [1, 16, 64] {
+        let each = each / threads;
+        out[format!("lookup_idle_{threads}")] = describe(&lookups(&depot, blocks, threads, each));
+        let stop = Arc::new(AtomicBool::new(false));
+        let loads: Vec<_> = (0..2)
+            .map(|kind| {
+                let (depot, stop) = (Arc::clone(&depot), Arc::clone(&stop));
+                std::thread::spawn(move || {
+                    let session = depot.session();
+                    let namespace = open(&session);
+                    let mut at = blocks + threads * 1_000_000_000;
+                    while !stop.load(Ordering::Relaxed) {
+                        match kind {
+                            0 => dump(&session, namespace, at, BATCH),
+                            _ => load(&session, namespace, at % (blocks - PREFIX)),
+                        }
+                        at += BATCH;
+                    }
+                })
+            })
+            .collect();
+        out[format!("lookup_loaded_{threads}")] = describe(&lookups(&depot, blocks, threads, each));
+        stop.store(true, Ordering::Relaxed);
+        loads.into_iter().for_each(|thread| thread.join().unwrap());
+    }
+    out["hold_traffic_us"] = hold_us(&session).into();
+    session.handle(Request::Reset { namespaces: vec![namespace] });
+    dump(&session, namespace, 0, PLACES);
+    hold_us(&session);
+    out["claim_ms"] = claim(&session, namespace).into();
+    std::thread::sleep(Duration::from_millis(200));
+    out["hold_claim_us"] = hold_us(&session).into();
+    let begun = Instant::now();
+    session.handle(Request::Reset { namespaces: vec![namespace] });
+    out["reset_ms"] = (begun.elapsed().as_secs_f64() * 1e3).into();
+    std::thread::sleep(Duration::from_secs(2));
+    out["hold_reset_us"] = hold_us(&session).into();
+    println!("{out:#}");
+}

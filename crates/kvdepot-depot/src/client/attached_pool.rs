@@ -1,0 +1,64 @@
+//! The pool of a depot as this process maps it. It stays mapped, and registered with devices, when the depot is lost and
+//! attached again; when the depot is dead it is given up at once, and unmapped after the last copy that uses it.
+
+use std::sync::{Arc, Weak};
+
+use kvdepot_core::{Error, ErrorKind, Result};
+use parking_lot::Mutex;
+
+use crate::client::device::DeviceEngine;
+use crate::pool::PoolMapping;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct AttachedPool {
+    depot: u64,
+    mapping: Mutex<Option<Arc<PoolMapping>>>,
+}
+
+impl AttachedPool {
+    pub(crate) const fn new(depot: u64, mapping: Arc<PoolMapping>) -> Self {
+        Self { depot, mapping: Mutex::new(Some(mapping)) }
+    }
+
+    /// Id of the depot that owns it.
+    pub(crate) const fn depot(&self) -> u64 {
+        self.depot
+    }
+
+    /// The mapping; `Unavailable` once the pool was given up.
+    pub(crate) fn mapping(&self) -> Result<Arc<PoolMapping>> {
+        let gone =
+            || Error::new(ErrorKind::Unavailable, "the pool of this depot was given up: the depot is gone");
+        self.mapping.lock().clone().ok_or_else(gone)
+    }
+
+    /// Unmaps the pool and ends its registrations as soon as no copy uses it.
+    pub(crate) fn give_up(&self, devices: &Devices) {
+        let Some(mapping) = self.mapping.lock().take() else { return };
+        // A device that asks for the mapping from here on gets none, so none registers it behind this.
+        let registered: Vec<_> = devices.all().iter().filter_map(|device| device.forget(&mapping)).collect();
+        // A driver, or the kernel, may take seconds for it, in which the next depot can be attached. Without a thread it is
+        // done here.
+        let undo = move || drop((registered, mapping));
+        let _ = std::thread::Builder::new().name("kvdepot-unmap".to_owned()).spawn(undo);
+    }
+}
+
+/// The devices whose engines know pools of an attachment.
+#[derive(Debug, Default)]
+pub(crate) struct Devices(Mutex<Vec<Weak<DeviceEngine>>>);
+
+impl Devices {
+    pub(crate) fn add(&self, device: &Arc<DeviceEngine>) {
+        let mut devices = self.0.lock();
+        devices.retain(|known| known.strong_count() > 0);
+        if !devices.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(device))) {
+            devices.push(Arc::downgrade(device));
+        }
+    }
+
+    fn all(&self) -> Vec<Arc<DeviceEngine>> {
+        self.0.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+}

@@ -1,0 +1,99 @@
+//! Namespaces as lookups see them: read without the machine's lock, written under it.
+
+use hashbrown::HashMap;
+use kvdepot_core::machine::{NamespaceHandle, Opened};
+use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
+use parking_lot::RwLock;
+
+#[derive(Debug, Default)]
+struct Entries {
+    namespaces: Vec<Opened>,
+    current: HashMap<NamespaceId, NamespaceHandle>,
+    by_root: HashMap<NamespaceId, NamespaceHandle>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Directory {
+    entries: RwLock<Entries>,
+}
+
+impl Directory {
+    /// Takes over what the machine says of a namespace.
+    pub(crate) fn apply(&self, opened: Opened) {
+        let mut entries = self.entries.write();
+        let handle = opened.handle;
+        entries.current.insert(opened.id, handle);
+        match entries.namespaces.get_mut(handle as usize) {
+            Some(entry) => {
+                let (now, before) = (opened.id, std::mem::replace(entry, opened).id);
+                if before != now {
+                    entries.current.remove(&before);
+                }
+            }
+            None => {
+                debug_assert_eq!(entries.namespaces.len(), handle as usize, "handles are given in order");
+                entries.by_root.insert(opened.spec.root(), handle);
+                entries.namespaces.push(opened);
+            }
+        }
+    }
+
+    pub(crate) fn get(&self, handle: NamespaceHandle) -> Result<Opened> {
+        self.entries.read().namespaces.get(handle as usize).cloned().ok_or_else(|| unknown(handle))
+    }
+
+    /// What keys of each of these namespaces carry now; handles of no namespace are passed over.
+    pub(crate) fn ids(&self, handles: impl Iterator<Item = NamespaceHandle>) -> Vec<NamespaceId> {
+        let entries = self.entries.read();
+        handles.filter_map(|handle| entries.namespaces.get(handle as usize).map(|entry| entry.id)).collect()
+    }
+
+    /// The numbers of all namespaces.
+    pub(crate) fn handles(&self) -> impl Iterator<Item = NamespaceHandle> + use<> {
+        0..self.entries.read().namespaces.len() as NamespaceHandle
+    }
+
+    /// The namespace of this description, if it is known.
+    pub(crate) fn find(&self, spec: &NamespaceSpec) -> Option<Opened> {
+        let entries = self.entries.read();
+        let handle = *entries.by_root.get(&spec.root())?;
+        entries.namespaces.get(handle as usize).cloned()
+    }
+
+    /// The namespace whose keys carry this id now.
+    pub(crate) fn by_id(&self, id: NamespaceId) -> Option<Opened> {
+        let entries = self.entries.read();
+        let handle = *entries.current.get(&id)?;
+        entries.namespaces.get(handle as usize).cloned()
+    }
+
+    /// The keys of these blocks in the namespace's current epoch.
+    pub(crate) fn keys(
+        &self,
+        handle: NamespaceHandle,
+        hashes: impl Iterator<Item = BlockHash>,
+    ) -> Result<Vec<BlockKey>> {
+        let namespace = self.get(handle)?.id;
+        Ok(hashes.map(|hash| BlockKey { namespace, hash }).collect())
+    }
+
+    /// Whether each key's namespace is open here, in the epoch that the key carries.
+    pub(crate) fn are_current(&self, keys: &[BlockKey]) -> Vec<bool> {
+        let entries = self.entries.read();
+        let mut last = None;
+        keys.iter()
+            .map(|key| match last {
+                Some((namespace, current)) if namespace == key.namespace => current,
+                _ => {
+                    let current = entries.current.contains_key(&key.namespace);
+                    last = Some((key.namespace, current));
+                    current
+                }
+            })
+            .collect()
+    }
+}
+
+fn unknown(handle: NamespaceHandle) -> Error {
+    Error::new(ErrorKind::Protocol, "no such namespace at this depot").with("handle", handle)
+}

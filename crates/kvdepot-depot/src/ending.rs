@@ -1,0 +1,136 @@
+//! The end of a depot: waits of clients are ended, what is dirty is written, and what could not be written is logged.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use kvdepot_core::machine::{Event, Reply, Request};
+
+use crate::runner::Runner;
+
+/// Time between two log lines while the last blocks are written.
+const PROGRESS: Duration = Duration::from_secs(5);
+/// How much longer than for the last block the end waits for what tiers do besides: removals, scans, operations that hang.
+const TIERS_WAIT: Duration = Duration::from_secs(5);
+
+/// How long a drain waits for a tier before it looks whether the depot ends.
+const TIER_DRAIN_TICK: Duration = Duration::from_millis(100);
+/// Requests of the depot itself, which leases nothing.
+const NOBODY: u64 = 0;
+
+/// Blocks that no tier had when a depot ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unwritten {
+    /// Blocks that were still to be written when the time had passed.
+    pub blocks: u64,
+    /// Bytes of these.
+    pub bytes: u64,
+    /// Blocks that the tiers refused since the end began.
+    pub refused: u64,
+}
+
+impl Runner {
+    /// Answers all requests at once that wait for writes, now and from now on: their connections are to end.
+    pub(crate) fn end_waits(self: &Arc<Self>) {
+        // The flag ends waits for tiers, the event those in the machine.
+        self.ending.store(true, Ordering::Release);
+        self.tell_and_leave(Event::Ending);
+    }
+
+    /// Writes what is dirty, for at most `drain_timeout_ms`, and logs how far that is and what is lost. Only the first
+    /// call does anything; without one, dropping the depot does the same.
+    pub(crate) fn finish(self: &Arc<Self>) -> Unwritten {
+        self.end_waits();
+        if self.finished.swap(true, Ordering::AcqRel) || self.life.is_dead() {
+            return Unwritten::default();
+        }
+        let timeout = Duration::from_millis(self.config.drain_timeout_ms);
+        let end = Instant::now() + timeout;
+        let refused_before = self.refused();
+        let (blocks, bytes) = self.dirty();
+        if blocks > 0 {
+            tracing::info!(
+                "{blocks} blocks ({bytes} bytes) are written before the depot ends, for {timeout:?} at most"
+            );
+        }
+        let mut written = None;
+        loop {
+            let now = Instant::now();
+            if self.drain(end.min(now + PROGRESS), Waits::BeyondTheEnd)
+                || Instant::now() >= end
+                || self.life.is_dead()
+            {
+                break;
+            }
+            let (blocks, bytes) = self.dirty();
+            if blocks == 0 {
+                if written.get_or_insert_with(Instant::now).elapsed() >= TIERS_WAIT {
+                    break;
+                }
+                continue;
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            tracing::info!(
+                "{blocks} blocks ({bytes} bytes) are still to be written, {} s are left",
+                left.as_secs()
+            );
+        }
+        let (blocks, bytes) = self.dirty();
+        let refused = self.refused() - refused_before;
+        if blocks > 0 || refused > 0 {
+            tracing::warn!(
+                "the depot ends and loses {blocks} blocks ({bytes} bytes) that could not be written within {timeout:?} \
+                 (--drain-timeout, drain_timeout_s), and {refused} that the tiers refused"
+            );
+        }
+        Unwritten { blocks, bytes, refused }
+    }
+
+    /// Blocks whose writing has not ended, and bytes that are in no tier.
+    fn dirty(&self) -> (u64, u64) {
+        let gauges = self.look(kvdepot_core::machine::Machine::gauges);
+        (gauges.dirty_blocks, gauges.held.dirty)
+    }
+
+    /// Blocks that the tiers would not take.
+    fn refused(&self) -> u64 {
+        self.look(|machine| machine.counters().write_blocks_dropped)
+    }
+}
+
+/// How long a drain may go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waits {
+    /// Until the depot is told to end.
+    UntilTheEnd,
+    /// Until its deadline: this is the end.
+    BeyondTheEnd,
+}
+
+impl Runner {
+    /// Waits until every block that was sealed before this call has been written or given up, and the tiers have ended what
+    /// they were given. False when the deadline passed first, or the depot is dead or ends.
+    pub(crate) fn drain(self: &Arc<Self>, deadline: Instant, waits: Waits) -> bool {
+        let is_over =
+            || self.life.is_dead() || (waits == Waits::UntilTheEnd && self.ending.load(Ordering::Acquire));
+        if is_over() {
+            return false;
+        }
+        if !matches!(
+            self.ask_within(NOBODY, Request::Drain { last: waits == Waits::BeyondTheEnd }, deadline),
+            Ok(Reply::Drained(true))
+        ) {
+            return false;
+        }
+        self.locator.tiers.iter().all(|tier| {
+            loop {
+                if tier.drain(deadline.min(Instant::now() + TIER_DRAIN_TICK)) {
+                    return true;
+                }
+                if is_over() || Instant::now() >= deadline {
+                    return false;
+                }
+            }
+        })
+    }
+}

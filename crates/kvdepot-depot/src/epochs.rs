@@ -1,0 +1,194 @@
+//! One epoch over pool and tiers: the highest that any of them knows.
+//!
+//! Every tier stores an epoch of its own, and other depots may move those that are shared. The pool follows the highest,
+//! and tiers that lag are told. A thread looks again now and then: it opens what a tier could not open, tells a tier that
+//! came back, and follows a reset of another depot.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::RecvTimeoutError;
+use hashbrown::HashSet;
+use kvdepot_core::machine::{NamespaceHandle, Opened, Reply, Request};
+use kvdepot_core::{Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
+
+use crate::runner::{Runner, random};
+
+/// Between two looks at all namespaces: how long another depot's reset may go unnoticed.
+const LOOK_INTERVAL: Duration = Duration::from_secs(30);
+/// Between two tries to open a namespace in a tier that could not.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// Rounds through the tiers; each one is needed only if a tier was moved on meanwhile.
+const ROUNDS_MAX: usize = 4;
+
+/// Requests of the depot itself, which leases nothing.
+const NOBODY: u64 = 0;
+
+/// What the tiers answered.
+struct Told {
+    epoch: u32,
+    /// Why a tier did not store it.
+    error: Option<Error>,
+}
+
+/// Makes a namespace known to the depot and all tiers.
+///
+/// A tier that fails may know of a reset that the others missed, so that their blocks are not to be served without its
+/// answer. Only a tier that is alone can be left for later: the pool holds nothing from before.
+pub(crate) fn open(runner: &Arc<Runner>, spec: NamespaceSpec) -> Result<Opened> {
+    let told = tell(runner, &spec, 0);
+    match &told.error {
+        Some(error) if runner.locator.tiers.len() == 1 && is_passing(error) => tracing::warn!(
+            %error, namespace = %spec.root(),
+            "a tier cannot open a namespace: it is used without that tier, which is tried again"
+        ),
+        Some(error) => return Err(error.clone()),
+        None => {}
+    }
+    let opened = follow(runner, &Arc::new(spec), told.epoch)?;
+    if told.error.is_some() {
+        runner.looks.soon(opened.handle);
+    }
+    Ok(opened)
+}
+
+/// Whether a failure may end by itself; the others are for people to mend.
+fn is_passing(error: &Error) -> bool {
+    !matches!(error.kind(), ErrorKind::Config | ErrorKind::Version | ErrorKind::Unsupported)
+}
+
+/// Opens a namespace in all tiers until they agree on an epoch that is at least `at_least`.
+fn tell(runner: &Arc<Runner>, spec: &NamespaceSpec, at_least: u32) -> Told {
+    let mut told = Told { epoch: at_least, error: None };
+    let mut known: Vec<Option<u32>> = vec![None; runner.locator.tiers.len()];
+    let mut failed = vec![false; runner.locator.tiers.len()];
+    for _ in 0..ROUNDS_MAX {
+        for (index, tier) in runner.locator.tiers.iter().enumerate() {
+            if failed[index] || known[index] == Some(told.epoch) {
+                continue;
+            }
+            match tier.open_namespace(spec, told.epoch) {
+                Ok(epoch) => {
+                    known[index] = Some(epoch);
+                    told.epoch = told.epoch.max(epoch);
+                }
+                Err(error) => {
+                    failed[index] = true;
+                    told.error = Some(error.with("tier", tier.name()));
+                }
+            }
+        }
+        if known.iter().zip(&failed).all(|(known, failed)| *failed || *known == Some(told.epoch)) {
+            break;
+        }
+    }
+    told
+}
+
+/// Moves a namespace to an epoch that no tier had, pool first.
+pub(crate) fn advance(runner: &Arc<Runner>, handle: NamespaceHandle) -> Result<Opened> {
+    // From here on nothing old is served from memory, and nothing old is written any more.
+    let begun = namespace(runner, Request::BeginAdvance { namespace: handle, provisional: random_id() })?;
+    let (spec, mut epoch) = (begun.spec, begun.epoch);
+    let mut error = None;
+    for tier in &runner.locator.tiers {
+        // A tier that cannot be told must not keep the others from it.
+        match tier.advance_epoch(&spec, epoch) {
+            Ok(newer) => epoch = newer.max(epoch),
+            Err(e) => error = Some(e.with("tier", tier.name())),
+        }
+    }
+    let ended = namespace(runner, Request::EndAdvance { namespace: handle, epoch })?;
+    if let Some(error) = error {
+        runner.looks.soon(handle);
+        return Err(error);
+    }
+    if runner.locator.tiers.len() > 1 {
+        // Those that were asked before a tier that is ahead.
+        let told = tell(runner, &spec, epoch);
+        return match told.error {
+            None => follow(runner, &spec, told.epoch),
+            Some(error) => Err(error),
+        };
+    }
+    Ok(ended)
+}
+
+/// Moves a namespace to at least this epoch, pool first.
+pub(crate) fn raise(runner: &Arc<Runner>, spec: &Arc<NamespaceSpec>, epoch: u32) -> Result<Opened> {
+    let opened = follow(runner, spec, epoch)?;
+    let told = tell(runner, spec, epoch);
+    let opened = follow(runner, spec, told.epoch.max(opened.epoch))?;
+    match told.error {
+        None => Ok(opened),
+        Some(error) => {
+            runner.looks.soon(opened.handle);
+            Err(error)
+        }
+    }
+}
+
+/// Makes a namespace known to the pool, in at least this epoch.
+fn follow(runner: &Arc<Runner>, spec: &Arc<NamespaceSpec>, epoch: u32) -> Result<Opened> {
+    namespace(runner, Request::OpenNamespace { spec: Arc::clone(spec), epoch })
+}
+
+fn namespace(runner: &Arc<Runner>, request: Request) -> Result<Opened> {
+    match runner.ask(NOBODY, request)? {
+        Reply::Namespace(opened) => Ok(opened),
+        _ => Err(Error::new(ErrorKind::Protocol, "the machine gave another reply")),
+    }
+}
+
+/// An id that no epoch of any namespace has.
+fn random_id() -> NamespaceId {
+    let mut id = [0; 16];
+    id[..8].copy_from_slice(&random().to_le_bytes());
+    id[8..].copy_from_slice(&random().to_le_bytes());
+    NamespaceId(id)
+}
+
+/// Asks the tiers about a namespace and follows what they say; `false` if one of them failed.
+fn look(runner: &Arc<Runner>, handle: NamespaceHandle) -> bool {
+    let Ok(known) = runner.locator.directory.get(handle) else { return true };
+    let (spec, epoch) = (known.spec, known.epoch);
+    let told = tell(runner, &spec, epoch);
+    if told.epoch > epoch {
+        tracing::info!(namespace = %spec.root(), epoch = told.epoch, "another depot reset a namespace");
+    }
+    if let Some(error) = &told.error {
+        tracing::debug!(%error, namespace = %spec.root(), "a tier cannot open a namespace yet");
+    }
+    let _ = follow(runner, &spec, told.epoch);
+    told.error.is_none()
+}
+
+/// Looks at what is asked for at once, at what failed a second later, and at everything now and then.
+pub(crate) fn watch(runner: &Arc<Runner>) {
+    let mut failed: HashSet<NamespaceHandle> = HashSet::new();
+    let (mut all_at, mut again_at) = (Instant::now() + LOOK_INTERVAL, Instant::now() + RETRY_INTERVAL);
+    while !runner.stopping.load(Ordering::Acquire) {
+        let until = if failed.is_empty() { all_at } else { again_at.min(all_at) };
+        let handles: Vec<NamespaceHandle> = match runner.looks.next(until) {
+            Ok(Some(handle)) => vec![handle],
+            Ok(None) | Err(RecvTimeoutError::Disconnected) => return,
+            Err(RecvTimeoutError::Timeout) if Instant::now() >= all_at => {
+                all_at = Instant::now() + LOOK_INTERVAL;
+                runner.locator.directory.handles().collect()
+            }
+            Err(RecvTimeoutError::Timeout) => failed.iter().copied().collect(),
+        };
+        for handle in handles {
+            if runner.stopping.load(Ordering::Acquire) {
+                return;
+            }
+            if look(runner, handle) {
+                failed.remove(&handle);
+            } else {
+                failed.insert(handle);
+            }
+        }
+        again_at = Instant::now() + RETRY_INTERVAL;
+    }
+}

@@ -1,0 +1,204 @@
+//! Where is this block? The one answer for lookups, claims, loads, values and the wire door: the pool's presence index
+//! first, then the tiers in order, without I/O where they can tell and by a probe where they cannot. None of it takes the
+//! machine's lock.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvdepot_core::machine::probe::{PROBE_KEYS_MAX, ProbeStep, RunProbe};
+use kvdepot_core::machine::{Location, NamespaceHandle};
+use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
+use kvdepot_tier::{Presence as InTier, Tier};
+
+use crate::directory::Directory;
+use crate::message::Hashes;
+use crate::presence::Presence;
+use crate::stats::Stats;
+
+/// Longest wait of a lookup for tiers that cannot tell without I/O.
+const LOOKUP_WAIT: Duration = Duration::from_secs(2);
+
+/// Longest wait for one probe: a shared file system that takes longer is a miss this time.
+const PROBE_WAIT: Duration = Duration::from_secs(2);
+
+/// What lookups look at.
+#[derive(Debug)]
+pub(crate) struct Locator {
+    pub(crate) tiers: Vec<Arc<dyn Tier>>,
+    pub(crate) presence: Presence,
+    pub(crate) directory: Directory,
+    pub(crate) stats: Stats,
+    timeout: Duration,
+}
+
+impl Locator {
+    pub(crate) fn new(tiers: Vec<Arc<dyn Tier>>, timeout: Duration) -> Self {
+        let (presence, directory, stats) = (Presence::new(), Directory::default(), Stats::default());
+        Self { tiers, presence, directory, stats, timeout }
+    }
+
+    /// When a tier has to have answered a probe: one that hangs must leave the others their time (P2).
+    pub(crate) fn probe_deadline(&self) -> Instant {
+        Instant::now() + PROBE_WAIT.min(self.timeout / (self.tiers.len() as u32 + 1))
+    }
+
+    /// Which tier holds each block, as far as that is known without I/O.
+    pub(crate) fn locate(&self, keys: &[BlockKey]) -> Vec<Location> {
+        let mut locations = Vec::with_capacity(keys.len());
+        // In pieces: a tier answers a batch under its own lock.
+        for keys in keys.chunks(PROBE_KEYS_MAX) {
+            locations.extend(self.locate_some(keys));
+        }
+        locations
+    }
+
+    fn locate_some(&self, keys: &[BlockKey]) -> Vec<Location> {
+        let mut locations = vec![Location::Absent; keys.len()];
+        let mut open: Vec<usize> = (0..keys.len()).collect();
+        let (mut asked, mut answers) = (Vec::new(), Vec::new());
+        for (index, tier) in self.tiers.iter().enumerate() {
+            if open.is_empty() {
+                break;
+            }
+            asked.clear();
+            asked.extend(open.iter().map(|&i| keys[i]));
+            tier.peek(&asked, &mut answers);
+            let mut answers = answers.iter();
+            open.retain(|&i| match answers.next() {
+                Some(InTier::Present) => {
+                    locations[i] = Location::Tier(index);
+                    false
+                }
+                Some(InTier::Unknown) => {
+                    locations[i] = Location::Unknown;
+                    true
+                }
+                Some(InTier::Absent) | None => true,
+            });
+        }
+        locations
+    }
+
+    /// Which of these blocks are in the pool, ready to be read.
+    fn in_pool(&self, keys: &[BlockKey]) -> Vec<bool> {
+        let mut there = self.directory.are_current(keys);
+        for (key, there) in keys.iter().zip(&mut there) {
+            *there = *there && self.presence.contains(key);
+        }
+        there
+    }
+
+    /// Which blocks are there, where that is known without waiting. None if it is not known of all.
+    pub(crate) fn exist_now(&self, keys: &[BlockKey]) -> Option<Vec<bool>> {
+        let mut there = self.in_pool(keys);
+        Stats::add(&self.stats.lookup_blocks, keys.len());
+        if self.tiers.is_empty() || there.iter().all(|there| *there) {
+            return Some(there);
+        }
+        let absent: Vec<usize> = (0..keys.len()).filter(|&i| !there[i]).collect();
+        let asked: Vec<BlockKey> = absent.iter().map(|&i| keys[i]).collect();
+        for (&i, location) in absent.iter().zip(self.locate(&asked)) {
+            match location {
+                Location::Tier(_) => there[i] = true,
+                Location::Unknown => return None,
+                Location::Absent => {}
+            }
+        }
+        Some(there)
+    }
+
+    /// Which blocks are there; waits for tiers that cannot tell without I/O, within bounds.
+    pub(crate) fn exist(&self, keys: &[BlockKey]) -> Vec<bool> {
+        let mut there = self.in_pool(keys);
+        Stats::add(&self.stats.lookup_blocks, keys.len());
+        let absent: Vec<usize> = (0..keys.len()).filter(|&i| !there[i]).collect();
+        if absent.is_empty() || self.tiers.is_empty() {
+            return there;
+        }
+        let asked: Vec<BlockKey> = absent.iter().map(|&i| keys[i]).collect();
+        let mut unknown = Vec::new();
+        for (&i, location) in absent.iter().zip(self.locate(&asked)) {
+            match location {
+                Location::Tier(_) => there[i] = true,
+                Location::Unknown => unknown.push(i),
+                Location::Absent => {}
+            }
+        }
+        let (sender, receiver) = crossbeam_channel::unbounded();
+        let deadline = Instant::now() + LOOKUP_WAIT;
+        for &i in &unknown {
+            for tier in &self.tiers {
+                let sender = sender.clone();
+                let done = move |count: Result<usize>| {
+                    let _ = sender.send((i, count.is_ok_and(|n| n == 1)));
+                };
+                tier.probe(vec![keys[i]], deadline, Box::new(done));
+            }
+        }
+        for _ in 0..unknown.len() * self.tiers.len() {
+            match receiver.recv_deadline(deadline) {
+                Ok((i, found)) => there[i] |= found,
+                Err(_) => break,
+            }
+        }
+        there
+    }
+
+    /// How many leading blocks are there in all of the namespaces.
+    pub(crate) fn prefix(&self, namespaces: &[NamespaceHandle], hashes: &Hashes<'_>) -> Result<usize> {
+        let mut prefix = hashes.count()?;
+        for &namespace in namespaces {
+            let keys = self.directory.keys(namespace, hashes.iter().take(prefix))?;
+            let in_pool = keys.iter().take_while(|key| self.presence.contains(key)).count();
+            prefix = in_pool;
+            if in_pool < keys.len() && !self.tiers.is_empty() {
+                prefix += self.prefix_with_tiers(&keys[in_pool..]);
+            }
+        }
+        Stats::add(&self.stats.lookup_blocks, hashes.count()? * namespaces.len());
+        Ok(prefix)
+    }
+
+    fn prefix_with_tiers(&self, keys: &[BlockKey]) -> usize {
+        let in_pool = self.in_pool(keys);
+        let outside: Vec<usize> = (0..keys.len()).filter(|&i| !in_pool[i]).collect();
+        let asked: Vec<BlockKey> = outside.iter().map(|&i| keys[i]).collect();
+        let mut locations = self.locate(&asked);
+        self.probe_run(&asked, &mut locations);
+        let end = locations.iter().position(|location| !matches!(location, Location::Tier(_)));
+        end.map_or(keys.len(), |end| outside[end])
+    }
+
+    /// Finds out by I/O how far a run of blocks goes. Waits, within bounds.
+    pub(crate) fn probe_run(&self, keys: &[BlockKey], locations: &mut [Location]) {
+        let mut probe = RunProbe::new(self.tiers.len());
+        while let ProbeStep::Ask { tier, from, end } = probe.next(locations) {
+            let unknown = (from..end).filter(|&i| !matches!(locations[i], Location::Tier(_)));
+            let asked: Vec<BlockKey> = unknown.map(|i| keys[i]).collect();
+            let count = self.ask_tier(&*self.tiers[tier], asked);
+            probe.answered(locations, count);
+        }
+    }
+
+    /// How many leading blocks a tier holds; none when it does not answer in time.
+    fn ask_tier(&self, tier: &dyn Tier, keys: Vec<BlockKey>) -> usize {
+        let (sender, receiver) = crossbeam_channel::bounded(1);
+        let (asked, deadline) = (keys.len(), self.probe_deadline());
+        let done = move |outcome: Result<usize>| {
+            let _ = sender.send(outcome);
+        };
+        tier.probe(keys, deadline, Box::new(done));
+        match receiver.recv_deadline(deadline).unwrap_or_else(|_| Err(timed_out("a tier did not answer"))) {
+            Ok(count) => count.min(asked),
+            Err(error) => {
+                self.stats.failed("probe", &error);
+                0
+            }
+        }
+    }
+}
+
+/// The error of a deadline that passed.
+pub(crate) fn timed_out(what: &str) -> Error {
+    Error::new(ErrorKind::Timeout, what.to_owned())
+}

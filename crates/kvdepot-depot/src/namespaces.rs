@@ -1,0 +1,45 @@
+//! Opening and resetting namespaces.
+
+use std::sync::Arc;
+
+use kvdepot_core::machine::{NamespaceHandle, Opened};
+use kvdepot_core::{Error, ErrorKind, NamespaceSpec, Result, epoch_moves};
+
+use crate::epochs;
+use crate::runner::Runner;
+
+impl Runner {
+    /// Makes a namespace known to the depot and its tiers; its epoch is the newest that any tier knows. One that is known
+    /// is looked at again in the background, so that an engine's start makes the depot follow another depot's reset.
+    pub(crate) fn open_namespace(self: &Arc<Self>, canonical: &str) -> Result<Opened> {
+        let spec = NamespaceSpec::from_canonical(canonical)?;
+        if spec.layout().slot_bytes() > self.pool.bytes() {
+            return Err(Error::new(ErrorKind::Config, "a block of this namespace is larger than the pool")
+                .with("block_bytes", spec.layout().block_bytes())
+                .with("pool_bytes", self.pool.bytes()));
+        }
+        match self.locator.directory.find(&spec) {
+            Some(known) => {
+                self.looks.soon(known.handle);
+                Ok(known)
+            }
+            None => epochs::open(self, spec),
+        }
+    }
+
+    /// Moves namespaces to a new epoch: no block dumped before is served again.
+    pub(crate) fn reset(self: &Arc<Self>, namespaces: &[NamespaceHandle]) -> Result<Vec<[u8; 16]>> {
+        // All of them, whatever becomes of one.
+        let opened: Vec<_> = namespaces.iter().map(|&handle| epochs::advance(self, handle)).collect();
+        opened.into_iter().map(|opened| opened.map(|opened| opened.id.0)).collect()
+    }
+
+    /// Moves a namespace to `epoch` or leaves it there; never back.
+    pub(crate) fn set_epoch(self: &Arc<Self>, handle: NamespaceHandle, epoch: u32) -> Result<Opened> {
+        let known = self.locator.directory.get(handle)?;
+        if !epoch_moves(known.epoch, epoch)? {
+            return Ok(known);
+        }
+        epochs::raise(self, &known.spec, epoch)
+    }
+}

@@ -1,0 +1,327 @@
+//! The runner: the one place with the machine's lock. It feeds events, carries out effects after unlocking, and wakes
+//! exactly the thread that a reply belongs to.
+//!
+//! Commands leave in the order of the steps that made them: they enter one outbox under the machine's lock, and one thread
+//! at a time takes them out. A tier that ends an operation inside its call only adds to the outbox, so the stack stays flat.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Sender;
+use kvdepot_core::machine::{
+    Command, Effects, Event, Job, Machine, Nanos, Owner, PoolConfig, Reply, Request, Token,
+};
+use kvdepot_core::{Error, ErrorKind, Result};
+use kvdepot_tier::Tier;
+use parking_lot::Mutex;
+
+use crate::commands::{Ended, TierCommands};
+use crate::config::DepotConfig;
+use crate::death::{DeathGuard, Life};
+use crate::locate::{Locator, timed_out};
+use crate::looks::Looks;
+use crate::pool::PoolMapping;
+use crate::probers::Probers;
+
+/// How long a reply may be on its way from the thread whose step made it.
+const DELIVERY_WAIT: Duration = Duration::from_secs(1);
+
+/// What all threads of a depot share.
+pub(crate) struct Runner {
+    pub(crate) config: DepotConfig,
+    pub(crate) id: u64,
+    pub(crate) pool: Arc<PoolMapping>,
+    machine: Mutex<Machine>,
+    outbox: Mutex<VecDeque<Command>>,
+    /// Whether a thread takes commands out of the outbox now.
+    executing: AtomicBool,
+    /// Work of the machine that nobody waits for.
+    jobs: Mutex<VecDeque<Job>>,
+    /// Who waits for replies, and whether any can still come.
+    pub(crate) life: Life,
+    pub(crate) probers: Probers,
+    pub(crate) looks: Looks,
+    /// Where blocks are: all that lookups need.
+    pub(crate) locator: Arc<Locator>,
+    commands: TierCommands,
+    /// Wakes the pump.
+    kicks: Sender<()>,
+    pub(crate) stopping: AtomicBool,
+    /// Set before `stopping`: requests that wait for writes are answered at once.
+    pub(crate) ending: AtomicBool,
+    /// Whether [`crate::Depot::finish`] was called.
+    pub(crate) finished: AtomicBool,
+    owners: AtomicU64,
+    tokens: AtomicU64,
+    began: Instant,
+    hold_max_ns: AtomicU64,
+}
+
+impl Runner {
+    pub(crate) fn new(
+        config: DepotConfig,
+        pool: Arc<PoolMapping>,
+        pool_config: PoolConfig,
+        tiers: Vec<(&'static str, Arc<dyn Tier>)>,
+        kicks: Sender<()>,
+    ) -> Self {
+        let (names, tiers): (Vec<_>, Vec<_>) = tiers.into_iter().unzip();
+        let (began, timeout) = (Instant::now(), Duration::from_millis(config.timeout_ms));
+        let machine = Machine::new(pool_config, tiers.len());
+        let locator = Arc::new(Locator::new(tiers, timeout));
+        Self {
+            commands: TierCommands::new(Arc::clone(&locator), names, Arc::clone(&pool), began, timeout),
+            config,
+            id: random(),
+            pool,
+            machine: Mutex::new(machine),
+            outbox: Mutex::default(),
+            executing: AtomicBool::new(false),
+            jobs: Mutex::default(),
+            life: Life::default(),
+            probers: Probers::default(),
+            looks: Looks::default(),
+            locator,
+            kicks,
+            stopping: AtomicBool::new(false),
+            ending: AtomicBool::new(false),
+            finished: AtomicBool::new(false),
+            owners: AtomicU64::new(1),
+            tokens: AtomicU64::new(1),
+            began,
+            hold_max_ns: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn next_owner(&self) -> Owner {
+        self.owners.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A moment as the machine counts time.
+    pub(crate) fn nanos(&self, moment: Instant) -> Nanos {
+        u64::try_from(moment.saturating_duration_since(self.began).as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// The deadline of an operation that begins now.
+    pub(crate) fn deadline(&self) -> Nanos {
+        self.nanos(self.config.deadline())
+    }
+
+    /// One step. Nothing that waits, calls a tier or wakes a thread happens under the lock.
+    fn step(&self, event: impl FnOnce() -> Event) -> Effects {
+        let mut effects = Effects::default();
+        let mut machine = self.machine.lock();
+        // Ends before the lock does: nobody steps a machine that a panic left half changed.
+        let _guard = DeathGuard(&self.life);
+        if self.life.is_dead() {
+            return effects;
+        }
+        let begun = Instant::now();
+        machine.step(self.nanos(begun), event(), &mut effects);
+        for (key, visible) in effects.visible.drain(..) {
+            self.locator.presence.set(&key, visible);
+        }
+        for opened in effects.namespaces.drain(..) {
+            self.locator.directory.apply(opened);
+        }
+        if !effects.commands.is_empty() {
+            self.outbox.lock().extend(effects.commands.drain(..));
+        }
+        drop(machine);
+        let held = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.hold_max_ns.fetch_max(held, Ordering::Relaxed);
+        effects
+    }
+
+    /// Feeds an event and what follows from it. The reply to `own`, if it came; until it has, this thread goes on with
+    /// work that was cut into pieces, as it waits for that. Other work is left to the pump.
+    fn feed(&self, event: impl FnOnce() -> Event, own: Option<Token>) -> Option<Result<Reply>> {
+        let mut reply = None;
+        let mut todo = VecDeque::new();
+        let mut effects = self.step(event);
+        loop {
+            for (token, outcome) in effects.replies {
+                if Some(token) == own {
+                    reply = Some(outcome);
+                } else {
+                    self.life.waiters.deliver(token, outcome);
+                }
+            }
+            for question in effects.questions {
+                let locations = self.locator.locate(&question.keys);
+                todo.push_back(Event::Located { ask: question.ask, locations });
+            }
+            for job in effects.again {
+                if own.is_some() && reply.is_none() {
+                    todo.push_back(Event::Continue(job));
+                } else {
+                    self.jobs.lock().push_back(job);
+                    self.kick();
+                }
+            }
+            let Some(event) = todo.pop_front() else { return reply };
+            effects = self.step(|| event);
+        }
+    }
+
+    /// A request whose reply comes at once.
+    pub(crate) fn ask(self: &Arc<Self>, owner: Owner, request: Request) -> Result<Reply> {
+        self.ask_with(owner, || request)
+    }
+
+    /// As [`Self::ask`]; `request` is made under the machine's lock.
+    pub(crate) fn ask_with(
+        self: &Arc<Self>,
+        owner: Owner,
+        request: impl FnOnce() -> Request,
+    ) -> Result<Reply> {
+        let token = self.tokens.fetch_add(1, Ordering::Relaxed);
+        let reply = self.feed(|| Event::Request { token, owner, request: request() }, Some(token));
+        self.kick_if_queued();
+        reply.unwrap_or_else(|| {
+            self.life.ensure_alive()?;
+            Err(Error::new(ErrorKind::Unsupported, "the request has no immediate reply"))
+        })
+    }
+
+    /// A request whose reply may take until the deadline; then it is what is known.
+    pub(crate) fn ask_within(
+        self: &Arc<Self>,
+        owner: Owner,
+        request: Request,
+        deadline: Instant,
+    ) -> Result<Reply> {
+        let token = self.tokens.fetch_add(1, Ordering::Relaxed);
+        let waiter = self.life.waiters.register(token);
+        // After it was registered: who dies from now on answers it.
+        if let Err(dead) = self.life.ensure_alive() {
+            self.life.waiters.forget(token);
+            return Err(dead);
+        }
+        if let Some(reply) = self.feed(|| Event::Request { token, owner, request }, Some(token)) {
+            self.life.waiters.forget(token);
+            self.kick_if_queued();
+            return reply;
+        }
+        self.execute_queued();
+        if let Some(reply) = waiter.wait(deadline) {
+            return reply;
+        }
+        // Where it is over already, another thread has the reply in its hands and delivers it: it may name leases.
+        let reply = self.feed(|| Event::Expire { token }, Some(token));
+        let reply = reply.or_else(|| waiter.wait(Instant::now() + DELIVERY_WAIT));
+        self.life.waiters.forget(token);
+        reply.unwrap_or_else(|| Err(timed_out("a request found no reply")))
+    }
+
+    /// Something happened that nobody asks about.
+    pub(crate) fn tell(self: &Arc<Self>, event: Event) {
+        self.feed(|| event, None);
+        self.execute_queued();
+    }
+
+    /// As [`Self::tell`], for threads whose own work must not wait for tiers.
+    pub(crate) fn tell_and_leave(self: &Arc<Self>, event: Event) {
+        self.feed(|| event, None);
+        self.kick_if_queued();
+    }
+
+    /// Has queued work handed to the tiers soon, by another thread.
+    fn kick_if_queued(&self) {
+        if !self.outbox.lock().is_empty() {
+            self.kick();
+        }
+    }
+
+    fn kick(&self) {
+        // A full channel means that a wake is on its way already.
+        let _ = self.kicks.try_send(());
+    }
+
+    /// Hands queued commands to the tiers, unless another thread is doing so.
+    pub(crate) fn execute_queued(self: &Arc<Self>) {
+        if self.outbox.lock().is_empty() {
+            return;
+        }
+        // Weak: an operation that ends after the depot is nobody's, and must not be the last to hold its tiers.
+        let again = Arc::downgrade(self);
+        // A panic in a tier's thread is the depot's: the machine never hears of the end of that operation.
+        let ended: Ended = Arc::new(move |event| {
+            let Some(runner) = again.upgrade() else { return };
+            let _guard = DeathGuard(&runner.life);
+            runner.tell(event);
+        });
+        loop {
+            if self.executing.swap(true, Ordering::AcqRel) {
+                return;
+            }
+            let turn = Turn(&self.executing);
+            let _guard = DeathGuard(&self.life);
+            loop {
+                if self.life.is_dead() || self.stopping.load(Ordering::Acquire) {
+                    self.outbox.lock().clear();
+                }
+                let command = self.outbox.lock().pop_front();
+                let Some(command) = command else { break };
+                self.commands.execute(command, &ended);
+            }
+            drop(turn);
+            // What came after the last look, while this thread still had the turn, is nobody else's.
+            if self.outbox.lock().is_empty() {
+                return;
+            }
+        }
+    }
+
+    /// Goes on with work that nobody waits for, a step at a time.
+    pub(crate) fn work_off(self: &Arc<Self>) {
+        self.execute_queued();
+        loop {
+            let job = self.jobs.lock().pop_front();
+            let Some(job) = job else { return };
+            self.tell(Event::Continue(job));
+        }
+    }
+
+    /// Gives up probes whose tier did not answer in time.
+    pub(crate) fn expire_probes(self: &Arc<Self>) {
+        while let Some(ask) = self.commands.overdue_probe() {
+            self.tell(Event::Probed { ask, outcome: Err(timed_out("a tier did not answer")) });
+        }
+    }
+
+    /// Looks at the machine. Nothing may wait in `look`.
+    pub(crate) fn look<T>(&self, look: impl FnOnce(&Machine) -> T) -> T {
+        look(&self.machine.lock())
+    }
+
+    /// Longest hold of the machine's lock since the last call, in nanoseconds.
+    pub(crate) fn hold_max_ns(&self) -> u64 {
+        self.hold_max_ns.swap(0, Ordering::Relaxed)
+    }
+}
+
+/// A thread's turn at the outbox. It ends with a panic too.
+struct Turn<'a>(&'a AtomicBool);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+impl fmt::Debug for Runner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Runner({})", self.config.pipeline)
+    }
+}
+
+/// A number that nobody can guess.
+pub(crate) fn random() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    // The standard library's random keys: no crate is worth this.
+    std::collections::hash_map::RandomState::new().build_hasher().finish()
+}

@@ -1,0 +1,64 @@
+//! What tiers report by themselves, as events for the machine.
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+use kvdepot_core::BlockKey;
+use kvdepot_core::machine::{Event, TierIndex};
+use kvdepot_tier::TierEvents;
+
+use crate::death::DeathGuard;
+use crate::runner::Runner;
+
+/// Blocks in one event: a bound on a step of the machine.
+const KEYS_PER_EVENT: usize = 256;
+
+/// Hears what one tier reports. Tiers hold it weakly, the depot keeps it.
+pub(crate) struct Listener {
+    runner: Weak<Runner>,
+    tier: TierIndex,
+}
+
+impl Listener {
+    /// Has every tier of a runner report to it.
+    pub(crate) fn attach_all(runner: &Arc<Runner>) -> Vec<Arc<Self>> {
+        let listeners = runner.locator.tiers.iter().enumerate().map(|(tier, attached)| {
+            let listener = Arc::new(Self { runner: Arc::downgrade(runner), tier });
+            let weak: Weak<Self> = Arc::downgrade(&listener);
+            attached.attach(weak);
+            listener
+        });
+        listeners.collect()
+    }
+
+    fn forgot(&self, keys: &[BlockKey], lost: bool) {
+        let Some(runner) = self.runner.upgrade() else { return };
+        let _guard = DeathGuard(&runner.life);
+        for keys in keys.chunks(KEYS_PER_EVENT) {
+            // A tier's own thread must not wait for the tiers.
+            runner.tell_and_leave(Event::TierForgot { tier: self.tier, keys: keys.to_vec(), lost });
+        }
+    }
+}
+
+impl TierEvents for Listener {
+    fn evicted(&self, keys: &[BlockKey]) {
+        self.forgot(keys, false);
+    }
+
+    fn lost(&self, keys: &[BlockKey]) {
+        self.forgot(keys, true);
+    }
+
+    /// The tier's guard logs it, and answers for the tier meanwhile: nothing is decided by it here.
+    fn went_down(&self) {}
+
+    /// As [`Self::went_down`].
+    fn came_back(&self) {}
+}
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Listener(tier {})", self.tier)
+    }
+}

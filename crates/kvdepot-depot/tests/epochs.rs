@@ -1,0 +1,226 @@
+//! Pool, tiers and other depots agree on a namespace's epoch, whoever was away when it moved. P1, P2.
+#![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use kvdepot_core::pipeline::PoolKind;
+use kvdepot_core::{BlockKey, BlockLayout, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
+use kvdepot_depot::values::{Found, Values};
+use kvdepot_depot::{Depot, DepotConfig, PoolMapping};
+use kvdepot_io::SlotBuf;
+use kvdepot_tier::{Done, FakeTier, Presence, Tier, TierUsage, Written};
+
+const POOL: u64 = 1 << 20;
+/// A hang of the test itself, not a measure of speed.
+const HANG: Duration = Duration::from_secs(60);
+
+fn spec() -> NamespaceSpec {
+    NamespaceSpec::new("{\"model\":\"epochs\"}", BlockLayout::uniform(1, &[64 << 10]).unwrap()).unwrap()
+}
+
+fn depot(tiers: Vec<Arc<dyn Tier>>) -> Depot {
+    let config = serde_json::json!({"pipeline": "Cache", "pool_bytes": POOL}).to_string();
+    let pool = PoolMapping::create_private(POOL).unwrap();
+    Depot::with_tiers(DepotConfig::from_json(&config).unwrap(), PoolKind::Cache, tiers, pool).unwrap()
+}
+
+fn on_disk(directory: &Path) -> Depot {
+    let config = serde_json::json!({"pipeline": "Cache|Posix", "pool_bytes": POOL,
+        "posix": {"directories": [directory]}});
+    Depot::start_private(DepotConfig::from_json(&config.to_string()).unwrap()).unwrap()
+}
+
+fn epoch(depot: &Depot) -> u32 {
+    depot.direct().open_namespace(spec().canonical()).unwrap().epoch
+}
+
+fn until(what: &str, is: impl Fn() -> bool) {
+    let end = Instant::now() + HANG;
+    while !is() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::yield_now();
+    }
+}
+
+/// A tier that cannot store anything while it is broken.
+#[derive(Debug, Default)]
+struct Flaky {
+    inner: Fake,
+    is_broken: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Fake(FakeTier);
+
+impl Default for Fake {
+    fn default() -> Self {
+        Self(FakeTier::new(0))
+    }
+}
+
+impl Flaky {
+    fn answer<T>(&self, work: impl FnOnce(&FakeTier) -> Result<T>) -> Result<T> {
+        if self.is_broken.load(Ordering::SeqCst) {
+            return Err(Error::new(ErrorKind::Io, "broken for a test"));
+        }
+        work(&self.inner.0)
+    }
+
+    fn set_broken(&self, is_broken: bool) {
+        self.is_broken.store(is_broken, Ordering::SeqCst);
+    }
+}
+
+impl Tier for Flaky {
+    fn name(&self) -> &'static str {
+        "Flaky"
+    }
+
+    fn open_namespace(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
+        self.answer(|tier| tier.open_namespace(spec, at_least))
+    }
+
+    fn advance_epoch(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
+        self.answer(|tier| tier.advance_epoch(spec, at_least))
+    }
+
+    fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
+        self.inner.0.peek(keys, out);
+    }
+
+    fn probe(&self, keys: Vec<BlockKey>, deadline: Instant, done: Done<usize>) {
+        self.inner.0.probe(keys, deadline, done);
+    }
+
+    fn read(&self, key: BlockKey, dst: SlotBuf, deadline: Instant, done: Done<()>) {
+        self.inner.0.read(key, dst, deadline, done);
+    }
+
+    fn write(&self, key: BlockKey, src: SlotBuf, deadline: Instant, done: Done<Written>) {
+        self.inner.0.write(key, src, deadline, done);
+    }
+
+    fn remove(&self, key: BlockKey) {
+        self.inner.0.remove(key);
+    }
+
+    fn touch(&self, keys: &[BlockKey]) {
+        self.inner.0.touch(keys);
+    }
+
+    fn usage(&self) -> TierUsage {
+        self.inner.0.usage()
+    }
+
+    fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey> {
+        self.inner.0.keys(namespace)
+    }
+
+    fn drain(&self, deadline: Instant) -> bool {
+        self.inner.0.drain(deadline)
+    }
+}
+
+fn stored(tier: &Flaky) -> u32 {
+    tier.inner.0.open_namespace(&spec(), 0).unwrap()
+}
+
+/// As when a tier is added to a pipeline whose other tier was reset before, above or below it.
+#[test]
+fn a_tier_that_lags_is_told_when_a_namespace_opens() {
+    for ahead in 0..3 {
+        let tiers: Vec<Arc<Flaky>> = (0..3).map(|_| Arc::default()).collect();
+        tiers[ahead].advance_epoch(&spec(), 4).unwrap();
+        let depot = depot(tiers.iter().map(|tier| Arc::clone(tier) as _).collect());
+        assert_eq!(epoch(&depot), 4);
+        assert!(tiers.iter().all(|tier| stored(tier) == 4));
+    }
+}
+
+#[test]
+fn a_reset_reaches_the_epoch_of_the_tier_that_is_ahead() {
+    let tiers: Vec<Arc<Flaky>> = (0..2).map(|_| Arc::default()).collect();
+    let depot = depot(tiers.iter().map(|tier| Arc::clone(tier) as _).collect());
+    assert_eq!(epoch(&depot), 0);
+    // By another depot, before this one looks again.
+    tiers[1].advance_epoch(&spec(), 6).unwrap();
+    let direct = depot.direct();
+    direct.reset(&[direct.open_namespace(spec().canonical()).unwrap().handle]).unwrap();
+    assert_eq!(epoch(&depot), 7);
+    assert!(tiers.iter().all(|tier| stored(tier) == 7));
+}
+
+#[test]
+fn a_tier_that_missed_a_reset_is_told_when_it_works_again() {
+    let tiers: Vec<Arc<Flaky>> = (0..2).map(|_| Arc::default()).collect();
+    let depot = depot(tiers.iter().map(|tier| Arc::clone(tier) as _).collect());
+    let direct = depot.direct();
+    let handle = direct.open_namespace(spec().canonical()).unwrap().handle;
+    tiers[0].set_broken(true);
+    assert_eq!(direct.reset(&[handle]).unwrap_err().kind(), ErrorKind::Io);
+    assert_eq!((epoch(&depot), stored(&tiers[0]), stored(&tiers[1])), (1, 0, 1));
+    tiers[0].set_broken(false);
+    until("the tier that was broken is told", || stored(&tiers[0]) == 1);
+}
+
+#[test]
+fn a_tier_that_cannot_open_a_namespace_is_tried_again_and_followed() {
+    let tier: Arc<Flaky> = Arc::default();
+    tier.advance_epoch(&spec(), 5).unwrap();
+    tier.set_broken(true);
+    let depot = depot(vec![Arc::clone(&tier) as _]);
+    assert_eq!(epoch(&depot), 0, "the pool serves without its tier");
+    tier.set_broken(false);
+    until("the depot follows its tier", || epoch(&depot) == 5);
+}
+
+/// The tier that does not answer may know of a reset that the other one missed.
+#[test]
+fn one_tier_is_not_believed_while_another_cannot_answer() {
+    let tiers: Vec<Arc<Flaky>> = (0..2).map(|_| Arc::default()).collect();
+    tiers[1].advance_epoch(&spec(), 5).unwrap();
+    tiers[1].set_broken(true);
+    let depot = depot(tiers.iter().map(|tier| Arc::clone(tier) as _).collect());
+    assert_eq!(depot.direct().open_namespace(spec().canonical()).unwrap_err().kind(), ErrorKind::Io);
+    tiers[1].set_broken(false);
+    assert_eq!(epoch(&depot), 5);
+}
+
+#[test]
+fn depots_with_unequal_counts_of_resets_stay_together() {
+    let directory = tempfile::tempdir().unwrap();
+    let (one, two) = (on_disk(directory.path()), on_disk(directory.path()));
+    let reset = |depot: &Depot| {
+        let direct = depot.direct();
+        direct.reset(&[direct.open_namespace(spec().canonical()).unwrap().handle])
+    };
+    assert_eq!((epoch(&one), epoch(&two)), (0, 0));
+    reset(&one).unwrap();
+    reset(&one).unwrap();
+    reset(&two).unwrap();
+    assert!(epoch(&two) >= 3, "a reset of its own, above those of the other depot");
+    until("the other depot follows", || epoch(&one) == epoch(&two));
+}
+
+/// A purge by another depot on the same directory: values are found again afterwards.
+#[test]
+fn values_follow_another_depots_purge() {
+    let directory = tempfile::tempdir().unwrap();
+    let (one, two) = (on_disk(directory.path()), on_disk(directory.path()));
+    let values = |depot: &Depot| Values::open(depot.direct(), POOL, 0).unwrap();
+    let (here, there) = (values(&one), values(&two));
+    let hash = Values::hash(b"key");
+    let put = || here.reserve(hash, 100).unwrap().publish();
+    let is_found = || matches!(here.get_now(hash), Found::Here(_));
+    put().unwrap();
+    assert!(is_found());
+    there.purge().unwrap();
+    // Has the depot look at each of its namespaces again, as an engine's start does.
+    values(&one);
+    until("the value goes with the purge", || !is_found());
+    put().unwrap();
+    assert!(is_found(), "a value put after the purge");
+}

@@ -1,0 +1,94 @@
+//! A load without a wait still begins what it asks for: the tier has the reads when the answer comes. P2.
+#![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crossbeam_channel::{Sender, unbounded};
+use kvdepot_core::pipeline::PoolKind;
+use kvdepot_core::{BlockKey, BlockLayout, NamespaceId, NamespaceSpec, Result};
+use kvdepot_depot::message::{Hashes, Request, Response};
+use kvdepot_depot::{Depot, DepotConfig, PoolMapping};
+use kvdepot_io::SlotBuf;
+use kvdepot_tier::{Done, Presence, Tier, TierUsage, Written};
+
+/// A tier that cannot tell what it holds, and reads nothing before the test ends.
+struct Slow(Sender<(SlotBuf, Done<()>)>);
+
+impl std::fmt::Debug for Slow {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Slow")
+    }
+}
+
+impl Tier for Slow {
+    fn name(&self) -> &'static str {
+        "Slow"
+    }
+
+    fn open_namespace(&self, _: &NamespaceSpec, at_least: u32) -> Result<u32> {
+        Ok(at_least)
+    }
+
+    fn advance_epoch(&self, _: &NamespaceSpec, at_least: u32) -> Result<u32> {
+        Ok(at_least)
+    }
+
+    fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
+        out.clear();
+        out.extend(keys.iter().map(|_| Presence::Unknown));
+    }
+
+    fn probe(&self, keys: Vec<BlockKey>, _: Instant, done: Done<usize>) {
+        done(Ok(keys.len()));
+    }
+
+    fn read(&self, _: BlockKey, dst: SlotBuf, _: Instant, done: Done<()>) {
+        self.0.send((dst, done)).unwrap();
+    }
+
+    fn write(&self, _: BlockKey, _: SlotBuf, _: Instant, done: Done<Written>) {
+        done(Ok(Written::AlreadyThere));
+    }
+
+    fn remove(&self, _: BlockKey) {}
+
+    fn touch(&self, _: &[BlockKey]) {}
+
+    fn usage(&self) -> TierUsage {
+        TierUsage::default()
+    }
+
+    fn keys(&self, _: NamespaceId) -> Vec<BlockKey> {
+        Vec::new()
+    }
+
+    fn drain(&self, _: Instant) -> bool {
+        true
+    }
+}
+
+#[test]
+fn reads_are_with_the_tier_when_a_question_without_a_wait_is_answered() {
+    let config = serde_json::json!({"pipeline": "Cache|Fake", "pool_bytes": 8 << 20});
+    let config = DepotConfig::from_json(&config.to_string()).unwrap();
+    let pool = PoolMapping::create_private(config.mapped_bytes()).unwrap();
+    let (begun, reads) = unbounded();
+    let tiers: Vec<Arc<dyn Tier>> = vec![Arc::new(Slow(begun))];
+    let depot = Depot::with_tiers(config, PoolKind::Cache, tiers, pool).unwrap();
+    let session = depot.session();
+    let layout = BlockLayout::uniform(1, &[64 << 10]).unwrap();
+    let spec = NamespaceSpec::new("{\"model\":\"questions\"}", layout).unwrap();
+    let opened = session.handle(Request::OpenNamespace { canonical: spec.canonical().into() });
+    let Response::Namespace { handle: namespace, .. } = opened else { panic!("{opened:?}") };
+    let mut ended = Vec::new();
+    for round in 0..10u8 {
+        let bytes: Vec<u8> = (0..8u8).flat_map(|block| [[round; 15].as_slice(), &[block]].concat()).collect();
+        let request = Request::Acquire { namespace, hashes: Hashes(bytes.into()), wait_ms: 0, last: true };
+        assert!(matches!(session.handle(request), Response::Grants(_)));
+        let now: Vec<_> = reads.try_iter().collect();
+        assert_eq!(now.len(), 8, "round {round}");
+        ended.extend(now);
+    }
+    ended.into_iter().for_each(|(_, done)| done(Ok(())));
+}

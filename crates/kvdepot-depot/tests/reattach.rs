@@ -1,0 +1,276 @@
+//! A depot that is lost and found again, dies, or has too many connections: what the client keeps mapped, and what it
+//! takes for lost (P4, P6).
+#![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use kvdepot_copy::pool::Registration;
+use kvdepot_copy::{CopyBatch, CopyEngine, GroupSink, PoolRegistration};
+use kvdepot_core::{BlockHash, BlockLayout, Error, ErrorKind, NamespaceSpec, Result};
+use kvdepot_depot::PoolMapping;
+use kvdepot_depot::client::{Attachment, Claim, ClaimGroupSpec, DeviceEngine, Store};
+use kvdepot_depot::message::{PROTOCOL_VERSION, Request, Response, decode, encode};
+use kvdepot_depot::seqpacket::{FrameBuffer, SeqPacket};
+use rustix::net::{Shutdown, shutdown};
+
+const POOL: u64 = 1 << 20;
+/// A hang of the test itself, not a measure of speed.
+const HANG: Duration = Duration::from_secs(60);
+
+#[derive(Default)]
+struct Door {
+    connections: Vec<OwnedFd>,
+    accepted: usize,
+    /// Connections are closed unheard, and drains are not answered.
+    is_full: bool,
+    is_draining: bool,
+}
+
+/// A depot that answers every request, and ends connections or itself when told to.
+struct Depot {
+    path: PathBuf,
+    listener: Arc<SeqPacket>,
+    door: Arc<Mutex<Door>>,
+    pool: Arc<PoolMapping>,
+    acceptor: Option<JoinHandle<()>>,
+    _directory: tempfile::TempDir,
+}
+
+impl Depot {
+    fn start() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("depot.sock");
+        let listener = Arc::new(SeqPacket::listen(&path, 8).unwrap());
+        let door = Arc::new(Mutex::new(Door::default()));
+        let pool = Arc::new(PoolMapping::create(POOL).unwrap());
+        let (accepting, at, memory) = (Arc::clone(&listener), Arc::clone(&door), Arc::clone(&pool));
+        let acceptor = std::thread::spawn(move || {
+            while let Ok(fd) = rustix::net::accept(accepting.as_fd()) {
+                let mut door = at.lock().unwrap();
+                door.accepted += 1;
+                if door.is_full {
+                    continue;
+                }
+                door.connections.push(fd.try_clone().unwrap());
+                let (memory, door) = (Arc::clone(&memory), Arc::clone(&at));
+                std::thread::spawn(move || serve(SeqPacket::from_fd(fd), &memory, &door));
+            }
+        });
+        Self { path, listener, door, pool, acceptor: Some(acceptor), _directory: directory }
+    }
+
+    /// Ends all connections; new ones are taken.
+    fn hang_up(&self) {
+        for connection in self.door.lock().unwrap().connections.drain(..) {
+            let _ = shutdown(&connection, Shutdown::Both);
+        }
+    }
+
+    fn die(&mut self) {
+        let _ = shutdown(self.listener.as_fd(), Shutdown::Both);
+        if let Some(acceptor) = self.acceptor.take() {
+            acceptor.join().unwrap();
+        }
+        let _ = std::fs::remove_file(&self.path);
+        self.hang_up();
+    }
+
+    fn accepted(&self) -> usize {
+        self.door.lock().unwrap().accepted
+    }
+
+    /// How often the pool's memory is mapped in this process, the depot's own mapping included.
+    fn mappings(&self) -> usize {
+        let fd = self.pool.fd().unwrap();
+        let inode = rustix::fs::fstat(fd).unwrap().st_ino.to_string();
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let is_ours = |line: &&str| {
+            line.contains("kvdepot-pool") && line.split_whitespace().nth(4) == Some(inode.as_str())
+        };
+        maps.lines().filter(is_ours).count()
+    }
+}
+
+impl Drop for Depot {
+    fn drop(&mut self) {
+        self.die();
+    }
+}
+
+fn serve(mut socket: SeqPacket, pool: &PoolMapping, door: &Mutex<Door>) {
+    let mut buffer = FrameBuffer::default();
+    while socket.recv(&mut buffer, None).is_ok() {
+        let (id, request) = decode::<Request<'_>>(&buffer).unwrap();
+        let is_hello = matches!(request, Request::Hello { .. });
+        let response = match request {
+            Request::Hello { .. } => Response::Welcome {
+                version: PROTOCOL_VERSION,
+                depot: 7,
+                pid: 1,
+                pool_bytes: POOL,
+                timeout_ms: 1000,
+                waiting_queue_depth: 1,
+                running_queue_depth: 1,
+            },
+            Request::OpenNamespace { .. } => Response::Namespace { handle: 1, id: [1; 16], epoch: 0 },
+            Request::ClaimOpen { .. } => {
+                Response::Claim { claim: 1, settled: true, units: 1, units_from_tier: 0, arriving: None }
+            }
+            Request::Drain { .. } => {
+                door.lock().unwrap().is_draining = true;
+                while door.lock().unwrap().is_full {
+                    std::thread::yield_now();
+                }
+                Response::Drained(true)
+            }
+            Request::Goodbye => return,
+            _ => Response::Ok,
+        };
+        // The other side may have gone.
+        let _ = socket.send(&encode(id, &response).unwrap(), pool.fd().filter(|_| is_hello));
+    }
+}
+
+/// A device that counts what it was told about pools.
+#[derive(Debug, Default)]
+struct Device {
+    registered: AtomicUsize,
+    ended: Arc<AtomicUsize>,
+}
+
+#[derive(Debug)]
+struct Kept(Arc<AtomicUsize>);
+
+impl Registration for Kept {
+    fn registered_bytes(&self) -> u64 {
+        POOL
+    }
+
+    fn wait(&self, _timeout: Duration) -> bool {
+        true
+    }
+
+    fn failure(&self) -> Option<Error> {
+        None
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl CopyEngine for Device {
+    fn name(&self) -> &'static str {
+        "counts"
+    }
+
+    unsafe fn run(&self, _batch: CopyBatch, _sink: Arc<dyn GroupSink>) -> Result<()> {
+        unreachable!("nothing is copied here")
+    }
+
+    unsafe fn register_pool(&self, _base: *mut u8, _len: usize) -> Result<PoolRegistration> {
+        self.registered.fetch_add(1, Ordering::SeqCst);
+        Ok(PoolRegistration::new(Box::new(Kept(Arc::clone(&self.ended)))))
+    }
+}
+
+fn spec(name: &str) -> Arc<NamespaceSpec> {
+    let layout = BlockLayout::uniform(1, &[4096]).unwrap();
+    Arc::new(NamespaceSpec::new(&format!("{{\"model\":\"{name}\"}}"), layout).unwrap())
+}
+
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + HANG;
+    while !holds() {
+        assert!(Instant::now() < end, "{what} did not come true");
+        std::thread::yield_now();
+    }
+}
+
+fn claim(attachment: &Arc<Attachment>, spec: &Arc<NamespaceSpec>) -> Claim {
+    let group = ClaimGroupSpec { namespaces: vec![Arc::clone(spec)], window_blocks: 0, hashes_per_block: 1 };
+    Claim::open(attachment, &[group], &[BlockHash([1; 16])], 0, 1).unwrap()
+}
+
+struct Lab {
+    depot: Depot,
+    attachment: Arc<Attachment>,
+    device: Arc<Device>,
+    engine: Arc<DeviceEngine>,
+    spec: Arc<NamespaceSpec>,
+    _store: Store,
+}
+
+impl Lab {
+    fn new() -> Self {
+        let depot = Depot::start();
+        let attachment = Attachment::connect(depot.path.clone(), None, HANG, Duration::from_secs(5)).unwrap();
+        let device = Arc::new(Device::default());
+        let engine = DeviceEngine::new(Arc::clone(&device) as Arc<dyn CopyEngine>);
+        let spec = spec("first");
+        let store = Store::new(&attachment, Arc::clone(&spec), Arc::clone(&engine), HANG).unwrap();
+        Self { depot, attachment, device, engine, spec, _store: store }
+    }
+
+    fn counts(&self) -> (usize, usize) {
+        (self.device.registered.load(Ordering::SeqCst), self.device.ended.load(Ordering::SeqCst))
+    }
+}
+
+#[test]
+fn a_depot_that_is_attached_again_keeps_its_mapping_and_registration() {
+    let lab = Lab::new();
+    assert_eq!((lab.counts(), lab.depot.mappings()), ((1, 0), 2));
+    for life in 1..4 {
+        let accepted = lab.depot.accepted();
+        lab.depot.hang_up();
+        eventually("attached again", || lab.depot.accepted() > accepted && lab.attachment.attached());
+        // A store tells its device about the pool, as a copy does.
+        let name = format!("life {life}");
+        let _store = Store::new(&lab.attachment, spec(&name), Arc::clone(&lab.engine), HANG).unwrap();
+        assert_eq!((lab.counts(), lab.depot.mappings()), ((1, 0), 2), "life {life}");
+    }
+}
+
+#[test]
+fn the_pool_of_a_dead_depot_is_given_up_although_nothing_is_copied() {
+    let mut lab = Lab::new();
+    // As an engine keeps them for its requests.
+    let _claim = claim(&lab.attachment, &lab.spec);
+    assert_eq!((lab.counts(), lab.depot.mappings()), ((1, 0), 2));
+    lab.depot.die();
+    eventually("unregistered and unmapped", || (lab.counts(), lab.depot.mappings()) == ((1, 1), 1));
+    assert!(!lab.attachment.attached());
+}
+
+#[test]
+fn the_pool_of_an_attachment_that_was_closed_is_given_up() {
+    let lab = Lab::new();
+    lab.attachment.close();
+    eventually("unregistered and unmapped", || (lab.counts(), lab.depot.mappings()) == ((1, 1), 1));
+}
+
+#[test]
+fn a_refused_lane_is_no_lost_depot() {
+    let lab = Lab::new();
+    lab.depot.door.lock().unwrap().is_full = true;
+    let accepted = lab.depot.accepted();
+    std::thread::scope(|scope| {
+        // Takes the lane that is left over from opening the namespace; the other one is that of the claims.
+        let drained = scope.spawn(|| lab.attachment.drain(HANG));
+        eventually("a drain under way", || lab.depot.door.lock().unwrap().is_draining);
+        let refused = lab.attachment.reset(&[Arc::clone(&lab.spec)]).unwrap_err();
+        assert_eq!((refused.kind(), lab.depot.accepted()), (ErrorKind::Busy, accepted + 1), "{refused}");
+        assert!(lab.attachment.attached());
+        assert_eq!(claim(&lab.attachment, &lab.spec).poll(), (true, 1, 0));
+        lab.depot.door.lock().unwrap().is_full = false;
+        assert!(drained.join().unwrap().unwrap());
+    });
+}

@@ -1,0 +1,120 @@
+//! The process at the other end of a connection: whether the kernel has released everything that it had.
+
+use std::fmt::Debug;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+
+use kvdepot_depot::seqpacket::SeqPacket;
+use kvdepot_io::socket::{peer_pidfd, peer_process};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+/// `PF_EXITING` of the kernel's `include/linux/sched.h`: the task has begun to exit.
+const PF_EXITING: u32 = 0x4;
+
+/// What a process does whose exit has not been seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Activity {
+    /// At least one of its threads runs or may run.
+    Running,
+    /// All of its threads are exiting: the kernel is releasing what it had.
+    Exiting,
+    /// Not visible from here, as a process of another container.
+    Unknown,
+}
+
+/// The process at the other end of a connection. A trait for the sake of tests.
+pub(crate) trait Peer: Send + Debug {
+    /// Readable once the process has exited; None when its exit cannot be watched. The kernel reports an exit after it
+    /// has closed the process's files and run their `release`, so a device's driver has stopped its copies by then.
+    fn exit(&self) -> Option<BorrowedFd<'_>>;
+
+    /// What the process does, as long as `exit` is not readable.
+    fn activity(&self) -> Activity;
+}
+
+/// A process of this machine.
+#[derive(Debug)]
+pub(crate) struct Process {
+    pid: Option<Pid>,
+    pidfd: Option<OwnedFd>,
+}
+
+impl Process {
+    /// The peer of a connection that was just accepted.
+    pub(crate) fn of(socket: &SeqPacket) -> Self {
+        let pid = peer_process(socket.as_fd());
+        let pidfd = match peer_pidfd(socket.as_fd()) {
+            Ok(pidfd) => Some(pidfd),
+            Err(_) => pid.and_then(|pid| opened_by_pid(socket, pid)),
+        };
+        Self { pid, pidfd }
+    }
+}
+
+/// A pidfd by number. A process that has exited may have left its pid to another, but it has closed its connection before.
+fn opened_by_pid(socket: &SeqPacket, pid: Pid) -> Option<OwnedFd> {
+    let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+    (!socket.hung_up()).then_some(pidfd)
+}
+
+impl Peer for Process {
+    fn exit(&self) -> Option<BorrowedFd<'_>> {
+        self.pidfd.as_ref().map(AsFd::as_fd)
+    }
+
+    fn activity(&self) -> Activity {
+        self.pid.and_then(threads).map_or(Activity::Unknown, |threads| {
+            if threads.iter().all(|flags| flags & PF_EXITING != 0) {
+                Activity::Exiting
+            } else {
+                Activity::Running
+            }
+        })
+    }
+}
+
+/// The kernel's flags of each thread of a process; None when it has none or cannot be seen.
+fn threads(process: Pid) -> Option<Vec<u32>> {
+    let tasks = PathBuf::from(format!("/proc/{}/task", process.as_raw_nonzero()));
+    let stats = std::fs::read_dir(tasks).ok()?.flatten();
+    // A thread that ends meanwhile has no line any more.
+    let lines = stats.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
+    let flags: Vec<u32> = lines.filter_map(|line| flags(&line)).collect();
+    (!flags.is_empty()).then_some(flags)
+}
+
+/// The ninth field of a line of `/proc/*/stat`, counted from behind the name, which may hold anything.
+fn flags(stat: &str) -> Option<u32> {
+    stat.rsplit_once(')')?.1.split_whitespace().nth(6)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    use super::*;
+
+    #[test]
+    fn flags_stand_behind_a_name_that_may_hold_anything() {
+        assert_eq!(flags("7 (a) S 1 (b) R 1 2 3 4 5 4194308 6"), Some(4_194_308));
+        assert_eq!(flags("7 (kvdepot) S 1 2"), None);
+    }
+
+    /// A child that nobody has waited for yet is a zombie: all of it is exiting, and its pidfd is readable.
+    #[test]
+    fn a_process_is_running_then_exiting_then_gone() {
+        let mut child = Command::new("sh").args(["-c", "read line"]).stdin(Stdio::piped()).spawn().unwrap();
+        let pid = Pid::from_child(&child);
+        let process = Process { pid: Some(pid), pidfd: Some(pidfd_open(pid, PidfdFlags::empty()).unwrap()) };
+        assert_eq!(process.activity(), Activity::Running);
+        child.kill().unwrap();
+        let long = Timespec { tv_sec: 60, tv_nsec: 0 };
+        let exit = process.exit().unwrap();
+        assert_eq!(poll(&mut [PollFd::from_borrowed_fd(exit, PollFlags::IN)], Some(&long)), Ok(1));
+        assert_eq!(process.activity(), Activity::Exiting);
+        child.wait().unwrap();
+        assert_eq!(process.activity(), Activity::Unknown);
+    }
+}

@@ -1,0 +1,125 @@
+//! What clients do with claims.
+
+use kvdepot_core::GroupShape;
+use kvdepot_core::machine::{ClaimGroup, Request};
+
+use crate::client::{ClaimedGroup, Wish};
+use crate::fail::{Fail, Rule, fail};
+use crate::replies::Asked;
+use crate::specs;
+use crate::world::World;
+
+impl World {
+    pub(crate) fn claim(&mut self) -> Result<(), Fail> {
+        let client = self.someone();
+        let wish = self.wish();
+        self.open_claim(client, wish)
+    }
+
+    /// Something to claim.
+    pub(crate) fn wish(&mut self) -> Wish {
+        let (prompts, units) = (self.plan.shape.prompts, self.plan.shape.prompt_units);
+        let prompt = self.rng.below(prompts);
+        let mut groups = Vec::new();
+        for ranks in 0..specs::GROUPS.len() {
+            if ranks != 0 && self.rng.chance(60) || groups.len() == 2 {
+                continue;
+            }
+            let window = if ranks == 0 || self.rng.chance(30) { 0 } else { self.rng.between(1, 3) };
+            let units = if self.rng.chance(75) { 1 } else { self.rng.between(2, 3) };
+            groups.push(ClaimedGroup { ranks, window, units });
+        }
+        // Rank 0 alone is another group of the same blocks.
+        groups.retain(|group| group.ranks != 2 || self.rng.chance(50));
+        let skip = if self.rng.chance(70) { 0 } else { self.rng.below(units) };
+        let spaces = groups
+            .iter()
+            .map(|group| specs::GROUPS[group.ranks].iter().map(|&space| self.spaces[space].id).collect())
+            .collect();
+        Wish {
+            groups,
+            hashes: (0..units).map(|unit| specs::hash(prompt, unit)).collect(),
+            skip,
+            limit: self.rng.between(skip, units),
+            spaces,
+            opened_at: self.at,
+            opened: self.now,
+            deadline: self.now + self.rng.between(1, 20) as u64 * 1_000_000_000,
+            patience: self.rng.between(2, 60) as u64 * 1_000_000_000,
+        }
+    }
+
+    pub(crate) fn open_claim(&mut self, client: usize, wish: Wish) -> Result<(), Fail> {
+        let group = |group: &ClaimedGroup| ClaimGroup {
+            namespaces: specs::GROUPS[group.ranks].iter().map(|&space| self.spaces[space].handle).collect(),
+            shape: GroupShape { window_blocks: group.window, units_per_block: group.units },
+        };
+        let request = Request::ClaimOpen {
+            groups: wish.groups.iter().map(group).collect(),
+            hashes: wish.hashes.clone(),
+            skip: wish.skip,
+            limit: wish.limit,
+            deadline: wish.deadline,
+            patience: wish.patience,
+        };
+        self.request_of(Some(client), request, Asked::Claim(wish))?;
+        Ok(())
+    }
+
+    pub(crate) fn poll(&mut self) -> Result<(), Fail> {
+        let client = self.someone();
+        let claims = self.clients[client].claims.len();
+        if claims == 0 {
+            return Ok(());
+        }
+        let chosen = self.rng.below(claims);
+        let claim = self.clients[client].claims[chosen].id;
+        let settle = self.rng.chance(30);
+        self.request_of(Some(client), Request::ClaimPoll { claim, settle }, Asked::Poll(claim))?;
+        Ok(())
+    }
+
+    pub(crate) fn release_claim(&mut self) -> Result<(), Fail> {
+        let client = self.someone();
+        let claims = self.clients[client].claims.len();
+        if claims == 0 {
+            return Ok(());
+        }
+        let chosen = self.rng.below(claims);
+        self.end_claim(client, chosen)
+    }
+
+    /// A client ends one of its claims.
+    pub(crate) fn end_claim(&mut self, client: usize, claim: usize) -> Result<(), Fail> {
+        // A claim may have run out of patience: then it is not there any more, and a poll says so.
+        let id = self.clients[client].claims[claim].id;
+        self.request_of(Some(client), Request::ClaimPoll { claim: id, settle: false }, Asked::Poll(id))?;
+        let claims = &mut self.clients[client].claims;
+        let Some(at) = claims.iter().position(|claim| claim.id == id) else { return Ok(()) };
+        let claim = claims.remove(at);
+        if let Some(units) = claim.settled {
+            self.check_held(&claim.wish, units)?;
+        }
+        self.request_of(Some(client), Request::ClaimRelease { claim: id }, Asked::Done)?;
+        Ok(())
+    }
+
+    /// A claim whose deadline has passed is settled, or gone for want of a poll (P2).
+    pub(crate) fn check_deadlines(&mut self) -> Result<(), Fail> {
+        let now = self.now;
+        for client in 0..self.clients.len() {
+            let claims = self.clients[client].claims.iter();
+            let due: Vec<u64> =
+                claims.filter(|claim| claim.wish.deadline <= now).map(|claim| claim.id).collect();
+            for claim in due {
+                let request = Request::ClaimPoll { claim, settle: false };
+                self.request_of(Some(client), request, Asked::Poll(claim))?;
+                let claims = &self.clients[client].claims;
+                if claims.iter().any(|other| other.id == claim && other.settled.is_none()) {
+                    return fail(Rule::Progress, format!("claim {claim} is not settled by its deadline"));
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,81 @@
+//! Simulates what a depot decides: one seed, one run, the same on every machine.
+//!
+//! The machine of `kvdepot_core` takes no lock and reads no clock, so the world around it can be made up: tiers that hang,
+//! forget and fill up, clients that die in the middle of a copy, crashes and restarts, replies in any order. A run is
+//! checked against a reference after every step; see [`Rule`] for what must hold. A seed that fails is [shrunk](shrink).
+#![forbid(unsafe_code)]
+
+mod claiming;
+mod client;
+mod ending;
+mod fail;
+mod memory;
+mod mistakes;
+mod model;
+mod nonsense;
+mod ops;
+mod plan;
+mod replies;
+mod rng;
+mod running;
+pub mod shrink;
+mod specs;
+mod tier;
+mod world;
+
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+pub use fail::{Fail, Rule};
+pub use mistakes::Mistake;
+pub use plan::{FEATURES, Feature, Features, OPS_MAX, Plan, Shape, TierShape};
+pub use rng::Rng;
+
+use world::World;
+
+/// What a run came to.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Steps of the machine.
+    pub steps: usize,
+    /// Kinds of things that happened, so that tests see that runs are not idle.
+    pub reached: BTreeSet<&'static str>,
+    /// Events and commands, where they were asked for.
+    pub trace: Vec<String>,
+    /// A number that two runs share only if they went the same way.
+    pub fingerprint: u64,
+    /// The first promise that was broken.
+    pub fail: Option<Fail>,
+}
+
+/// Runs a plan.
+pub fn run(plan: &Plan, mistake: Option<Mistake>, trace: bool) -> Report {
+    let mut world = World::new(plan, mistake, trace);
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        world.open_spaces()?;
+        for (at, &op) in plan.ops.iter().enumerate() {
+            world.at = at;
+            world.op(op)?;
+        }
+        world.finish()
+    }));
+    let fail = match outcome {
+        Ok(outcome) => outcome.err(),
+        Err(panic) => Some(Fail { rule: Rule::Panic, what: panic_text(&*panic) }),
+    };
+    Report {
+        steps: world.steps,
+        reached: world.reached,
+        trace: world.trace.unwrap_or_default(),
+        fingerprint: world.fingerprint,
+        fail,
+    }
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    panic
+        .downcast_ref::<String>()
+        .cloned()
+        .or_else(|| panic.downcast_ref::<&str>().map(|&text| text.to_owned()))
+        .unwrap_or_else(|| "a panic without text".to_owned())
+}

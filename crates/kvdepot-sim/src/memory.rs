@@ -1,0 +1,100 @@
+//! The pool's memory: one tag a page in place of its bytes, and who may touch it now.
+
+use kvdepot_core::limits::BLOCK_ALIGN_BYTES;
+use kvdepot_core::runs::Run;
+
+use crate::fail::{Fail, Rule, fail};
+
+/// What a page holds that nobody has filled.
+pub(crate) const POISON: u64 = u64::MAX;
+
+#[derive(Clone, Copy, Debug)]
+struct Page {
+    tag: u64,
+    writer: Option<u64>,
+    readers: u32,
+}
+
+/// All pages of a pool.
+#[derive(Debug)]
+pub(crate) struct Memory(Vec<Page>);
+
+/// Pages of a slot, in the order of its bytes.
+pub(crate) fn pages(runs: &[Run]) -> Vec<usize> {
+    let page = |bytes: u64| (bytes / BLOCK_ALIGN_BYTES) as usize;
+    runs.iter().flat_map(|run| page(run.offset)..page(run.end())).collect()
+}
+
+impl Memory {
+    pub(crate) fn new(pages: usize) -> Self {
+        Self(vec![Page { tag: POISON, writer: None, readers: 0 }; pages])
+    }
+
+    fn check_bounds(&self, runs: &[Run]) -> Result<(), Fail> {
+        match pages(runs).iter().find(|&&page| page >= self.0.len()) {
+            Some(page) => fail(Rule::Caps, format!("page {page} is outside of the pool")),
+            None => Ok(()),
+        }
+    }
+
+    /// Somebody begins to fill these pages: nobody else may touch them.
+    pub(crate) fn begin_write(&mut self, runs: &[Run], user: u64) -> Result<(), Fail> {
+        self.check_bounds(runs)?;
+        for number in pages(runs) {
+            let page = &mut self.0[number];
+            if page.writer.is_some() || page.readers > 0 {
+                let (writer, readers) = (page.writer, page.readers);
+                return fail(
+                    Rule::Owners,
+                    format!(
+                        "page {number} is given to {user:#x} while {writer:x?} fills and {readers} read it"
+                    ),
+                );
+            }
+            page.writer = Some(user);
+            page.tag = POISON;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn end_write(&mut self, runs: &[Run], user: u64) {
+        for number in pages(runs) {
+            if self.0[number].writer == Some(user) {
+                self.0[number].writer = None;
+            }
+        }
+    }
+
+    /// Somebody begins to read these pages: nobody may fill them.
+    pub(crate) fn begin_read(&mut self, runs: &[Run]) -> Result<(), Fail> {
+        self.check_bounds(runs)?;
+        for number in pages(runs) {
+            let page = &mut self.0[number];
+            if let Some(writer) = page.writer {
+                return fail(Rule::Owners, format!("page {number} is read while {writer:#x} fills it"));
+            }
+            page.readers += 1;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn end_read(&mut self, runs: &[Run]) {
+        for number in pages(runs) {
+            self.0[number].readers -= 1;
+        }
+    }
+
+    /// Writes as a device does: whoever owns the page.
+    pub(crate) fn put(&mut self, page: usize, tag: u64) {
+        self.0[page].tag = tag;
+    }
+
+    pub(crate) fn tags(&self, runs: &[Run]) -> Vec<u64> {
+        pages(runs).into_iter().map(|page| self.0[page].tag).collect()
+    }
+
+    /// Pages that somebody touches.
+    pub(crate) fn in_use(&self) -> usize {
+        self.0.iter().filter(|page| page.writer.is_some() || page.readers > 0).count()
+    }
+}

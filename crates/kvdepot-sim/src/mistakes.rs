@@ -1,0 +1,64 @@
+//! Mistakes that tests plant, to see that the simulation finds them.
+
+use kvdepot_core::machine::Flaw;
+
+/// A mistake of the machine, of who runs it, or of a tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mistake {
+    /// A commit of some shards counts for all.
+    SealedEarly,
+    /// The end of a client is not told.
+    LeaseKept,
+    /// A client's end is told before its copies have ended.
+    NoQuarantine,
+    /// A tier on a full disk acknowledges an epoch that it could not store.
+    EpochLost,
+    /// Removals are acknowledged and not made.
+    RemovalNotSent,
+    /// The end of a read that missed is not told.
+    MissSwallowed,
+    /// Claims are admitted whether there is room or not.
+    RoomNotReserved,
+    /// A removal does not wait for the write before it.
+    RemovalOvertaken,
+    /// What arrives after its namespace was reset is leased.
+    LeasedAfterReset,
+    /// A slot that was displaced is still written.
+    DisplacedWritten,
+    /// A new value is written beside the one before it.
+    ValueKept,
+}
+
+impl Mistake {
+    /// All of them.
+    pub const ALL: [Self; 11] = [
+        Self::SealedEarly,
+        Self::LeaseKept,
+        Self::NoQuarantine,
+        Self::EpochLost,
+        Self::RemovalNotSent,
+        Self::MissSwallowed,
+        Self::RoomNotReserved,
+        Self::RemovalOvertaken,
+        Self::LeasedAfterReset,
+        Self::DisplacedWritten,
+        Self::ValueKept,
+    ];
+
+    /// The mistake of that name.
+    pub fn by_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|mistake| format!("{mistake:?}") == name)
+    }
+
+    /// How it is built into the machine, if it is there.
+    pub(crate) const fn flaw(self) -> Option<Flaw> {
+        match self {
+            Self::RoomNotReserved => Some(Flaw::AdmitWithoutRoom),
+            Self::RemovalOvertaken => Some(Flaw::NoTurnBehindWrite),
+            Self::LeasedAfterReset => Some(Flaw::LeaseAfterReset),
+            Self::DisplacedWritten => Some(Flaw::WriteDisplaced),
+            Self::ValueKept => Some(Flaw::AlreadyThereIsStored),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! What a seed stands for: the shape of the world, what may go wrong in it, and the operations of the run.
+
+use crate::rng::Rng;
+
+/// Something that may happen in a run. Shrinking switches them off one by one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
+#[repr(u32)]
+pub enum Feature {
+    FullDisk,
+    LostBlocks,
+    CorruptReads,
+    Hangs,
+    ReadErrors,
+    WriteErrors,
+    StoredErrors,
+    ProbeErrors,
+    StaleAnswers,
+    InlineEnds,
+    Crashes,
+    Kills,
+    Resets,
+    Removals,
+    Values,
+    Claims,
+    Loads,
+    Prefetches,
+    Evictions,
+    Drains,
+    Expiries,
+    ShyTiers,
+    SmallSteps,
+    Nonsense,
+}
+
+/// All features, in the order in which shrinking tries to switch them off.
+pub const FEATURES: [Feature; 24] = [
+    Feature::Crashes,
+    Feature::FullDisk,
+    Feature::LostBlocks,
+    Feature::CorruptReads,
+    Feature::Hangs,
+    Feature::ReadErrors,
+    Feature::WriteErrors,
+    Feature::StoredErrors,
+    Feature::ProbeErrors,
+    Feature::StaleAnswers,
+    Feature::InlineEnds,
+    Feature::Kills,
+    Feature::Resets,
+    Feature::Removals,
+    Feature::Values,
+    Feature::Claims,
+    Feature::Loads,
+    Feature::Prefetches,
+    Feature::Evictions,
+    Feature::Drains,
+    Feature::Expiries,
+    Feature::ShyTiers,
+    Feature::SmallSteps,
+    Feature::Nonsense,
+];
+
+/// A set of features.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Features(u32);
+
+impl Features {
+    /// Whether a feature is on.
+    pub const fn has(self, feature: Feature) -> bool {
+        self.0 & (1 << feature as u32) != 0
+    }
+
+    /// The set without a feature.
+    #[must_use]
+    pub const fn without(self, feature: Feature) -> Self {
+        Self(self.0 & !(1 << feature as u32))
+    }
+
+    /// Names of what is on.
+    pub fn names(self) -> Vec<String> {
+        FEATURES.iter().filter(|&&f| self.has(f)).map(|f| format!("{f:?}")).collect()
+    }
+}
+
+/// A tier's properties.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TierShape {
+    /// Pages that it holds.
+    pub pages: usize,
+    /// Whether it can mostly not tell without I/O what it holds.
+    pub shy: bool,
+}
+
+/// What does not change in a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Tiers, fastest first.
+    pub tiers: Vec<TierShape>,
+    /// Pages of the pool.
+    pub pool_pages: usize,
+    /// Pages that it may grow to.
+    pub pool_pages_max: usize,
+    /// Name of the eviction policy.
+    pub policy: &'static str,
+    /// Whether blocks stay in the pool.
+    pub keeps: bool,
+    /// Clients at a time.
+    pub clients: usize,
+    /// Prompts that they work on.
+    pub prompts: usize,
+    /// Hash units of a prompt.
+    pub prompt_units: usize,
+}
+
+/// A run, before it is run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Where it came from.
+    pub seed: u64,
+    /// The world.
+    pub shape: Shape,
+    /// What may happen.
+    pub features: Features,
+    /// One random seed for each operation.
+    pub ops: Vec<u64>,
+}
+
+/// Operations of a plan, at most.
+pub const OPS_MAX: usize = 900;
+
+impl Plan {
+    /// The plan of a seed.
+    pub fn new(seed: u64) -> Self {
+        let mut rng = Rng::new(seed ^ 0x5EED_0F0A_11DE_907A);
+        rng.next();
+        let tiers = (0..[1, 1, 2, 2, 3, 0, 1, 2][rng.below(8)])
+            .map(|_| TierShape { pages: rng.between(6, 60), shy: rng.chance(35) })
+            .collect();
+        let pool_pages = rng.between(4, 40);
+        let pool_pages_max = if rng.chance(15) { pool_pages + rng.between(1, 16) } else { pool_pages };
+        let shape = Shape {
+            tiers,
+            pool_pages,
+            pool_pages_max,
+            policy: if rng.chance(50) { "lru" } else { "s3fifo" },
+            keeps: !rng.chance(12),
+            clients: rng.between(1, 5),
+            prompts: rng.between(1, 3),
+            prompt_units: rng.between(3, 12),
+        };
+        // Swarm testing: each feature is on in most runs, but hardly ever are all.
+        let mut features = Features((1 << FEATURES.len()) - 1);
+        for feature in FEATURES {
+            let off = if feature == Feature::Crashes { 50 } else { 25 };
+            if rng.chance(off) {
+                features = features.without(feature);
+            }
+        }
+        let ops = (0..rng.between(OPS_MAX / 4, OPS_MAX)).map(|_| rng.next()).collect();
+        Self { seed, shape, features, ops }
+    }
+}

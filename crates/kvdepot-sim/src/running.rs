@@ -1,0 +1,205 @@
+//! The executor: commands leave first in, first out; tiers end them in any order, sometimes before the call returns.
+
+use kvdepot_core::machine::{Ask, Command, Event, Fetched, Nanos};
+use kvdepot_core::runs::Runs;
+use kvdepot_core::{BlockKey, Error, ErrorKind, SlotId};
+
+use crate::fail::Fail;
+use crate::memory::pages;
+use crate::mistakes::Mistake;
+use crate::plan::Feature;
+use crate::tier::Luck;
+use crate::world::World;
+
+/// An operation that a tier has begun.
+#[derive(Debug)]
+pub(crate) struct Running {
+    pub(crate) number: u64,
+    pub(crate) tier: usize,
+    pub(crate) work: Work,
+    /// It hangs before this operation of the plan.
+    pub(crate) until: usize,
+}
+
+#[derive(Debug)]
+pub(crate) enum Work {
+    Read {
+        slot: SlotId,
+        key: BlockKey,
+        runs: Runs,
+        deadline: Nanos,
+        begun: Option<Vec<u64>>,
+    },
+    /// `half`: what the tier has read of the slot so far.
+    Write {
+        slot: SlotId,
+        key: BlockKey,
+        runs: Runs,
+        half: Vec<u64>,
+    },
+    Remove {
+        key: BlockKey,
+    },
+    Probe {
+        ask: Ask,
+        keys: Vec<BlockKey>,
+    },
+}
+
+impl World {
+    /// Hands the oldest command to its tier.
+    pub(crate) fn execute_one(&mut self) -> Result<(), Fail> {
+        let Some((number, command)) = self.outbox.pop_front() else { return Ok(()) };
+        let (tier, work) = match command {
+            Command::Read { tier, slot, key, runs, deadline } => {
+                self.memory.begin_write(&runs, 1 << 40 | number)?;
+                let begun = self.tiers[tier].content(&key);
+                // The device has begun to fill the slot.
+                if let (Some(tags), Some(&page)) = (&begun, pages(&runs).first()) {
+                    self.memory.put(page, tags[0]);
+                }
+                (tier, Work::Read { slot, key, runs, deadline, begun })
+            }
+            Command::Write { tier, slot, key, runs } => {
+                self.memory.begin_read(&runs)?;
+                let mut half = self.memory.tags(&runs);
+                half.truncate(half.len().div_ceil(2));
+                (tier, Work::Write { slot, key, runs, half })
+            }
+            Command::Remove { tier, key } if self.mistake == Some(Mistake::RemovalNotSent) => {
+                return self.feed_and_answer(Event::Removed { tier, key });
+            }
+            Command::Remove { tier, key } => {
+                self.tiers[tier].begin_removal(key);
+                (tier, Work::Remove { key })
+            }
+            Command::Probe { tier, ask, keys } => (tier, Work::Probe { ask, keys }),
+            Command::Touch { .. } => return Ok(()),
+        };
+        let hangs = self.luck(Feature::Hangs, 6);
+        let until = if hangs { self.at + self.rng.between(5, 120) } else { 0 };
+        let running = Running { number, tier, work, until };
+        if !hangs && self.luck(Feature::InlineEnds, 30) {
+            return self.end(running);
+        }
+        self.running.push(running);
+        Ok(())
+    }
+
+    /// Ends an operation that does not hang, chosen at random.
+    pub(crate) fn end_one(&mut self) -> Result<(), Fail> {
+        let (at, calm) = (self.at, self.calm);
+        let may_end: Vec<usize> =
+            (0..self.running.len()).filter(|&n| calm || self.running[n].until <= at).collect();
+        if may_end.is_empty() {
+            return Ok(());
+        }
+        let chosen = may_end[self.rng.below(may_end.len())];
+        let running = self.running.remove(chosen);
+        self.end(running)
+    }
+
+    fn end(&mut self, running: Running) -> Result<(), Fail> {
+        let Running { number, tier, work, .. } = running;
+        match work {
+            Work::Read { slot, key, runs, deadline, begun } => {
+                let outcome = self.end_read(number, tier, &key, &runs, deadline, begun);
+                if self.mistake == Some(Mistake::MissSwallowed) && matches!(outcome, Ok(Fetched::Miss)) {
+                    return Ok(());
+                }
+                self.feed_and_answer(Event::ReadEnded { tier, slot, outcome })
+            }
+            Work::Write { slot, key, runs, half } => {
+                let mut tags = self.memory.tags(&runs);
+                tags[..half.len()].copy_from_slice(&half);
+                self.memory.end_read(&runs);
+                let luck = match () {
+                    () if self.luck(Feature::WriteErrors, 6) => Luck::Fails,
+                    () if self.luck(Feature::WriteErrors, 3) => Luck::Busy,
+                    () if self.luck(Feature::StoredErrors, 4) => Luck::FailsStored,
+                    () => Luck::Good,
+                };
+                let mut evicted = Vec::new();
+                let outcome = self.tiers[tier].write(&key, tags, luck, &mut self.rng, &mut evicted);
+                if !evicted.is_empty() {
+                    self.forgotten.push((tier, evicted, false));
+                }
+                self.feed_and_answer(Event::WriteEnded { tier, slot, outcome })
+            }
+            Work::Remove { key } => {
+                self.tiers[tier].end_removal(&key);
+                self.feed_and_answer(Event::Removed { tier, key })
+            }
+            Work::Probe { ask, keys } => {
+                let outcome = if self.luck(Feature::ProbeErrors, 10) {
+                    Err(Error::new(ErrorKind::Timeout, "a probe took too long"))
+                } else {
+                    Ok(self.tiers[tier].probe(&keys))
+                };
+                self.feed_and_answer(Event::Probed { ask, outcome })
+            }
+        }
+    }
+
+    fn end_read(
+        &mut self,
+        number: u64,
+        tier: usize,
+        key: &BlockKey,
+        runs: &Runs,
+        deadline: Nanos,
+        begun: Option<Vec<u64>>,
+    ) -> kvdepot_core::Result<Fetched> {
+        let late = self.now > deadline && self.rng.chance(50);
+        let (outcome, tags) = if late {
+            (Err(Error::new(ErrorKind::Timeout, "a read took too long")), None)
+        } else if self.luck(Feature::ReadErrors, 8) {
+            (Err(Error::new(ErrorKind::Io, "a read failed")), None)
+        } else {
+            let read = self.tiers[tier].read(key, begun, &mut self.rng);
+            if read.0.is_err() {
+                self.forgotten.push((tier, vec![*key], true));
+            }
+            read
+        };
+        for (page, tag) in pages(runs).into_iter().zip(tags.unwrap_or_default()) {
+            self.memory.put(page, tag);
+        }
+        self.memory.end_write(runs, 1 << 40 | number);
+        outcome
+    }
+
+    /// The depot died under an operation: a write has happened as a whole or not at all.
+    pub(crate) fn crash_running(&mut self, running: Running) {
+        if let Work::Write { key, runs, half, .. } = running.work
+            && self.rng.chance(50)
+        {
+            let mut tags = self.memory.tags(&runs);
+            tags[..half.len()].copy_from_slice(&half);
+            let _ = self.tiers[running.tier].write(&key, tags, Luck::Good, &mut self.rng, &mut Vec::new());
+        }
+    }
+
+    /// Tells the machine of blocks that a tier has forgotten a while ago.
+    pub(crate) fn tell_forgotten(&mut self) -> Result<(), Fail> {
+        if self.forgotten.is_empty() {
+            return Ok(());
+        }
+        let chosen = self.rng.below(self.forgotten.len());
+        let (tier, keys, lost) = self.forgotten.remove(chosen);
+        self.feed_and_answer(Event::TierForgot { tier, keys, lost })
+    }
+
+    /// Numbers of writes that tiers have not ended, and were ordered already.
+    pub(crate) fn writes_ordered(&self) -> impl Iterator<Item = (u64, BlockKey)> {
+        let running = self.running.iter().filter_map(|running| match running.work {
+            Work::Write { key, .. } => Some((running.number, key)),
+            _ => None,
+        });
+        let queued = self.outbox.iter().filter_map(|(number, command)| match command {
+            Command::Write { key, .. } => Some((*number, *key)),
+            _ => None,
+        });
+        running.chain(queued)
+    }
+}

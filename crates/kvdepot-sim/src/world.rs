@@ -1,0 +1,381 @@
+//! The world of a run: the machine, what it commands, what it asks, and all who wait for it.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::sync::Arc;
+
+use kvdepot_core::limits::BLOCK_ALIGN_BYTES;
+use kvdepot_core::machine::{
+    Ask, Command, Effects, Event, Job, Location, Machine, NamespaceHandle, Nanos, Opened, PoolConfig,
+    Request, Token,
+};
+use kvdepot_core::{BlockHash, BlockKey, NamespaceId, eviction};
+
+use crate::client::Client;
+use crate::fail::{Fail, Rule, fail};
+use crate::memory::Memory;
+use crate::mistakes::Mistake;
+use crate::model::{Model, name};
+use crate::plan::{Feature, Plan};
+use crate::replies::Waiting;
+use crate::rng::Rng;
+use crate::running::Running;
+use crate::specs;
+use crate::tier::SimTier;
+
+/// A namespace of the run.
+#[derive(Debug)]
+pub(crate) struct Space {
+    pub(crate) root: NamespaceId,
+    pub(crate) handle: NamespaceHandle,
+    pub(crate) epoch: u32,
+    pub(crate) id: NamespaceId,
+    /// What keys carried in epochs that this depot has left.
+    pub(crate) earlier: Vec<NamespaceId>,
+    /// Newest epoch that all tiers have stored, as far as they said.
+    pub(crate) acknowledged: u32,
+    /// Leases given when the current epoch began.
+    pub(crate) leases_before: u64,
+    pub(crate) pages: usize,
+}
+
+/// An answer to a question, on its way.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) ask: Ask,
+    pub(crate) locations: Vec<Location>,
+}
+
+/// The state of a run.
+#[derive(Debug)]
+pub(crate) struct World {
+    pub(crate) plan: Plan,
+    pub(crate) mistake: Option<Mistake>,
+    pub(crate) rng: Rng,
+    pub(crate) machine: Machine,
+    pub(crate) now: Nanos,
+    /// The operation that is going on.
+    pub(crate) at: usize,
+    /// Whether faults may happen now.
+    pub(crate) calm: bool,
+    pub(crate) memory: Memory,
+    pub(crate) tiers: Vec<SimTier>,
+    pub(crate) model: Model,
+    pub(crate) spaces: Vec<Space>,
+    pub(crate) clients: Vec<Client>,
+    pub(crate) outbox: VecDeque<(u64, Command)>,
+    pub(crate) commands_ever: u64,
+    pub(crate) running: Vec<Running>,
+    pub(crate) forgotten: Vec<(usize, Vec<BlockKey>, bool)>,
+    pub(crate) jobs: Vec<Job>,
+    pub(crate) answers: Vec<Answer>,
+    pub(crate) waiting: BTreeMap<Token, Waiting>,
+    pub(crate) presence: HashSet<BlockKey>,
+    pub(crate) opened: Vec<Opened>,
+    /// What a walk over the pool has found.
+    pub(crate) listed: Vec<BlockKey>,
+    pub(crate) next_listed: Option<usize>,
+    pub(crate) numbers: u64,
+    pub(crate) steps: usize,
+    pub(crate) trace: Option<Vec<String>>,
+    pub(crate) fingerprint: u64,
+    /// What the run came to, so that tests see that it is no idle one.
+    pub(crate) reached: BTreeSet<&'static str>,
+}
+
+impl World {
+    pub(crate) fn new(plan: &Plan, mistake: Option<Mistake>, trace: bool) -> Self {
+        let shape = &plan.shape;
+        let mut tiers: Vec<SimTier> = shape
+            .tiers
+            .iter()
+            .map(|&tier| {
+                let shy = tier.shy && plan.features.has(Feature::ShyTiers);
+                SimTier::new(crate::plan::TierShape { shy, ..tier })
+            })
+            .collect();
+        tiers.iter_mut().for_each(|tier| tier.loses_epochs = mistake == Some(Mistake::EpochLost));
+        Self {
+            plan: plan.clone(),
+            mistake,
+            rng: Rng::new(plan.seed),
+            machine: machine(plan, mistake),
+            now: 1_000_000_000,
+            at: 0,
+            calm: false,
+            memory: Memory::new(shape.pool_pages_max),
+            tiers,
+            model: Model::default(),
+            spaces: Vec::new(),
+            clients: Vec::new(),
+            outbox: VecDeque::new(),
+            commands_ever: 0,
+            running: Vec::new(),
+            forgotten: Vec::new(),
+            jobs: Vec::new(),
+            answers: Vec::new(),
+            waiting: BTreeMap::new(),
+            presence: HashSet::new(),
+            opened: Vec::new(),
+            listed: Vec::new(),
+            next_listed: None,
+            numbers: 0,
+            steps: 0,
+            trace: trace.then(Vec::new),
+            fingerprint: 0,
+            reached: BTreeSet::new(),
+        }
+    }
+
+    pub(crate) fn note(&mut self, line: impl FnOnce() -> String) {
+        if let Some(trace) = &mut self.trace {
+            trace.push(format!("{:>4}  {}", self.at, line()));
+        }
+    }
+
+    pub(crate) const fn number(&mut self) -> u64 {
+        self.numbers += 1;
+        self.numbers
+    }
+
+    pub(crate) fn has(&self, feature: Feature) -> bool {
+        self.plan.features.has(feature)
+    }
+
+    /// Whether something happens now that the feature allows in so many of 100 cases.
+    pub(crate) fn luck(&mut self, feature: Feature, percent: usize) -> bool {
+        let happens = self.rng.chance(percent);
+        happens && !self.calm && self.has(feature)
+    }
+
+    pub(crate) fn key(&self, space: usize, hash: BlockHash) -> BlockKey {
+        BlockKey { namespace: self.spaces[space].id, hash }
+    }
+
+    /// The space whose current epoch a key belongs to.
+    pub(crate) fn live_space(&self, key: &BlockKey) -> Option<usize> {
+        self.spaces.iter().position(|space| space.id == key.namespace)
+    }
+
+    /// Opens all namespaces at a machine that has just begun.
+    pub(crate) fn open_spaces(&mut self) -> Result<(), Fail> {
+        // Part of the pool is populated ahead of its use.
+        let upto_bytes = self.rng.below(self.plan.shape.pool_pages) as u64 * BLOCK_ALIGN_BYTES;
+        self.feed(Event::Populated { upto_bytes })?;
+        for (number, spec) in specs::all().iter().enumerate() {
+            let root = spec.root();
+            let epoch = self.tiers.iter().map(|tier| tier.epoch(root)).max().unwrap_or(0);
+            let request = Request::OpenNamespace { spec: Arc::clone(spec), epoch };
+            self.request_of(None, request, crate::replies::Asked::Done)?;
+            let Some(opened) = self.opened.pop() else {
+                return fail(Rule::Replies, "no namespace was opened");
+            };
+            let acknowledged = self.spaces.get(number).map_or(0, |space| space.acknowledged);
+            if !self.tiers.is_empty() && opened.epoch < acknowledged {
+                return fail(
+                    Rule::Stale,
+                    format!("epoch {acknowledged} was acknowledged, and {} came back", opened.epoch),
+                );
+            }
+            let space = Space {
+                root,
+                handle: opened.handle,
+                epoch: opened.epoch,
+                id: opened.id,
+                earlier: Vec::new(),
+                acknowledged: opened.epoch,
+                leases_before: 0,
+                pages: spec.layout().shard_count(),
+            };
+            if number < self.spaces.len() {
+                self.spaces[number] = space;
+            } else {
+                self.spaces.push(space);
+            }
+        }
+        Ok(())
+    }
+
+    /// One step of the machine, and all that must follow at once.
+    pub(crate) fn feed(&mut self, event: Event) -> Result<(), Fail> {
+        self.note(|| show_event(&event));
+        let mut out = Effects::default();
+        self.machine.step(self.now, event, &mut out);
+        self.steps += 1;
+        self.mark(&out);
+        for (key, visible) in out.visible {
+            let changed = if visible { self.presence.insert(key) } else { self.presence.remove(&key) };
+            if !changed {
+                return fail(Rule::Presence, format!("{} became visible={visible} twice", name(&key)));
+            }
+        }
+        self.opened.extend(out.namespaces);
+        for command in out.commands {
+            self.commands_ever += 1;
+            self.note(|| format!("      command {}", show_command(&command)));
+            self.outbox.push_back((self.commands_ever, command));
+        }
+        for question in out.questions {
+            let locations = self.locate(&question.keys);
+            self.answers.push(Answer { ask: question.ask, locations });
+        }
+        self.jobs.extend(out.again);
+        self.check_gauges()?;
+        if self.plan.shape.pool_pages <= 12 || self.steps.is_multiple_of(4) {
+            self.machine.check().or_else(|what| fail(Rule::Totals, what))?;
+        }
+        for (token, reply) in out.replies {
+            self.replied(token, reply)?;
+        }
+        Ok(())
+    }
+
+    /// Feeds an event and answers the questions that it led to, now or later.
+    pub(crate) fn feed_and_answer(&mut self, event: Event) -> Result<(), Fail> {
+        self.feed(event)?;
+        while !self.answers.is_empty() && !self.luck(Feature::StaleAnswers, 20) {
+            let answer = self.answers.remove(0);
+            self.feed(Event::Located { ask: answer.ask, locations: answer.locations })?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn locate(&self, keys: &[BlockKey]) -> Vec<Location> {
+        keys.iter().map(|key| crate::tier::locate(&self.tiers, key)).collect()
+    }
+
+    /// Mixes what a step did into the fingerprint.
+    fn mark(&mut self, out: &Effects) {
+        let mut mix = |value: u64| {
+            self.fingerprint = (self.fingerprint ^ value).wrapping_mul(0x100_0000_01B3).rotate_left(17);
+        };
+        out.replies.iter().for_each(|(token, reply)| mix(token << 1 | u64::from(reply.is_ok())));
+        out.visible
+            .iter()
+            .for_each(|(key, visible)| mix(u64::from(key.hash.0[1]) << 1 | u64::from(*visible)));
+        for command in &out.commands {
+            mix(match command {
+                Command::Read { tier, slot, .. } => 1 << 40 | u64::from(*slot) << 8 | *tier as u64,
+                Command::Write { tier, slot, .. } => 2 << 40 | u64::from(*slot) << 8 | *tier as u64,
+                Command::Remove { tier, key } => 3 << 40 | u64::from(key.hash.0[1]) << 8 | *tier as u64,
+                Command::Probe { tier, keys, .. } => 4 << 40 | (keys.len() as u64) << 8 | *tier as u64,
+                Command::Touch { keys } => 5 << 40 | keys.len() as u64,
+            });
+        }
+        mix(out.questions.len() as u64);
+        mix(out.again.len() as u64);
+    }
+
+    fn check_gauges(&mut self) -> Result<(), Fail> {
+        let gauges = self.machine.gauges();
+        let held = gauges.held;
+        let max = self.plan.shape.pool_pages_max as u64 * BLOCK_ALIGN_BYTES;
+        if gauges.pool_bytes > max
+            || held.pinned > gauges.pool_bytes
+            || gauges.pool_free_bytes > gauges.pool_bytes
+        {
+            return fail(Rule::Caps, format!("{gauges:?} of at most {max}"));
+        }
+        if !self.tiers.is_empty() && held.filling + held.dirty > gauges.pool_bytes * 70 / 100 {
+            return fail(Rule::Caps, format!("more than the share that may be dirty: {held:?}"));
+        }
+        // Between the steps of one claim a dump may take the room that it was promised, and a block that was pinned when
+        // the claim looked may have become free: then its hit is shorter than it could be.
+        let at_once = !self.has(Feature::SmallSteps) && !self.has(Feature::StaleAnswers);
+        if at_once && self.machine.counters().failures.iter().any(|failure| failure.0 == "claim") {
+            return fail(Rule::Claims, "a claim was admitted, and found no room");
+        }
+        Ok(())
+    }
+
+    /// The depot dies. Tiers keep what they have stored; everything else begins anew.
+    pub(crate) fn crash(&mut self) -> Result<(), Fail> {
+        self.note(|| "CRASH and restart".to_owned());
+        self.reached.insert("crash");
+        let running = std::mem::take(&mut self.running);
+        for operation in running {
+            self.crash_running(operation);
+        }
+        for tier in &mut self.tiers {
+            tier.crash(&mut self.rng);
+        }
+        // What a tier still has may come back.
+        for (_, tags) in self.tiers.iter().flat_map(SimTier::kept) {
+            tags.iter().for_each(|tag| self.model.come_back((tag >> 8) as usize));
+        }
+        self.outbox.clear();
+        self.forgotten.clear();
+        self.jobs.clear();
+        self.answers.clear();
+        self.waiting.clear();
+        self.presence.clear();
+        self.opened.clear();
+        self.clients.clear();
+        self.machine = machine(&self.plan, self.mistake);
+        self.memory = Memory::new(self.plan.shape.pool_pages_max);
+        self.open_spaces()
+    }
+}
+
+pub(crate) fn machine(plan: &Plan, mistake: Option<Mistake>) -> Machine {
+    let pool = PoolConfig {
+        pool_bytes: plan.shape.pool_pages as u64 * BLOCK_ALIGN_BYTES,
+        pool_bytes_max: plan.shape.pool_pages_max as u64 * BLOCK_ALIGN_BYTES,
+        grow_step_bytes: 2 * BLOCK_ALIGN_BYTES,
+        policy: eviction::by_name(plan.shape.policy, 16).expect("a known policy"),
+        keeps: plan.shape.keeps,
+        seed: plan.seed,
+    };
+    let mut machine = Machine::new(pool, plan.shape.tiers.len());
+    if plan.features.has(Feature::SmallSteps) {
+        machine.set_pace(kvdepot_core::machine::Pace::small(plan.seed));
+    }
+    if let Some(flaw) = mistake.and_then(Mistake::flaw) {
+        machine.set_flaw(flaw);
+    }
+    machine
+}
+
+fn show_event(event: &Event) -> String {
+    match event {
+        Event::Request { token, owner, request } => {
+            format!("#{token} owner {owner}: {}", show_request(request))
+        }
+        Event::Located { ask, locations } => format!("located {ask:?} {locations:?}"),
+        Event::TierForgot { tier, keys, lost } => {
+            let keys: Vec<String> = keys.iter().map(name).collect();
+            format!("tier {tier} forgot {} lost={lost}", keys.join(" "))
+        }
+        Event::Removed { tier, key } => format!("tier {tier} removed {}", name(key)),
+        other => format!("{other:?}"),
+    }
+}
+
+fn show_command(command: &Command) -> String {
+    match command {
+        Command::Read { tier, slot, key, .. } => format!("read tier {tier} slot {slot} {}", name(key)),
+        Command::Write { tier, slot, key, .. } => format!("write tier {tier} slot {slot} {}", name(key)),
+        Command::Remove { tier, key } => format!("remove tier {tier} {}", name(key)),
+        Command::Probe { tier, ask, keys } => format!("probe tier {tier} {ask:?} {} keys", keys.len()),
+        Command::Touch { keys } => format!("touch {}", keys.len()),
+    }
+}
+
+fn show_request(request: &Request) -> String {
+    match request {
+        Request::OpenNamespace { spec, epoch } => format!("OpenNamespace {} epoch {epoch}", spec.canonical()),
+        Request::Publish { lease, others } => {
+            format!(
+                "Publish lease {} others {}",
+                lease.0,
+                others.iter().map(name).collect::<Vec<_>>().join(" ")
+            )
+        }
+        Request::Remove { keys, locations } => {
+            format!("Remove {} at {locations:?}", keys.iter().map(name).collect::<Vec<_>>().join(" "))
+        }
+        Request::LeaseNow { keys } => {
+            format!("LeaseNow {}", keys.iter().map(name).collect::<Vec<_>>().join(" "))
+        }
+        other => format!("{other:?}").replace("abababababababababababababab", "").replace("BlockHash", ""),
+    }
+}

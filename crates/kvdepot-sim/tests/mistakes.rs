@@ -1,0 +1,87 @@
+//! Planted mistakes are found within a thousand seeds, by the promise that each breaks.
+
+use kvdepot_sim::{Mistake, Plan, Rule, run, shrink};
+
+/// Seeds within which every mistake must be found.
+const SEEDS_MAX: u64 = 1_000;
+
+/// The first seed that finds a mistake, which must break one of these promises.
+fn finds(mistake: Mistake, rules: &[Rule]) {
+    let found = (0..SEEDS_MAX).find_map(|seed| {
+        let fail = run(&Plan::new(seed), Some(mistake), false).fail?;
+        Some((seed, fail))
+    });
+    let Some((seed, fail)) = found else { panic!("{mistake:?} is not found in {SEEDS_MAX} seeds") };
+    println!("{mistake:?} is found by seed {seed}: {fail}");
+    assert!(rules.contains(&fail.rule), "{mistake:?}, seed {seed}: {fail}");
+    assert!(run(&Plan::new(seed), None, false).fail.is_none(), "seed {seed} fails without a mistake");
+}
+
+#[test]
+fn a_block_sealed_before_its_last_shard() {
+    finds(Mistake::SealedEarly, &[Rule::Bytes, Rule::Owners]);
+}
+
+#[test]
+fn leases_kept_beyond_their_owner() {
+    finds(Mistake::LeaseKept, &[Rule::Leaks, Rule::Progress]);
+}
+
+#[test]
+fn slots_given_away_while_a_dead_client_s_copies_run() {
+    finds(Mistake::NoQuarantine, &[Rule::Owners, Rule::Bytes]);
+}
+
+#[test]
+fn an_epoch_lost_on_a_full_disk() {
+    finds(Mistake::EpochLost, &[Rule::Stale]);
+}
+
+#[test]
+fn a_removal_acknowledged_and_not_made() {
+    finds(Mistake::RemovalNotSent, &[Rule::Stale]);
+}
+
+#[test]
+fn the_end_of_a_read_that_is_not_told() {
+    finds(Mistake::MissSwallowed, &[Rule::Leaks, Rule::Progress]);
+}
+
+#[test]
+fn claims_admitted_without_room() {
+    finds(Mistake::RoomNotReserved, &[Rule::Claims]);
+}
+
+#[test]
+fn a_removal_overtaken_by_the_write_before_it() {
+    finds(Mistake::RemovalOvertaken, &[Rule::Stale]);
+}
+
+#[test]
+fn an_arrival_leased_after_a_reset() {
+    finds(Mistake::LeasedAfterReset, &[Rule::Stale]);
+}
+
+#[test]
+fn a_displaced_slot_that_is_still_written() {
+    // With assertions the machine itself notices that it begins such a write.
+    finds(Mistake::DisplacedWritten, &[Rule::Leaks, Rule::Stale, Rule::Panic]);
+}
+
+#[test]
+fn a_value_kept_beside_the_new_one() {
+    finds(Mistake::ValueKept, &[Rule::Stale]);
+}
+
+#[test]
+fn a_failing_run_shrinks_to_a_few_operations() {
+    let mistake = Some(Mistake::RemovalOvertaken);
+    let failing = (0..SEEDS_MAX).map(Plan::new).find_map(|plan| {
+        let rule = run(&plan, mistake, false).fail?.rule;
+        Some((plan, rule))
+    });
+    let Some((plan, rule)) = failing else { panic!("no seed fails") };
+    let small = shrink::shrink(&plan, mistake, rule);
+    assert!(small.ops.len() * 4 < plan.ops.len(), "{} operations of {}", small.ops.len(), plan.ops.len());
+    assert_eq!(run(&small, mistake, false).fail.map(|fail| fail.rule), Some(rule));
+}

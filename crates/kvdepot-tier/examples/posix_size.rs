@@ -1,0 +1,188 @@
+//! A Posix tier with many small files: time until they are usable after a restart, memory per file, the slowest `peek`
+//! during a sweep, and write rates below and at the cap:
+//! `cargo run --release -p kvdepot-tier --example posix_size -- [directory] [files] [writes]`.
+//!
+//! The files are sparse, so a million of them take inodes and little else; everything is removed at the end.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use kvdepot_core::{BlockLayout, Error, Result};
+use kvdepot_io::SlotBuf;
+use kvdepot_tier::conformance::{Bench, spec};
+use kvdepot_tier::{PosixConfig, PosixTier, Tier};
+
+/// A header page and a payload page.
+const FILE_BYTES: u64 = 8192;
+/// Writes under way.
+const AHEAD: u64 = 64;
+const PATIENCE: Duration = Duration::from_secs(3600);
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let number =
+        |at: usize, default: u64| arguments.get(at).and_then(|text| text.parse().ok()).unwrap_or(default);
+    let parent = arguments.first().map_or_else(std::env::temp_dir, PathBuf::from);
+    let (files, writes) = (number(1, 100_000), number(2, 20_000));
+    let dir = parent.join(format!("posix-size-{}", std::process::id()));
+    let broken = |e| Error::io("cannot use the directory", e);
+    std::fs::create_dir_all(&dir).map_err(broken)?;
+    let outcome = measure(&dir, files, writes);
+    std::fs::remove_dir_all(&dir).map_err(broken)?;
+    outcome
+}
+
+fn open(dir: &Path, capacity_bytes: u64) -> Result<(Arc<PosixTier>, Bench)> {
+    let config = PosixConfig { shared: false, capacity_bytes, ..PosixConfig::new(dir) };
+    let tier = Arc::new(PosixTier::open(config)?);
+    let bench = Bench::with(Arc::clone(&tier) as _, spec("size", BlockLayout::uniform(1, &[4096])?));
+    Ok((tier, bench))
+}
+
+fn measure(dir: &Path, files: u64, writes: u64) -> Result<()> {
+    let room = (files + 2 * writes) * FILE_BYTES;
+    drop(open(dir, room)?);
+    let began = Instant::now();
+    generate(dir, files)?;
+    for record in [".kvdepot-index", ".kvdepot-total"] {
+        // They know nothing of files that were made behind the tier's back.
+        let _ = std::fs::remove_file(dir.join(record));
+    }
+    println!("{files} files made in {:.1} s", began.elapsed().as_secs_f64());
+    restart(dir, files, room, "first start")?;
+    restart(dir, files, room, "restart")?;
+    rates(dir, files, writes)
+}
+
+/// Sparse files where the tier puts blocks `0..files`.
+fn generate(dir: &Path, files: u64) -> Result<()> {
+    let (_tier, bench) = open(dir, 0)?;
+    let epoch = dir.join(bench.spec.root().to_string()).join("e0");
+    let broken = |e| Error::io("cannot make a file", e);
+    for shard in 0..256 {
+        std::fs::create_dir_all(epoch.join(format!("{shard:02x}"))).map_err(broken)?;
+    }
+    let next = AtomicU64::new(0);
+    let worker = || -> std::io::Result<()> {
+        loop {
+            // Relaxed: the number alone is shared.
+            let n = next.fetch_add(1, Ordering::Relaxed);
+            if n >= files {
+                return Ok(());
+            }
+            let hash = bench.key(n).hash;
+            let path = epoch.join(format!("{:02x}", hash.0[0])).join(format!("{hash}.kvb"));
+            std::fs::File::create_new(path)?.set_len(FILE_BYTES)?;
+        }
+    };
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..4).map(|_| scope.spawn(worker)).collect();
+        workers.into_iter().try_for_each(|worker| worker.join().expect("a writer does not panic"))
+    })
+    .map_err(broken)
+}
+
+fn restart(dir: &Path, files: u64, capacity_bytes: u64, what: &str) -> Result<()> {
+    let before = resident_bytes();
+    let began = Instant::now();
+    let (tier, bench) = open(dir, capacity_bytes)?;
+    let opened = began.elapsed();
+    let write = bench.begin_write(u64::MAX, bench.filled(0), began + PATIENCE);
+    let (mut usable, mut written) = (None, None);
+    while usable.is_none() || written.is_none() {
+        if usable.is_none() && tier.usage().blocks >= files {
+            usable = Some(began.elapsed());
+        }
+        if written.is_none() && write.try_recv().is_ok_and(|outcome| outcome.is_ok()) {
+            written = Some(began.elapsed());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let (usable, written) = (usable.unwrap_or_default(), written.unwrap_or_default());
+    tier.wait_scanned(began + PATIENCE);
+    let scanned = began.elapsed();
+    let memory = (resident_bytes().saturating_sub(before)) as f64 / files as f64;
+    let slowest = slowest_peek(&bench, || {
+        tier.sweep(began + PATIENCE);
+    });
+    tier.remove(bench.key(u64::MAX));
+    tier.drain(began + PATIENCE);
+    let began = Instant::now();
+    drop(bench);
+    drop(tier);
+    println!(
+        "{what}: open {:.3} s, files known {:.3} s, first write {:.3} s, scan ended {:.3} s, {memory:.0} bytes a file, \
+         slowest peek during a sweep {:.2} ms, close {:.3} s",
+        opened.as_secs_f64(),
+        usable.as_secs_f64(),
+        written.as_secs_f64(),
+        scanned.as_secs_f64(),
+        slowest.as_secs_f64() * 1e3,
+        began.elapsed().as_secs_f64()
+    );
+    Ok(())
+}
+
+/// The longest of many calls of `peek` while `work` runs; on a busy machine the scheduler's delays are in it.
+fn slowest_peek(bench: &Bench, work: impl FnOnce()) -> Duration {
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let observer = scope.spawn(|| {
+            let (mut slowest, mut out, keys) = (Duration::ZERO, Vec::new(), [bench.key(0)]);
+            while !done.load(Ordering::Acquire) {
+                let began = Instant::now();
+                bench.tier.peek(&keys, &mut out);
+                slowest = slowest.max(began.elapsed());
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            slowest
+        });
+        work();
+        // Release pairs with the Acquire above.
+        done.store(true, Ordering::Release);
+        observer.join().expect("an observer does not panic")
+    })
+}
+
+fn rates(dir: &Path, files: u64, writes: u64) -> Result<()> {
+    let (tier, bench) = open(dir, (files + 2 * writes) * FILE_BYTES)?;
+    tier.wait_scanned(Instant::now() + PATIENCE);
+    let below = write_rate(&bench, files, writes)?;
+    drop(bench);
+    drop(tier);
+    let (tier, bench) = open(dir, (files + writes) * FILE_BYTES)?;
+    tier.wait_scanned(Instant::now() + PATIENCE);
+    let at_cap = write_rate(&bench, files + writes, writes)?;
+    println!("writes a second: below the cap {below:.0}, at the cap {at_cap:.0}");
+    assert!(tier.usage().bytes <= (files + writes) * FILE_BYTES, "the cap was passed (P5)");
+    Ok(())
+}
+
+fn write_rate(bench: &Bench, first: u64, count: u64) -> Result<f64> {
+    let slots: Vec<SlotBuf> = (0..AHEAD.min(count)).map(|n| bench.filled(n)).collect();
+    let (send, ended) = channel();
+    let begin = |n: u64, slot: SlotBuf| {
+        let (send, kept) = (send.clone(), slot.clone());
+        let done = Box::new(move |outcome: Result<_>| drop(send.send((kept, outcome.map(drop)))));
+        bench.tier.write(bench.key(n), slot, Bench::soon(), done);
+    };
+    let began = Instant::now();
+    let ahead = slots.len() as u64;
+    (first..).zip(slots).for_each(|(n, slot)| begin(n, slot));
+    for n in first + ahead..first + count + ahead {
+        let (slot, outcome): (SlotBuf, Result<()>) = ended.recv().expect("this function holds a sender");
+        outcome?;
+        if n < first + count {
+            begin(n, slot);
+        }
+    }
+    Ok(count as f64 / began.elapsed().as_secs_f64())
+}
+
+fn resident_bytes() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    statm.split_ascii_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * 4096
+}

@@ -1,0 +1,65 @@
+//! How many bytes a tier may take, and how many its directories may hold already.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::path::Path;
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use kvdepot_core::limits::BLOCK_ALIGN_BYTES;
+use kvdepot_core::{BlockHash, Result};
+use kvdepot_io::{Device, DeviceSpace};
+
+use super::PosixConfig;
+use super::checkpoint::CHECKPOINT_NAME;
+use super::state::Prior;
+use super::total;
+
+/// The cap in bytes, 0 = none: as configured, or a share of the file systems that the directories lie on.
+pub(super) fn cap(config: &PosixConfig, devices: &[Arc<dyn Device>]) -> Result<u64> {
+    if config.capacity_bytes > 0 || config.capacity_percent == 0 {
+        return Ok(config.capacity_bytes);
+    }
+    let bytes = file_systems(devices)?.values().map(|space| space.total_bytes).sum::<u64>();
+    let share = bytes / 100 * config.capacity_percent;
+    Ok((share / BLOCK_ALIGN_BYTES * BLOCK_ALIGN_BYTES).max(BLOCK_ALIGN_BYTES))
+}
+
+/// What bounds the bytes in the directories before they are counted.
+pub(super) fn prior(config: &PosixConfig, devices: &[Arc<dyn Device>], cap: u64) -> Prior {
+    let own = cap > 0 && !config.shared;
+    let recorded = if own { total::read(devices) } else { None };
+    let set = recorded.map_or_else(new_set, |(_, set)| set);
+    if !own && let Err(error) = total::remove(devices) {
+        tracing::warn!(%error, "a recorded total that is not kept true any more cannot be removed");
+    }
+    if cap == 0 {
+        return Prior { bound: None, total: None, set };
+    }
+    // All that is in use there is more than what is ours.
+    let used =
+        file_systems(devices).ok().map(|found| found.values().map(|space| space.used_bytes).sum::<u64>());
+    let bound = match recorded {
+        Some((total, _)) => Some(used.map_or(total, |used| used.min(total))),
+        // Other nodes may have filled the directories up to the cap, and no further.
+        None if config.shared && has_checkpoint(devices) => Some(used.map_or(cap, |used| used.min(cap))),
+        None => used,
+    };
+    let total = own.then(|| recorded.map_or(0, |(total, _)| total));
+    Prior { bound: bound.map(|bound| bound.min(cap)), total, set }
+}
+
+fn has_checkpoint(devices: &[Arc<dyn Device>]) -> bool {
+    devices.iter().any(|device| device.stat(Path::new(CHECKPOINT_NAME)).is_ok_and(|stat| stat.is_some()))
+}
+
+fn file_systems(devices: &[Arc<dyn Device>]) -> Result<HashMap<u64, DeviceSpace>> {
+    devices.iter().map(|device| device.space().map(|space| (space.file_system, space))).collect()
+}
+
+fn new_set() -> BlockHash {
+    let random = || RandomState::new().build_hasher().finish().to_le_bytes();
+    let mut set = [0; 16];
+    set[..8].copy_from_slice(&random());
+    set[8..].copy_from_slice(&random());
+    BlockHash(set)
+}

@@ -1,0 +1,354 @@
+//! Opening namespaces and moving them to other epochs.
+//!
+//! No lock is held across I/O. One thread at a time has the turn of a namespace; a file system that hangs holds up
+//! that namespace alone, and its callers no longer than `NAMESPACE_OPEN_MS`. What shall be stored is written into
+//! `Inner::wanted` before the first I/O, and a namespace that stands there is closed: nothing reads or writes it until
+//! its epoch is stored. Lock order: `Inner`, then `State`.
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use hashbrown::{HashMap, HashSet};
+use kvdepot_core::limits::{EPOCH_RETRY_MS, NAMESPACE_OPEN_MS, NAMESPACES_MAX, NAMESPACES_OPENING_MAX};
+use kvdepot_core::{Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
+use parking_lot::{Condvar, Mutex};
+
+use super::epochs::Unstored;
+use super::space::{NamespaceFile, Space};
+use super::state::Shared;
+
+/// An epoch that is to be stored before the namespace is opened again.
+#[derive(Clone, Debug)]
+struct Wanted {
+    spec: NamespaceSpec,
+    at_least: u32,
+    /// Whether the epoch must be a new one.
+    advance: bool,
+    /// Changes with every request: an answer to an earlier one is not enough.
+    request: u64,
+}
+
+/// Who opens or moves which namespace.
+#[derive(Debug, Default)]
+pub(super) struct Namespaces {
+    inner: Mutex<Inner>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// Namespaces whose turn is taken.
+    moving: HashSet<NamespaceId>,
+    wanted: HashMap<NamespaceId, Wanted>,
+    requests: u64,
+    /// Whether the thread that tries again runs.
+    is_retrying: bool,
+    is_stopping: bool,
+}
+
+impl Namespaces {
+    /// Takes the turn of a namespace, waiting until `deadline`.
+    fn take_turn(&self, root: NamespaceId, deadline: Instant) -> bool {
+        let mut inner = self.inner.lock();
+        loop {
+            if inner.moving.len() < NAMESPACES_OPENING_MAX && inner.moving.insert(root) {
+                return true;
+            }
+            if self.changed.wait_until(&mut inner, deadline).timed_out() {
+                return false;
+            }
+        }
+    }
+
+    pub(super) fn is_wanted(&self, root: NamespaceId) -> bool {
+        self.inner.lock().wanted.contains_key(&root)
+    }
+
+    /// Ends the thread that tries again.
+    pub(super) fn stop(&self) {
+        self.inner.lock().is_stopping = true;
+        self.changed.notify_all();
+    }
+}
+
+/// The turn of a namespace; given back when dropped.
+pub(super) struct Turn<S: Deref<Target = Shared>>(S, NamespaceId);
+
+impl<S: Deref<Target = Shared>> Drop for Turn<S> {
+    fn drop(&mut self) {
+        self.0.namespaces.inner.lock().moving.remove(&self.1);
+        self.0.namespaces.changed.notify_all();
+    }
+}
+
+/// Runs `work` on a thread of its own that has the namespace's turn, and waits for it within bounds.
+fn in_turn<T: Send + 'static>(
+    shared: &Arc<Shared>,
+    root: NamespaceId,
+    work: impl FnOnce(&Shared) -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let deadline = Instant::now() + Duration::from_millis(NAMESPACE_OPEN_MS);
+    let late = || {
+        Error::new(ErrorKind::Timeout, "a tier's file system does not answer: the namespace stays closed")
+            .with("namespace", root)
+            .with("waited_ms", NAMESPACE_OPEN_MS)
+    };
+    if !shared.namespaces.take_turn(root, deadline) {
+        return Err(late());
+    }
+    let turn = Turn(Arc::clone(shared), root);
+    let (send, receive) = channel();
+    let run = move || {
+        let outcome = work(&turn.0);
+        drop(turn);
+        let _ = send.send(outcome);
+    };
+    let thread = std::thread::Builder::new().name("kvd-posix-open".to_owned());
+    thread.spawn(run).map_err(|e| Error::io("cannot start a thread to open a namespace", e))?;
+    receive.recv_timeout(deadline.saturating_duration_since(Instant::now())).unwrap_or_else(|_| Err(late()))
+}
+
+/// See [`crate::Tier::open_namespace`].
+pub(super) fn open(shared: &Arc<Shared>, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
+    let root = spec.root();
+    shared.admit_root(root)?;
+    let mine = spec.clone();
+    let outcome = in_turn(shared, root, move |shared| shared.open_in_turn(&mine, at_least));
+    if outcome.is_err() && shared.namespaces.is_wanted(root) {
+        keep_trying(shared);
+    }
+    outcome
+}
+
+/// See [`crate::Tier::advance_epoch`].
+pub(super) fn advance(shared: &Arc<Shared>, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
+    let root = spec.root();
+    shared.admit_root(root)?;
+    // Before any I/O: from here on nothing old is served, whatever the file system does.
+    shared.close(spec, at_least, true);
+    let outcome = in_turn(shared, root, move |shared| shared.settle(root));
+    if let Err(error) = &outcome {
+        tracing::error!(
+            %error, namespace = %root,
+            "a reset is not stored: this tier gives misses for the namespace until it is. It is tried again by itself; \
+             a depot that ends before that may serve blocks from before the reset after its restart"
+        );
+        keep_trying(shared);
+    }
+    outcome
+}
+
+/// Starts the thread that tries again to store what is wanted; it ends when all of it is stored.
+fn keep_trying(shared: &Arc<Shared>) {
+    let mut inner = shared.namespaces.inner.lock();
+    if inner.is_retrying || inner.is_stopping {
+        return;
+    }
+    let mine = Arc::clone(shared);
+    let thread = std::thread::Builder::new().name("kvd-posix-epoch".to_owned());
+    match thread.spawn(move || retry(&mine)) {
+        Ok(_) => inner.is_retrying = true,
+        Err(error) => tracing::error!(%error, "cannot start a thread: the next reset or opening tries again"),
+    }
+}
+
+fn retry(shared: &Arc<Shared>) {
+    loop {
+        let roots: Vec<NamespaceId> = {
+            let mut inner = shared.namespaces.inner.lock();
+            let until = Instant::now() + Duration::from_millis(EPOCH_RETRY_MS);
+            while !inner.is_stopping && !shared.namespaces.changed.wait_until(&mut inner, until).timed_out() {
+            }
+            if inner.is_stopping || inner.wanted.is_empty() {
+                inner.is_retrying = false;
+                return;
+            }
+            inner.wanted.keys().copied().collect()
+        };
+        for root in roots {
+            // A file system that hangs has its turn taken, and is left alone.
+            if let Some(_turn) = shared.try_turn(root) {
+                match shared.settle(root) {
+                    Ok(epoch) => tracing::warn!(namespace = %root, epoch, "a reset is stored now"),
+                    Err(error) => tracing::debug!(%error, namespace = %root, "a reset is still not stored"),
+                }
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// The turn of a namespace, if nobody has it.
+    pub(super) fn try_turn(&self, root: NamespaceId) -> Option<Turn<&Self>> {
+        self.namespaces.take_turn(root, Instant::now()).then(|| Turn(self, root))
+    }
+
+    fn admit_root(&self, root: NamespaceId) -> Result<()> {
+        let state = self.lock();
+        if state.roots.len() >= NAMESPACES_MAX && !state.roots.contains_key(&root) {
+            return Err(
+                Error::new(ErrorKind::NoSpace, "too many namespaces").with("namespaces_max", NAMESPACES_MAX)
+            );
+        }
+        Ok(())
+    }
+
+    /// Takes a namespace out of reach until an epoch is stored.
+    fn close(&self, spec: &NamespaceSpec, at_least: u32, advance: bool) {
+        let root = spec.root();
+        let mut inner = self.namespaces.inner.lock();
+        inner.requests += 1;
+        let request = inner.requests;
+        let wanted = inner.wanted.entry(root).or_insert_with(|| Wanted {
+            spec: spec.clone(),
+            at_least,
+            advance,
+            request,
+        });
+        if advance && !wanted.advance {
+            // The epoch that was to be stored may be in use elsewhere.
+            wanted.at_least = wanted.at_least.saturating_add(1);
+        }
+        wanted.at_least = wanted.at_least.max(at_least);
+        wanted.advance |= advance;
+        wanted.request = request;
+        self.retire_namespace(root);
+    }
+
+    fn open_in_turn(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
+        let root = spec.root();
+        if self.namespaces.is_wanted(root) {
+            self.close(spec, at_least, false);
+            return self.settle(root);
+        }
+        let known = self.known_epoch(root);
+        let stored = match (self.stored(root), known) {
+            (Ok(stored), _) => stored,
+            (Err(error), Some(epoch)) if epoch >= at_least => {
+                tracing::debug!(%error, namespace = %root, "cannot look whether a namespace was moved on");
+                return Ok(epoch);
+            }
+            (Err(error), _) => return Err(error),
+        };
+        let epoch = stored.epoch.max(at_least).max(known.unwrap_or(0));
+        if stored.epoch < epoch {
+            self.close(spec, epoch, false);
+            return self.settle(root);
+        }
+        let file = self.describe(spec, epoch, &stored);
+        if !stored.is_described(&file)
+            && let Err(error) = self.write_described(&file, &stored)
+            && stored.file().is_none()
+        {
+            // Other nodes could not tell how its files are laid out.
+            return Err(error);
+        }
+        let inner = self.namespaces.inner.lock();
+        if inner.wanted.contains_key(&root) {
+            return Err(Error::new(ErrorKind::Busy, "the namespace is being reset").with("namespace", root));
+        }
+        self.make_current(file);
+        Ok(epoch)
+    }
+
+    /// Stores what is wanted of a namespace and opens it. The caller has the turn.
+    fn settle(&self, root: NamespaceId) -> Result<u32> {
+        let Some(wanted) = self.namespaces.inner.lock().wanted.get(&root).cloned() else {
+            // Somebody stored it meanwhile.
+            return self.known_epoch(root).ok_or_else(|| {
+                Error::new(ErrorKind::Busy, "the namespace is not open yet").with("namespace", root)
+            });
+        };
+        let outcome = self.store_epoch(&wanted.spec, wanted.at_least, wanted.advance);
+        let mut inner = self.namespaces.inner.lock();
+        let is_last = inner.wanted.get(&root).is_some_and(|now| now.request == wanted.request);
+        match outcome {
+            Ok(file) if is_last => {
+                inner.wanted.remove(&root);
+                let epoch = file.epoch;
+                self.make_current(file);
+                Ok(epoch)
+            }
+            Ok(_) => {
+                Err(Error::new(ErrorKind::Busy, "the namespace is being reset again").with("namespace", root))
+            }
+            Err(Unstored { decided, error }) => {
+                if let (true, Some(epoch), Some(now)) = (is_last, decided, inner.wanted.get_mut(&root)) {
+                    (now.at_least, now.advance) = (epoch, false);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn known_epoch(&self, root: NamespaceId) -> Option<u32> {
+        let state = self.lock();
+        state.roots.get(&root).and_then(|id| state.spaces.get(id)).map(|space| space.epoch)
+    }
+
+    /// Makes a stored epoch the one that is read and written, and has its files looked for.
+    fn make_current(&self, file: NamespaceFile) {
+        let id = file.spec.id(file.epoch);
+        let root = file.spec.root();
+        if self.lock().roots.get(&root).is_some_and(|known| *known != id) {
+            self.retire_namespace(root);
+        }
+        if !self.lock().spaces.contains_key(&id) {
+            self.install(file);
+        }
+        let mut state = self.lock();
+        if let Some(space) = state.spaces.get(&id).map(Arc::clone)
+            && !state.scanned.contains(&id)
+        {
+            self.enqueue_scan(&mut state, &space, true);
+        }
+        if !state.counted {
+            // It was out of sight meanwhile.
+            state.chores.discover = true;
+            self.work.notify_one();
+        }
+    }
+
+    /// Makes a namespace known that its directory describes, unless an epoch is to be stored first.
+    pub(super) fn install_unless_wanted(&self, file: NamespaceFile) {
+        let inner = self.namespaces.inner.lock();
+        if !inner.wanted.contains_key(&file.spec.root()) {
+            self.install(file);
+        }
+    }
+
+    fn install(&self, file: NamespaceFile) {
+        let space = Arc::new(Space::new(file.spec, file.epoch, file.sharded));
+        let mut state = self.lock();
+        if let Some(bytes) = state.unnamed.remove(&space.root) {
+            state.bytes -= bytes;
+        }
+        state.roots.insert(space.root, space.id);
+        state.spaces.insert(space.id, space);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvdepot_core::BlockHash;
+
+    use super::super::PosixConfig;
+    use super::super::state::Prior;
+    use super::*;
+
+    #[test]
+    fn a_turn_is_one_thread_s_until_it_ends() {
+        let prior = Prior { bound: None, total: None, set: BlockHash([0; 16]) };
+        let shared = Shared::new(PosixConfig::new("/nowhere"), Vec::new(), Vec::new(), 0, prior);
+        let (one, two) = (NamespaceId([1; 16]), NamespaceId([2; 16]));
+        let turn = shared.try_turn(one);
+        assert!(turn.is_some() && shared.try_turn(two).is_some());
+        // Twice: a try that fails must not end the turn that it met.
+        assert!(shared.try_turn(one).is_none());
+        assert!(shared.try_turn(one).is_none());
+        drop(turn);
+        assert!(shared.try_turn(one).is_some());
+    }
+}

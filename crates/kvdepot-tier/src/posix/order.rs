@@ -1,0 +1,69 @@
+//! Files of one directory in order of last use: one list for each second, in the order of arrival within it.
+//!
+//! Links are slot numbers of the index. Files that a scan finds bring their recency from the disk and fall between
+//! those used since, which one list could not do without a search.
+
+use std::collections::BTreeMap;
+
+/// The end of a list, and a slot that is in none.
+pub(super) const NONE: u32 = u32::MAX;
+
+/// A file's neighbours in the list of its second.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Links {
+    pub(super) previous: u32,
+    pub(super) next: u32,
+}
+
+impl Links {
+    pub(super) const NONE: Self = Self { previous: NONE, next: NONE };
+}
+
+/// Where an order keeps its links: in the index's slots.
+pub(super) trait LinkStore {
+    fn links(&mut self, slot: u32) -> &mut Links;
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Order {
+    /// By second: first and last slot.
+    seconds: BTreeMap<u32, (u32, u32)>,
+}
+
+impl Order {
+    /// Adds a slot behind all others of its second.
+    pub(super) fn push(&mut self, store: &mut impl LinkStore, slot: u32, second: u32) {
+        let (_, last) = self.seconds.entry(second).or_insert((slot, NONE));
+        let previous = std::mem::replace(last, slot);
+        *store.links(slot) = Links { previous, next: NONE };
+        if previous != NONE {
+            store.links(previous).next = slot;
+        }
+    }
+
+    /// Takes a slot out that was pushed with this second.
+    pub(super) fn remove(&mut self, store: &mut impl LinkStore, slot: u32, second: u32) {
+        let Links { previous, next } = std::mem::replace(store.links(slot), Links::NONE);
+        if previous != NONE {
+            store.links(previous).next = next;
+        }
+        if next != NONE {
+            store.links(next).previous = previous;
+        }
+        let Some((first, last)) = self.seconds.get_mut(&second) else { return };
+        if *first == slot {
+            *first = next;
+        }
+        if *last == slot {
+            *last = previous;
+        }
+        if *first == NONE {
+            self.seconds.remove(&second);
+        }
+    }
+
+    /// The slot used longest ago, and its second.
+    pub(super) fn first(&self) -> Option<(u32, u32)> {
+        self.seconds.first_key_value().map(|(second, (first, _))| (*second, *first))
+    }
+}

@@ -1,0 +1,226 @@
+//! Resets: what was written before is never served again (P1), whatever the disk does, and nodes that share a
+//! directory do not lose each other's resets.
+#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+
+mod common;
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::{Arc, Barrier};
+use std::time::Instant;
+
+use common::{config, files_with, open, open_faulty};
+use kvdepot_core::ErrorKind;
+use kvdepot_io::faults::{Fault, FaultDevice, FaultOp, Faults};
+use kvdepot_io::{Device, DirDevice, DirectUse};
+use kvdepot_tier::conformance::Bench;
+use kvdepot_tier::{PosixTier, Tier, Written};
+
+/// Makes everything fail that takes space, as on a full disk.
+fn fill(faults: &Faults) {
+    for op in [FaultOp::Grow, FaultOp::Create, FaultOp::Write] {
+        faults.chance(op, Fault::NoSpace, 1.0);
+    }
+}
+
+fn until(what: &str, is: impl Fn() -> bool) {
+    let end = Bench::soon();
+    while !is() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::yield_now();
+    }
+}
+
+fn names(dir: &std::path::Path) -> HashSet<String> {
+    let root = files_with(dir, "namespace.json").pop().unwrap().parent().unwrap().to_owned();
+    std::fs::read_dir(root).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+#[test]
+fn a_reset_on_a_full_disk_outlives_the_depot() {
+    let dir = tempfile::tempdir().unwrap();
+    let faults = Faults::default();
+    let bench = Bench::new(open_faulty(config(dir.path()), &faults));
+    bench.write_all(3);
+    bench.drain();
+    // As if the depot dies with its blocks still there.
+    faults.chance(FaultOp::Unlink, Fault::Eio, 1.0);
+    fill(&faults);
+    assert_eq!(bench.tier.advance_epoch(&bench.spec, 1).unwrap(), 1, "a rename needs no space");
+    drop(bench);
+    assert!(!files_with(dir.path(), ".kvb").is_empty());
+    assert!(names(dir.path()).contains("below1"), "{:?}", names(dir.path()));
+    let bench = Bench::new(open(config(dir.path())));
+    assert_eq!(bench.epoch, 1);
+    let old = Bench { tier: Arc::clone(&bench.tier), spec: bench.spec.clone(), epoch: 0 };
+    assert!((0..3).all(|n| !old.read_is_right(n) && !bench.read_is_right(n)));
+    bench.drain();
+    assert!(files_with(dir.path(), ".kvb").is_empty(), "space is given back");
+    assert!(!names(dir.path()).contains("below1"));
+    bench.write_all(3);
+    drop(bench);
+    assert_eq!(Bench::new(open(config(dir.path()))).epoch, 1, "an epoch outlives its mark");
+}
+
+/// Not even a rename works: nothing is served until the reset is stored, and it is tried again without being asked.
+#[test]
+fn a_reset_that_cannot_be_stored_closes_the_namespace_until_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let faults = Faults::default();
+    let mut bench = Bench::new(open_faulty(config(dir.path()), &faults));
+    bench.write_all(3);
+    bench.drain();
+    fill(&faults);
+    faults.chance(FaultOp::Publish, Fault::Eio, 1.0).chance(FaultOp::Unlink, Fault::Eio, 1.0);
+    bench.tier.advance_epoch(&bench.spec, 1).unwrap_err();
+    assert!((0..3).all(|n| bench.read(n).unwrap_err().kind() == ErrorKind::NotFound));
+    assert_eq!(bench.write(7).unwrap_err().kind(), ErrorKind::NotFound);
+    bench.tier.open_namespace(&bench.spec, 1).unwrap_err();
+    bench.epoch = 1;
+    assert_eq!(bench.write(7).unwrap_err().kind(), ErrorKind::NotFound, "nor is the new epoch written");
+    faults.set_enabled(false);
+    until("a reset is stored when the disk lets it", || matches!(bench.write(7), Ok(Written::New)));
+    assert!(bench.read_is_right(7));
+    drop(bench);
+    let bench = Bench::new(open(config(dir.path())));
+    assert_eq!(bench.epoch, 1);
+    assert!(bench.read_is_right(7) && !bench.read_is_right(0));
+}
+
+#[test]
+fn a_disk_that_refuses_renames_too_loses_blocks_to_make_room() {
+    let dir = tempfile::tempdir().unwrap();
+    let faults = Faults::default();
+    let bench = Bench::new(open_faulty(config(dir.path()), &faults));
+    bench.write_all(3);
+    bench.drain();
+    let unlinks = faults.count(FaultOp::Unlink);
+    // The first directory cannot be made, nor renamed; after blocks went the second try can.
+    faults.at(FaultOp::Grow, 1, Fault::NoSpace).at(FaultOp::Publish, 0, Fault::NoSpace);
+    assert_eq!(bench.tier.advance_epoch(&bench.spec, 0).unwrap(), 1);
+    assert!(faults.count(FaultOp::Unlink) > unlinks);
+    assert!(names(dir.path()).contains("e1"));
+}
+
+#[test]
+fn two_nodes_with_unequal_counts_of_resets_stay_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut one, mut two) = (Bench::new(open(config(dir.path()))), Bench::new(open(config(dir.path()))));
+    assert_eq!(one.tier.advance_epoch(&one.spec, 1).unwrap(), 1);
+    assert_eq!(one.tier.advance_epoch(&one.spec, 2).unwrap(), 2);
+    two.epoch = two.tier.advance_epoch(&two.spec, 1).unwrap();
+    assert_eq!(two.epoch, 3);
+    two.write_all(3);
+    one.epoch = one.tier.open_namespace(&one.spec, 2).unwrap();
+    assert_eq!(one.epoch, 3);
+    assert!((0..3).all(|n| one.read_is_right(n)));
+}
+
+/// Several nodes, each with a tier of its own on the same directory, on a disk with and without space.
+#[test]
+fn nodes_that_advance_at_once_get_an_epoch_each() {
+    const NODES: usize = 6;
+    for is_full in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let faults = Faults::default();
+        let nodes: Vec<Bench> =
+            (0..NODES).map(|_| Bench::new(open_faulty(config(dir.path()), &faults))).collect();
+        nodes[0].write_all(1);
+        if is_full {
+            fill(&faults);
+        }
+        let barrier = Barrier::new(NODES);
+        let epochs: Vec<u32> = std::thread::scope(|scope| {
+            let advance = |node: &Bench| {
+                barrier.wait();
+                node.tier.advance_epoch(&node.spec, 1)
+            };
+            let nodes: Vec<_> = nodes.iter().map(|node| scope.spawn(move || advance(node))).collect();
+            nodes.into_iter().filter_map(|node| node.join().unwrap().ok()).collect()
+        });
+        let distinct: HashSet<u32> = epochs.iter().copied().collect();
+        assert_eq!(distinct.len(), epochs.len(), "full: {is_full}, {epochs:?}");
+        assert!(is_full || epochs.len() == NODES, "{epochs:?}");
+        let newest = open(config(dir.path())).open_namespace(&nodes[0].spec, 0).unwrap();
+        assert!(epochs.iter().all(|&epoch| epoch <= newest) && newest >= 1, "{epochs:?} {newest}");
+    }
+}
+
+fn two_directories(dirs: [PathBuf; 2], faults: [&Faults; 2]) -> Bench {
+    let devices = dirs.iter().zip(faults).map(|(dir, faults)| {
+        let plain: Arc<dyn Device> = Arc::new(DirDevice::open(dir, DirectUse::Never).unwrap());
+        Arc::new(FaultDevice::new(plain, faults.clone())) as Arc<dyn Device>
+    });
+    let devices = devices.collect();
+    Bench::new(Arc::new(PosixTier::open_on_devices(config(&dirs[0]), devices).unwrap()))
+}
+
+/// One of two directories cannot be told: the other one knows after a restart.
+#[test]
+fn a_reset_that_one_directory_missed_is_found_in_the_other() {
+    for broken in 0..2 {
+        let dir = tempfile::tempdir().unwrap();
+        let dirs = ["a", "b"].map(|name| dir.path().join(name));
+        dirs.iter().for_each(|dir| std::fs::create_dir(dir).unwrap());
+        let faults = [Faults::default(), Faults::default()];
+        let bench = two_directories(dirs.clone(), [&faults[0], &faults[1]]);
+        bench.write_all(20);
+        bench.drain();
+        for op in [FaultOp::Grow, FaultOp::Publish, FaultOp::Unlink] {
+            faults[broken].chance(op, Fault::Eio, 1.0);
+        }
+        bench.tier.advance_epoch(&bench.spec, 1).unwrap_err();
+        assert!((0..20).all(|n| !bench.read_is_right(n)));
+        drop(bench);
+        // Still broken after the restart.
+        let bench = two_directories(dirs, [&faults[0], &faults[1]]);
+        assert_eq!(bench.epoch, 1, "directory {broken} was not told");
+        let old = Bench { tier: Arc::clone(&bench.tier), spec: bench.spec.clone(), epoch: 0 };
+        assert!((0..20).all(|n| !old.read_is_right(n) && !bench.read_is_right(n)));
+    }
+}
+
+#[test]
+fn files_that_are_named_like_epochs_are_in_nobody_s_way() {
+    let dir = tempfile::tempdir().unwrap();
+    let bench = Bench::new(open(config(dir.path())));
+    bench.drain();
+    let root = files_with(dir.path(), "namespace.json").pop().unwrap().parent().unwrap().to_owned();
+    std::fs::write(root.join("e1"), b"").unwrap();
+    std::os::unix::fs::symlink("/", root.join("e2")).unwrap();
+    std::fs::write(root.join("below9"), b"").unwrap();
+    let epoch = bench.tier.advance_epoch(&bench.spec, 0).unwrap();
+    assert_eq!(epoch, 3);
+    let bench = Bench { epoch, ..bench };
+    bench.write_all(1);
+    assert!(bench.read_is_right(0));
+}
+
+/// A file system that hangs holds up the namespace that is opened, not the others (P2).
+#[test]
+fn a_hung_file_system_ends_openings_in_time_and_holds_up_no_lookup() {
+    let dir = tempfile::tempdir().unwrap();
+    let faults = Faults::default();
+    let bench = Bench::new(open_faulty(config(dir.path()), &faults));
+    bench.write_all(1);
+    bench.drain();
+    faults.hang(FaultOp::Meta);
+    let (tier, spec) = (Arc::clone(&bench.tier), bench.spec.clone());
+    let other = kvdepot_tier::conformance::spec("another", spec.layout().clone());
+    let waiting = std::thread::spawn(move || {
+        let look = tier.open_namespace(&spec, 0);
+        let new = tier.open_namespace(&other, 0);
+        (look, new, tier.advance_epoch(&spec, 1))
+    });
+    assert!(faults.wait_hung(1, Bench::soon()));
+    assert!(bench.read_is_right(0), "reads need no answer about namespaces");
+    let (look, new, reset) = waiting.join().unwrap();
+    for kind in [look.unwrap_err().kind(), new.unwrap_err().kind(), reset.unwrap_err().kind()] {
+        assert_eq!(kind, ErrorKind::Timeout);
+    }
+    assert!(!bench.read_is_right(0), "a reset holds though nothing could be stored");
+    faults.release();
+    let bench = Bench { epoch: 1, ..bench };
+    until("the reset is stored when the file system answers", || bench.write(1).is_ok());
+    assert!(bench.read_is_right(1));
+}

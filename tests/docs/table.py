@@ -1,0 +1,241 @@
+"""How CI runs what is documented, in a small form. To document a command or an option, add it to a line here.
+
+- ``RUNS``: commands that `test_runs.py` runs. ``{tmp}`` is a directory of the run's own, ``{port}`` and ``{port2}`` are
+  free ports. A ``Serve`` starts a depot, waits until `kvdepot stat` and the ports answer, and ends it with SIGTERM.
+- ``SMALL_FORMS``: documented commands, as they are written, and the names of the runs that are their small forms.
+- ``STAGES``: targets of make that `.ci/run` runs as they are. ``DRY``: targets that are not run, and why; make is asked
+  whether it could.
+- ``NOT_RUN``: documented commands that cannot run in CI, and why; `test_static.py` checks what can be checked.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Run:
+    """A command that ends by itself."""
+
+    name: str
+    command: str
+    status: int = 0
+    says: str = ""
+    environ: dict[str, str] = field(default_factory=dict)
+    json: bool = False
+
+    @property
+    def vllm(self) -> bool:
+        """Whether it starts or imports vLLM."""
+        return self.command.startswith(
+            ("make demo", "make test-engine", *(f"make bench-{name}" for name in VLLM_BENCHES))
+        )
+
+
+@dataclass(frozen=True)
+class Serve:
+    """A `kvdepot serve` that runs until SIGTERM."""
+
+    name: str
+    command: str
+    files: dict[str, str] = field(default_factory=dict)
+    before: str = ""
+    wire: bool = False
+    rdma: bool = False
+    stat: str = "kvdepot stat --socket {tmp}/depot.sock --json"
+
+
+VLLM_BENCHES = ("engine", "overhead", "handover", "thrash")
+TINY = "--repeats 1 --tokens 64"
+CUDA = {"LD_LIBRARY_PATH": "{standin_cuda}", "XDG_CACHE_HOME": "{tmp}"}
+CERTIFICATE = (
+    "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 365 -subj /CN=kvdepot-pool "
+    "-keyout {tmp}/key.pem -out {tmp}/certificate.pem "
+    "-addext subjectAltName=IP:10.0.0.1,DNS:pool.example -addext basicConstraints=critical,CA:FALSE"
+)
+TOKEN = "head -c 32 /dev/urandom | base64 > {tmp}/token && chmod 600 {tmp}/token"
+CONFIG = {"depot.yaml": 'pipeline: "Cache|Posix"\ndirectories: ["{tmp}/blocks"]\npool_gb: 0.1\n'}
+STAGING = {"depot.yaml": 'pipeline: "Posix"\ndirectories: ["{tmp}/blocks"]\nsocket: {tmp}/depot.sock\n'}
+CORE = '{{"pipeline":"Cache","pool_bytes":16777216}}'
+
+RUNS: tuple[Run | Serve, ...] = (
+    Run("make help", "make help", says="make setup"),
+    Run("version", "kvdepot --version", says="version"),
+    Run("config check", "kvdepot config check {root}/tests/data/seeds/000_pipeline.yaml", says="good"),
+    Run("config check --json", "kvdepot config check --json {root}/tests/data/seeds/000_pipeline.yaml", json=True),
+    Run("config explain", "kvdepot config explain {root}/tests/data/seeds/000_pipeline.yaml", says="directories"),
+    Run("config explain --json", "kvdepot config explain --json {root}/tests/data/seeds/000_pipeline.yaml", json=True),
+    Run("config keys", "kvdepot config keys", says="pool_gb"),
+    Run("config keys --json", "kvdepot config keys --json", json=True),
+    Run("config keys --markdown", "kvdepot config keys --markdown", says="| `pool_gb` |"),
+    Run("doctor", "kvdepot doctor", says="CUDA driver", environ=CUDA),
+    Run("doctor --json", "kvdepot doctor --json", json=True, environ=CUDA),
+    Run("bench copy", "kvdepot bench copy --device 3 --smoke", says="memcpy", environ=CUDA),
+    Run("bench copy --json", "kvdepot bench copy --smoke --json", json=True, environ=CUDA),
+    Run("bench store", "kvdepot bench store --smoke --rounds 1", says="disk"),
+    Run(
+        "bench store --only",
+        "kvdepot bench store --smoke --rounds 1 --threads 2 --io-threads 2 --directory {tmp} --only disk --json",
+        json=True,
+    ),
+    Run("make bench", 'make bench ARGS="--smoke --rounds 1 --only memory"', says="memcpy_gb_s"),
+    Run("make example", 'make example ARGS="--blocks 2 --layer-kib 1 --directory {tmp}"', says="every byte compared"),
+    Serve(
+        "serve",
+        "kvdepot serve --config {tmp}/depot.yaml --socket {tmp}/depot.sock --drain-timeout 5",
+        CONFIG,
+    ),
+    Serve(
+        "serve --core-json",
+        f"kvdepot serve --core-json '{CORE}' --socket {{tmp}}/depot.sock --idle-exit-s 600 --log-level warn "
+        "--log-file {tmp}/depot.log",
+        stat="kvdepot stat --socket {tmp}/depot.sock",
+    ),
+    Serve(
+        "serve --block-bytes",
+        "kvdepot serve --config {tmp}/depot.yaml --block-bytes 65536",
+        STAGING,
+        stat="kvdepot stat --config {tmp}/depot.yaml --block-bytes 65536",
+    ),
+    Serve(
+        "serve --service-port",
+        "kvdepot serve --host 127.0.0.1 --service-port {port} --manage-port {port2} --prealloc-size 0.25 "
+        "--token-file {tmp}/token --socket {tmp}/depot.sock --minimal-allocate-size 16 --auto-increase "
+        "--enable-periodic-evict --evict-interval 1 --evict-min-threshold 0.5 --evict-max-threshold 0.9 "
+        "--max-connections 16",
+        before=TOKEN,
+        wire=True,
+    ),
+    Serve(
+        "serve --tls",
+        "kvdepot serve --service-port {port} --manage-port {port2} --prealloc-size 0.1 --socket {tmp}/depot.sock "
+        "--tls-certificate-file {tmp}/certificate.pem --tls-key-file {tmp}/key.pem",
+        before=CERTIFICATE,
+        wire=True,
+    ),
+    Serve(
+        "serve --dev-name",
+        "kvdepot serve --service-port {port} --manage-port {port2} --prealloc-size 0.1 --socket {tmp}/depot.sock "
+        "--dev-name standin0 --ib-port 1 --link-type IB --hint-gid-index 0",
+        wire=True,
+        rdma=True,
+    ),
+    Run(
+        "make demo",
+        'make demo ARGS="--prompts 1 --tokens 96 --answer-tokens 2 --dtype float32 --set hit_ratio=1.0"',
+        says="after kill -9",
+    ),
+    Run(
+        "make demo --json",
+        'make demo ARGS="--prompts 1 --tokens 96 --json"',
+        json=True,
+    ),
+    Run(
+        "make bench-engine",
+        f'make bench-engine ARGS="--rounds 1 {TINY} --dtype float32 --keep-page-cache --set hit_ratio=1.0 --json"',
+        json=True,
+    ),
+    Run(
+        "make bench-overhead",
+        f'make bench-overhead ARGS="--pairs 1 {TINY} --dtype float32 --set hit_ratio=1.0 --json"',
+        json=True,
+    ),
+    Run("make bench-handover", f'make bench-handover ARGS="{TINY} --dtype float32 --json"', json=True),
+    Run(
+        "make bench-thrash",
+        'make bench-thrash ARGS="--requests 2 --tokens 256 --pool-part 0.9 --system kvdepot --dtype float32 '
+        '--set hit_ratio=1.0 --json"',
+        json=True,
+    ),
+    Run(
+        "make bench-wire-faults",
+        'make bench-wire-faults ARGS="--server kvdepot --logs {tmp} --json garbage_in_delete"',
+        json=True,
+    ),
+    Run(
+        "make bench-wire",
+        'make bench-wire ARGS="--server kvdepot --sizes 4096 --clients 1 --rounds 1 --seconds 0.05 --json"',
+        json=True,
+    ),
+    Run("test-engine --full", 'make test-engine ARGS="--full --kills 1 --collect-only -q"', says="tests collected"),
+    Run("test-engine --native", 'make test-engine ARGS="--native=fake --collect-only -q"', says="tests collected"),
+)
+
+# Programs behind targets of make: which python runs them, and how.
+PROGRAMS: dict[str, tuple[str, ...]] = {
+    "demo": ("-m", "tools.demo"),
+    "example": ("examples/library.py",),
+    "bench-engine": ("-m", "benches.engine"),
+    "bench-overhead": ("-m", "benches.engine.overhead"),
+    "bench-handover": ("-m", "benches.engine.handover"),
+    "bench-thrash": ("-m", "benches.engine.thrash"),
+    "bench-wire-faults": ("-m", "benches.wire.faults"),
+    "bench-wire": ("-m", "benches.wire.throughput"),
+}
+
+STAGES = {
+    "setup",
+    "lint",
+    "test-rust",
+    "test-python",
+    "test-device",
+    "test-rdma",
+    "test-engine",
+    "test-wire",
+    "test-docs",
+}
+
+DRY = {
+    "test": "its parts are stages",
+    "ptx-check": "a part of make lint",
+    "fix": "rewrites the tree",
+    "vllm-env": "a part of make test-engine",
+    "infinistore-env": "a part of make test-wire",
+    "lock": "asks the network for newer versions",
+    "clean": "removes what other stages use",
+}
+
+SMALL_FORMS: dict[str, tuple[str, ...]] = {
+    "make demo": ("make demo",),
+    "make bench-engine": ("make bench-engine",),
+    'make bench-engine ARGS="--rounds 2 --repeats 4"': ("make bench-engine",),
+    "make bench-overhead": ("make bench-overhead",),
+    "make bench-handover": ("make bench-handover",),
+    "make bench-thrash": ("make bench-thrash",),
+    "make bench-wire": ("make bench-wire",),
+    'make test-engine ARGS="--full --kills 20"': ("test-engine --full",),
+    ".venv-vllm/bin/python -m pytest -o filterwarnings=default -o timeout=900 tests/engine --native=fake": (
+        "test-engine --native",
+    ),
+    "kvdepot bench store": ("bench store",),
+    "kvdepot bench store --rounds 5": ("bench store",),
+    "kvdepot bench copy": ("bench copy", "bench copy --json"),
+    "kvdepot config check FILE": ("config check",),
+    "kvdepot config explain FILE": ("config explain",),
+    "kvdepot config keys --markdown": ("config keys --markdown",),
+    "kvdepot doctor": ("doctor",),
+    "kvdepot stat": ("serve", "serve --core-json"),
+    "kvdepot serve": ("serve",),
+    "kvdepot serve --config FILE": ("serve",),
+    "kvdepot serve --drain-timeout": ("serve",),
+    "kvdepot serve --service-port …": ("serve --service-port",),
+    "head -c 32 /dev/urandom | base64 > /etc/kvdepot/token && chmod 600 /etc/kvdepot/token": ("serve --service-port",),
+    "kvdepot serve --host 10.0.0.1 --service-port 22345 --manage-port 18080 --prealloc-size 64 --token-file "
+    "/etc/kvdepot/token": ("serve --service-port",),
+    CERTIFICATE.replace("{tmp}", "/etc/kvdepot"): ("serve --tls",),
+    "kvdepot serve … --tls-certificate-file /etc/kvdepot/certificate.pem --tls-key-file /etc/kvdepot/key.pem": (
+        "serve --tls",
+    ),
+}
+
+# Documented commands that are a stage of `.ci/run`, or a target of `DRY`.
+DOCUMENTED_STAGES = {f"make {stage}" for stage in ("test-docs", "test-engine", "test-rdma")}
+DOCUMENTED_DRY = {f"make {target}" for target in ("ptx-check", "test")}
+
+NOT_RUN = {
+    "KVDEPOT_TEST_GPU=1 make test-device": "needs a GPU; make test-device runs on the stand-in",
+    "ulimit -l unlimited": "needs the right to raise limits",
+    "ulimit -n": "changes the shell that runs it",
+    "kubectl create secret generic kvdepot-token --from-file=token=/etc/kvdepot/token": "needs a cluster",
+    "kubectl apply -f deploy/kubernetes": "needs a cluster; the manifests are checked",
+    "kubectl create secret tls": "needs a cluster",
+}
+VLLM_SERVE = "vllm serve MODEL --kv-transfer-config "

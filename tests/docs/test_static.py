@@ -1,0 +1,83 @@
+"""What cannot be run is checked as far as it can be; snippets in Python and YAML are run and read."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+
+import pytest
+import yaml
+from collect import ROOT, documented_commands, snippets
+from table import DRY, NOT_RUN, VLLM_SERVE
+
+RUN_S = 60
+TOKEN = "/etc/kvdepot/token"
+
+
+def engine_commands():
+    return sorted(one for one in documented_commands() if one.startswith(VLLM_SERVE))
+
+
+def test_python_snippets_run(tmp_path):
+    found = snippets("python")
+    assert found
+    for one in found:
+        environ = {
+            **os.environ,
+            "HOME": str(tmp_path),
+            "XDG_DATA_HOME": str(tmp_path),
+            "XDG_RUNTIME_DIR": str(tmp_path),
+        }
+        subprocess.run([sys.executable, "-c", one.text], check=True, cwd=tmp_path, env=environ, timeout=RUN_S)
+
+
+def test_configuration_examples_are_right(tmp_path):
+    """A block that goes on from an earlier one of its page is read together with it."""
+    before: dict[str, dict] = {}
+    found = snippets("yaml")
+    assert found
+    for number, one in enumerate(found):
+        keys = yaml.safe_load(one.text)
+        if not keys.keys() & {"pipeline", "ucm_connectors"}:
+            keys = before[one.page] | keys
+        before[one.page] = keys
+        # Sizes are those of a large node.
+        keys = {**keys, **{key: 0.1 for key in ("pool_gb", "posix_capacity_gb") if key in keys}}
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(yaml.safe_dump(keys).replace("/etc/kvdepot", str(tmp_path)).replace("/mnt", str(tmp_path)))
+        checked = subprocess.run(
+            [sys.executable, "-m", "kvdepot", "config", "check", file], capture_output=True, text=True, timeout=RUN_S
+        )
+        assert checked.returncode == 0, (one.page, checked.stderr)
+
+
+def test_there_are_engine_commands():
+    assert engine_commands()
+
+
+@pytest.mark.parametrize("command", engine_commands())
+def test_the_engine_is_started_with_what_the_connector_reads(command):
+    """`make demo` starts the same command with a model of its own; this is the documented line itself."""
+    words = shlex.split(command)
+    transfer = json.loads(words[words.index("--kv-transfer-config") + 1])
+    assert set(transfer) == {"kv_connector", "kv_role", "kv_connector_module_path", "kv_connector_extra_config"}
+    text = (ROOT / "tools" / "demo" / "server.py").read_text()
+    assert all(f'"{key}": "{transfer[key]}"' in text for key in set(transfer) - {"kv_connector_extra_config"})
+    module = ROOT / "python" / transfer["kv_connector_module_path"].replace(".", "/")
+    assert f"class {transfer['kv_connector']}(" in (module / "connector.py").read_text()
+    # The key that names the file; `make demo` starts an engine with the same one.
+    assert set(transfer["kv_connector_extra_config"]) == {"config"}
+    assert '"kv_connector_extra_config": {"config": str(config)}' in text
+
+
+@pytest.mark.parametrize("target", DRY)
+def test_targets_that_are_not_run_are_right_for_make(target):
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    subprocess.run(["make", "-n", target], cwd=ROOT, check=True, capture_output=True, env=environ, timeout=RUN_S)
+
+
+def test_files_that_commands_for_others_name_exist():
+    named = [word for one in NOT_RUN for word in shlex.split(one) if word.startswith("deploy/")]
+    assert named
+    assert all((ROOT / word).exists() for word in named)

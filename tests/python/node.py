@@ -1,0 +1,47 @@
+"""A store attached to a depot of the test's own, which can be stopped: a gate for everything that asks it."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import kvdepot
+
+
+class NodeDepot:
+    """A depot process under a socket."""
+
+    def __init__(self, directory: Path) -> None:
+        self.config: dict[str, Any] = {
+            "mode": "node",
+            "socket": str(directory / "depot.sock"),
+            "pipeline": "Cache",
+            "pool_gb": 0.0625,
+            "log_level": "warn",
+            "attach_timeout_ms": 60_000,
+            "timeout_ms": 60_000,
+            "call_timeout_ms": 10_000,
+        }
+        self.pid = 0
+
+    def open(self, layout: Any, namespace: dict[str, object]) -> kvdepot.Store:
+        """A store attached to this depot, which the first one starts."""
+        store = kvdepot.open(self.config, layout=layout, namespace=namespace)
+        self.pid = store.stats()["depot"]["pid"]
+        return store
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Inside, the depot answers nothing, so no task that needs it can end."""
+        os.kill(self.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Ends the depot."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)

@@ -1,0 +1,92 @@
+"""``kvdepot bench store``: what it hands to the core, and that it can hand over nothing by mistake."""
+
+import ast
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from kvdepot import _native
+from kvdepot.bench import disk, memory
+from kvdepot.bench.shapes import SMOKE_SHAPES
+
+STUB = Path(_native.__file__).with_name("_native.pyi")
+TASK_MS_MIN = 30_000
+
+
+class SpyDepot:
+    """A depot that notes the arguments of ``store``."""
+
+    def __init__(self, depot, stores):
+        self._depot, self._stores = depot, stores
+
+    def __getattr__(self, name):
+        return getattr(self._depot, name)
+
+    def store(self, namespace, **arguments):
+        self._stores.append(arguments)
+        return self._depot.store(namespace, **arguments)
+
+
+@pytest.fixture
+def stores(monkeypatch):
+    """Arguments of each store that a benchmark opens."""
+    noted = []
+
+    class Depot:
+        @staticmethod
+        def embedded(config):
+            return SpyDepot(_native.Depot.embedded(config), noted)
+
+        @staticmethod
+        def connect(*arguments, **named):
+            return SpyDepot(_native.Depot.connect(*arguments, **named), noted)
+
+    for module in (memory, disk):
+        monkeypatch.setattr(module, "_native", SimpleNamespace(Depot=Depot, Task=_native.Task, Store=_native.Store))
+    return noted
+
+
+def copy_threads(stores):
+    assert stores
+    assert all(one["timeout_ms"] >= TASK_MS_MIN for one in stores), stores
+    return {json.loads(one["copy_json"])["copy_threads"] for one in stores}
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_are_threads_and_no_time_out(stores, threads):
+    rows = list(memory.warm(SMOKE_SHAPES, rounds=1, threads=threads))
+    assert len(rows) == len(SMOKE_SHAPES)
+    assert copy_threads(stores) == {threads}
+
+
+def test_the_door_has_time(stores):
+    assert memory.door(rounds=1, keys=200)["keys_per_s"] > 0
+    assert copy_threads(stores) == {1}
+
+
+def test_cold_loads_have_time(stores, tmp_path):
+    rows = list(disk.cold(SMOKE_SHAPES, str(tmp_path), rounds=1, threads=2))
+    assert [row["threads"] for row in rows] == [2] * len(rows)
+    assert copy_threads(stores) == {1}
+
+
+def functions():
+    tree = ast.parse(STUB.read_text())
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+
+
+def is_int(argument):
+    return argument.annotation is not None and "int" in ast.unparse(argument.annotation).split(" | ")
+
+
+@pytest.mark.parametrize("function", functions(), ids=lambda function: f"{function.name}:{function.lineno}")
+def test_no_number_of_the_core_can_be_taken_for_another(function):
+    """An integer that may be left out, or that stands beside another one, is keyword-only."""
+    positional = [one for one in function.args.args if one.arg != "self"]
+    integers = [one.arg for one in positional if is_int(one)]
+    assert len(integers) <= 1, integers
+    defaulted = positional[len(positional) - len(function.args.defaults) :]
+    optional = [one.arg for one in defaulted if is_int(one)]
+    assert not optional or len(positional) == 1, optional
