@@ -96,7 +96,7 @@ fn a_disk_that_refuses_renames_too_loses_blocks_to_make_room() {
     bench.drain();
     let unlinks = faults.count(FaultOp::Unlink);
     // The first directory cannot be made, nor renamed; after blocks went the second try can.
-    faults.at(FaultOp::Grow, 1, Fault::NoSpace).at(FaultOp::Publish, 0, Fault::NoSpace);
+    faults.at_name(FaultOp::Grow, "e1", Fault::NoSpace).at_name(FaultOp::Publish, "below1", Fault::NoSpace);
     assert_eq!(bench.tier.advance_epoch(&bench.spec, 0).unwrap(), 1);
     assert!(faults.count(FaultOp::Unlink) > unlinks);
     assert!(names(dir.path()).contains("e1"));

@@ -25,7 +25,7 @@ impl FaultDevice {
     }
 
     fn strike(&self, op: FaultOp, path: &Path) -> Result<()> {
-        let struck = self.faults.strike(op);
+        let struck = self.faults.strike_at(op, path);
         struck.map(drop).map_err(|e| e.with("path", self.inner.root().join(path).display()))
     }
 

@@ -1,6 +1,7 @@
 //! What goes wrong, and when.
 
 use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -55,6 +56,8 @@ struct Plan {
     chances: Vec<(FaultOp, Fault, f64)>,
     /// The n-th operation of a kind from the plan's start fails so.
     script: HashMap<(FaultOp, u64), Fault>,
+    /// The next operation of a kind on a file or directory of this name fails so.
+    named: HashMap<(FaultOp, PathBuf), Fault>,
     counts: HashMap<FaultOp, u64>,
     hang_all: Vec<FaultOp>,
     random: u64,
@@ -94,6 +97,13 @@ impl Faults {
         let mut plan = self.shared.0.lock();
         let from = plan.counts.get(&op).copied().unwrap_or(0);
         plan.script.insert((op, from + nth), fault);
+        self
+    }
+
+    /// Makes the next operation of a kind on a file or directory of this name fail. Unlike [`at`](Self::at) it does not
+    /// depend on what background threads do at the same time.
+    pub fn at_name(&self, op: FaultOp, name: &str, fault: Fault) -> &Self {
+        self.shared.0.lock().named.insert((op, name.into()), fault);
         self
     }
 
@@ -150,7 +160,16 @@ impl Faults {
     /// Draws what strikes the next operation of a kind, and lives through what is only time: `Slow` and `Hang`.
     /// Errors come back as such; `Short` and `Flip` are for the caller to act out.
     pub fn strike(&self, op: FaultOp) -> Result<Option<Fault>> {
-        match self.draw(op) {
+        self.act(self.draw(op, None))
+    }
+
+    /// [`strike`](Self::strike) for an operation on this path.
+    pub fn strike_at(&self, op: FaultOp, path: &Path) -> Result<Option<Fault>> {
+        self.act(self.draw(op, path.file_name().map(Path::new)))
+    }
+
+    fn act(&self, drawn: Option<Fault>) -> Result<Option<Fault>> {
+        match drawn {
             Some(Fault::Eio) => Err(os_error("injected fault: EIO", 5)),
             Some(Fault::NoSpace) => Err(os_error("injected fault: ENOSPC", 28)),
             Some(Fault::Slow(time)) => {
@@ -171,12 +190,13 @@ impl Faults {
         (drawn % (bound.max(1) as u64)) as usize
     }
 
-    fn draw(&self, op: FaultOp) -> Option<Fault> {
+    fn draw(&self, op: FaultOp, name: Option<&Path>) -> Option<Fault> {
         let mut plan = self.shared.0.lock();
         let count = plan.counts.entry(op).or_insert(0);
         let nth = *count;
         *count += 1;
-        let scripted = plan.script.remove(&(op, nth));
+        let named = name.and_then(|name| plan.named.remove(&(op, name.to_owned())));
+        let scripted = plan.script.remove(&(op, nth)).or(named);
         if plan.disabled {
             return None;
         }
@@ -251,5 +271,15 @@ mod tests {
         assert_eq!(faults.strike(FaultOp::Write).unwrap_err().kind(), kvdepot_core::ErrorKind::NoSpace);
         assert!(faults.strike(FaultOp::Write).is_ok());
         assert_eq!(faults.count(FaultOp::Write), 4);
+    }
+
+    #[test]
+    fn a_fault_at_a_name_strikes_once_and_nothing_else() {
+        let faults = Faults::default();
+        faults.at_name(FaultOp::Publish, "e1", Fault::NoSpace);
+        let publish = |path: &str| faults.strike_at(FaultOp::Publish, Path::new(path)).is_ok();
+        assert!(publish("a/e2") && faults.strike_at(FaultOp::Unlink, Path::new("a/e1")).is_ok());
+        assert!(!publish("a/e1"));
+        assert!(publish("a/e1"));
     }
 }

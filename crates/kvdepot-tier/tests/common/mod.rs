@@ -33,12 +33,17 @@ pub(crate) fn open_faulty(config: PosixConfig, faults: &Faults) -> Arc<PosixTier
     Arc::new(PosixTier::open_on_devices(config, vec![device]).unwrap())
 }
 
-/// All files under a directory, but for the tier's own records of what lies there.
+/// All files under a directory, but for the tier's own records of what lies there. Directories that the tier removes
+/// meanwhile count as empty.
 pub(crate) fn files(dir: &Path) -> Vec<PathBuf> {
     let mut out = Vec::new();
     let mut todo = vec![dir.to_owned()];
     while let Some(dir) = todo.pop() {
-        for entry in std::fs::read_dir(dir).unwrap() {
+        let entries = match std::fs::read_dir(dir) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            entries => entries.unwrap(),
+        };
+        for entry in entries {
             let path = entry.unwrap().path();
             let record = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(".kvdepot-"));
             if path.is_dir() {
