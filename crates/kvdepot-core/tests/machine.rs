@@ -365,3 +365,33 @@ fn work_on_a_claim_of_many_places_is_cut_into_pieces() {
     assert!(events >= 40, "{events} pieces");
     assert!(matches!(&out.replies[..], [(900, Ok(Reply::Claim(progress)))] if progress.settled));
 }
+
+/// A client that SIGSTOP or a debugger holds in the middle of its dumps keeps its slots, but not the share of others.
+#[test]
+fn a_stopped_dumper_leaves_the_rest_of_the_pool_to_others() {
+    const STOPPED: u64 = 2;
+    let mut lab = Lab::new(20, 1);
+    let namespace = lab.open("a");
+    let reserve = |hashes: &[u8]| Request::Reserve {
+        namespace,
+        id: None,
+        hashes: names(hashes),
+        how: Reserve::Block,
+        runs_max: usize::MAX,
+    };
+    let hashes: Vec<u8> = (1..=20).collect();
+    lab.feed(Event::Request { token: 500, owner: STOPPED, request: reserve(&hashes) });
+    assert_eq!(lab.machine.gauges().held.filling, 14 * BLOCK, "70 % of the pool");
+    assert_eq!(lab.dump(namespace, &[30]), 0);
+    lab.now = 11_000_000_000;
+    lab.feed(Event::Tick);
+    assert_eq!(lab.dump(namespace, &[30, 31, 32, 33, 34, 35]), 4, "70 % of what is left");
+    assert_eq!(lab.machine.gauges().held.filling, 14 * BLOCK, "its slots are still its own");
+    // It goes on: its bytes count again.
+    lab.feed(Event::Request { token: 501, owner: STOPPED, request: reserve(&[1]) });
+    let Some(Reply::Slots(outcomes)) = lab.reply(500) else { panic!("no answer") };
+    let Outcome::Leased(leased) = &outcomes[0] else { panic!("no lease") };
+    let commit = Request::Commit { leases: vec![leased.lease], shards: ShardSet::All, crc64: None };
+    lab.feed(Event::Request { token: 502, owner: STOPPED, request: commit });
+    assert_eq!(lab.dump(namespace, &[36]), 0);
+}

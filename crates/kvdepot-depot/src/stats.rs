@@ -118,11 +118,12 @@ pub(crate) fn merge(map: &mut serde_json::Map<String, serde_json::Value>, counte
 }
 
 /// What the machine holds now, by the names that `stat` and the metrics use.
-pub(crate) fn gauges(gauges: &Gauges) -> [(&'static str, u64); 16] {
+pub(crate) fn gauges(gauges: &Gauges) -> [(&'static str, u64); 17] {
     [
         ("pool_bytes", gauges.pool_bytes),
         ("pool_free_bytes", gauges.pool_free_bytes),
         ("pool_filling_bytes", gauges.held.filling),
+        ("pool_stopped_bytes", gauges.stopped_bytes),
         ("pool_fetching_bytes", gauges.held.fetching),
         ("pool_dirty_bytes", gauges.held.dirty),
         ("pool_leased_bytes", gauges.held.leased),

@@ -64,6 +64,8 @@ pub(crate) struct World {
     pub(crate) clients: Vec<Client>,
     pub(crate) outbox: VecDeque<(u64, Command)>,
     pub(crate) commands_ever: u64,
+    /// Bytes that no tier had after the step before.
+    not_saved: u64,
     pub(crate) running: Vec<Running>,
     pub(crate) forgotten: Vec<(usize, Vec<BlockKey>, bool)>,
     pub(crate) jobs: Vec<Job>,
@@ -109,6 +111,7 @@ impl World {
             clients: Vec::new(),
             outbox: VecDeque::new(),
             commands_ever: 0,
+            not_saved: 0,
             running: Vec::new(),
             forgotten: Vec::new(),
             jobs: Vec::new(),
@@ -275,7 +278,14 @@ impl World {
         {
             return fail(Rule::Caps, format!("{gauges:?} of at most {max}"));
         }
-        if !self.tiers.is_empty() && held.filling + held.dirty > gauges.pool_bytes * 70 / 100 {
+        let not_saved = held.filling + held.dirty;
+        let grew = std::mem::replace(&mut self.not_saved, not_saved) < not_saved;
+        // Who has stopped does not count; when it goes on, more than the share may be dirty for a while.
+        let stopped = gauges.stopped_bytes;
+        if grew
+            && !self.tiers.is_empty()
+            && not_saved.saturating_sub(stopped) > gauges.pool_bytes.saturating_sub(stopped) * 70 / 100
+        {
             return fail(Rule::Caps, format!("more than the share that may be dirty: {held:?}"));
         }
         // Between the steps of one claim a dump may take the room that it was promised, and a block that was pinned when

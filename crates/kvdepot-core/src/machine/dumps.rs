@@ -20,6 +20,7 @@ impl Machine {
     ) -> Result<Reply> {
         let namespace = self.catalog.get_as(namespace, id)?.clone();
         self.counters.dump_blocks += hashes.len() as u64;
+        self.pool.seen(owner);
         let mut runs_left = runs_max;
         let mut outcomes = Vec::with_capacity(hashes.len());
         // Blocks of a namespace are of one size: where one finds no room, the next does not either.
@@ -83,7 +84,7 @@ impl Machine {
                 Ok(Leased { lease, slot, runs, block_bytes, crc64: None })
             }
             Err(error) => {
-                self.pool.lease_ended(slot);
+                self.pool.abandon(slot);
                 Err(error)
             }
         }

@@ -21,6 +21,7 @@ mod counters;
 mod dumps;
 mod event;
 mod fetches;
+mod fills;
 mod flaw;
 mod flow;
 mod index;
@@ -36,9 +37,7 @@ mod slots;
 
 use hashbrown::HashMap;
 
-use crate::block::Phase;
 use crate::error::Result;
-use crate::eviction::SlotId;
 
 use catalog::Catalog;
 use claims::Claims;
@@ -65,6 +64,8 @@ pub struct Gauges {
     pub pool_free_bytes: u64,
     /// Bytes by what holds them.
     pub held: Held,
+    /// Bytes that clients are filling who have asked for nothing for a while; others' dumps do not wait for them.
+    pub stopped_bytes: u64,
     /// Blocks that lookups can find, and those on their way.
     pub pool_blocks: usize,
     /// Sealed blocks that are not yet in every tier that is to have them.
@@ -183,6 +184,7 @@ impl Machine {
             }
             Event::Tick => {
                 self.flow.tick();
+                self.pool.look_who_stopped();
                 let (claims, mut rooms) = split(self);
                 claims.tick(&mut rooms, now, out);
             }
@@ -327,6 +329,7 @@ impl Machine {
             pool_bytes: self.pool.bytes(),
             pool_free_bytes: self.pool.free_bytes(),
             held: self.pool.held(),
+            stopped_bytes: self.pool.stopped_bytes(),
             pool_blocks: self.pool.blocks(),
             dirty_blocks: self.pool.dirty_blocks(),
             namespaces: self.catalog.len(),
@@ -337,11 +340,6 @@ impl Machine {
             writes_queued: self.flow.writes_left(),
             evicted: self.pool.evicted(),
         }
-    }
-
-    /// What a waiting read or write names. None when the slot is free.
-    pub fn slot_phase(&self, slot: SlotId) -> Option<Phase> {
-        self.pool.get(slot).map(|slot| slot.block.phase())
     }
 
     /// Checks what must hold after every step, by looking at every slot: for tests. The first thing that does not hold.

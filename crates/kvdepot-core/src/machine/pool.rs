@@ -10,6 +10,7 @@ use crate::lease::{LeaseId, LeaseTable};
 use crate::limits::POOL_EXTENT_BYTES;
 use crate::runs::{RunAllocator, Runs};
 
+use super::fills::Fills;
 use super::flaw::{Flaw, Flaws};
 use super::index::Index;
 use super::names::{PoolKey, SpaceId};
@@ -66,6 +67,7 @@ pub(crate) struct Pool {
     alloc: RunAllocator,
     policy: Box<dyn EvictionPolicy>,
     leases: LeaseTable,
+    fills: Fills,
     held: Held,
     dirty_blocks: u64,
     pool_bytes: u64,
@@ -93,6 +95,7 @@ impl Pool {
             alloc: RunAllocator::new(POOL_EXTENT_BYTES),
             policy: config.policy,
             leases: LeaseTable::new(),
+            fills: Fills::default(),
             held: Held::default(),
             dirty_blocks: 0,
             pool_bytes: config.pool_bytes,
@@ -233,8 +236,10 @@ impl Pool {
     /// Whether remote clients may reserve `bytes` more. Announced but unsent payload must not evict cached blocks; one
     /// slot at a time may be of any size.
     pub(crate) fn may_fill(&self, bytes: u64) -> Result<()> {
-        let share = self.pool_bytes_max * FILLING_SHARE_PERCENT / 100;
-        if self.held.filling == 0 || self.held.filling + bytes <= share {
+        let stopped = self.fills.stopped_bytes();
+        let filling = self.held.filling.saturating_sub(stopped);
+        let share = self.pool_bytes_max.saturating_sub(stopped) * FILLING_SHARE_PERCENT / 100;
+        if filling == 0 || filling + bytes <= share {
             return Ok(());
         }
         Err(Error::new(ErrorKind::Busy, "too much of the pool is being filled already")
@@ -244,8 +249,9 @@ impl Pool {
 
     /// Whether a dump of `bytes` leaves the tiers time to write what was dumped before.
     pub(crate) fn may_dirty(&self, bytes: u64) -> Result<()> {
-        let not_saved = self.held.filling + self.held.dirty + bytes;
-        if not_saved > self.pool_bytes * DIRTY_SHARE_PERCENT / 100 {
+        let stopped = self.fills.stopped_bytes();
+        let not_saved = (self.held.filling + self.held.dirty + bytes).saturating_sub(stopped);
+        if not_saved > self.pool_bytes.saturating_sub(stopped) * DIRTY_SHARE_PERCENT / 100 {
             return Err(Error::new(ErrorKind::Busy, "the tiers do not keep up with what is dumped"));
         }
         Ok(())
@@ -413,45 +419,70 @@ impl Pool {
     /// A dumper's lease on a slot that it is to fill.
     pub(crate) fn lease_for_filling(&mut self, owner: u64, id: SlotId) -> Result<LeaseId> {
         debug_assert_eq!(self.slots.at(id).block.phase(), Phase::Filling, "only what is new is filled");
-        self.leases.grant(owner, id)
+        let lease = self.leases.grant(owner, id)?;
+        self.fills.begun(owner, self.slots.at(id).bytes(), self.now_s);
+        Ok(lease)
+    }
+
+    /// An owner asks for slots to fill.
+    pub(crate) fn seen(&mut self, owner: u64) {
+        self.fills.seen(owner, self.now_s);
+    }
+
+    /// Bytes that owners fill who have stopped.
+    pub(crate) const fn stopped_bytes(&self) -> u64 {
+        self.fills.stopped_bytes()
+    }
+
+    /// Looks who has stopped in the middle of a dump.
+    pub(crate) fn look_who_stopped(&mut self) {
+        self.fills.look(self.now_s);
     }
 
     pub(crate) fn leased_slot(&self, owner: u64, lease: LeaseId) -> Result<SlotId> {
         self.leases.slot_of(owner, lease)
     }
 
-    /// Takes a lease out of the table, without an effect on its slot.
-    pub(crate) fn forget_lease(&mut self, owner: u64, lease: LeaseId) -> Result<SlotId> {
-        self.leases.release(owner, lease)
+    /// Takes a dumper's lease out of the table, without an effect on its slot.
+    pub(crate) fn forget_lease(&mut self, owner: u64, lease: LeaseId) -> Result<()> {
+        let id = self.leases.release(owner, lease)?;
+        self.fills.ended(owner, self.slots.at(id).bytes(), self.now_s);
+        Ok(())
     }
 
     /// Ends a lease by its number.
     pub(crate) fn release(&mut self, owner: u64, lease: LeaseId) -> Result<()> {
         let id = self.leases.release(owner, lease)?;
-        self.lease_ended(id);
+        self.lease_ended(owner, id);
         Ok(())
     }
 
     /// The end of a lease, of a reader or of a dumper who did not finish.
-    pub(crate) fn lease_ended(&mut self, id: SlotId) {
+    pub(crate) fn lease_ended(&mut self, owner: u64, id: SlotId) {
         if self.slots.at(id).block.phase() == Phase::Filling {
-            // Only the dumper holds a lease on a slot that is being filled, and it cannot write any more: it gave the
-            // lease back itself, or its connection ended and with it, as the runner makes sure, all its copies (P4).
-            self.edit(id, |slot| {
-                slot.block.abandon();
-                slot.block.quarantine_ended();
-            });
-            self.free_if_over(id);
+            self.fills.ended(owner, self.slots.at(id).bytes(), self.now_s);
+            self.abandon(id);
         } else {
             self.unpin(id);
         }
+    }
+
+    /// Nobody fills this slot any more. Only the dumper holds a lease on a slot that is being filled, and it cannot write
+    /// any more: it gave the lease back itself, or its connection ended and with it, as the runner makes sure, all its
+    /// copies (P4).
+    pub(crate) fn abandon(&mut self, id: SlotId) {
+        self.edit(id, |slot| {
+            slot.block.abandon();
+            slot.block.quarantine_ended();
+        });
+        self.free_if_over(id);
     }
 
     /// Ends up to `max` leases of an owner; whether it has none left.
     pub(crate) fn end_owner(&mut self, owner: u64, max: usize) -> (usize, bool) {
         let slots = self.leases.end_some(owner, max);
         for &slot in &slots {
-            self.lease_ended(slot);
+            self.lease_ended(owner, slot);
         }
         (slots.len(), self.leases.count(owner) == 0)
     }
