@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use kvdepot_core::pipeline::PoolKind;
 use kvdepot_depot::values::{Found, Value, Values};
@@ -266,4 +266,38 @@ fn what_came_last_is_on_the_disk_however_late_the_first_is_written() {
         let depot = depot(on_disk(directory.path()));
         assert_eq!(get(&self::values(&depot), "key"), expected, "{deed}: after a restart");
     }
+}
+
+/// A crash between a value and the removal of the one before, and a clock that was set back an hour in between.
+#[test]
+fn the_later_of_two_values_counts_although_the_clock_went_back() {
+    fn files(directory: &std::path::Path) -> Vec<std::path::PathBuf> {
+        let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+        entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let start = |now| {
+        let depot = depot(on_disk(directory.path()));
+        let values = Values::open_at(depot.direct(), POOL, 16 << 10, now).unwrap();
+        (depot, values)
+    };
+    let blocks = || {
+        let is_block = |path: &std::path::PathBuf| path.extension().is_some_and(|end| end == "kvb");
+        files(directory.path()).into_iter().filter(is_block).collect::<Vec<_>>()
+    };
+    let now = SystemTime::now();
+    let (depot, values) = start(now);
+    put(&values, "key", &bytes(20_000, 1));
+    drop(values);
+    drop(depot);
+    let [older] = &blocks()[..] else { panic!("one value, one file") };
+    let kept = std::fs::read(older).unwrap();
+    let (depot, values) = start(now - Duration::from_secs(3600));
+    put(&values, "key", &bytes(50_000, 2));
+    drop(values);
+    drop(depot);
+    assert!(!older.exists(), "the value before was removed");
+    std::fs::write(older, kept).unwrap();
+    let (_depot, values) = start(now - Duration::from_secs(1800));
+    assert_eq!(get(&values, "key"), Some(sum(50_000, 2)));
 }

@@ -6,6 +6,7 @@
 
 mod class;
 mod slot;
+mod stamps;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -86,6 +87,11 @@ pub enum Found {
 impl Values {
     /// Opens the classes that fit the pool. A value takes a slot of at least `value_bytes_min`.
     pub fn open(direct: Direct, pool_bytes: u64, value_bytes_min: u64) -> Result<Self> {
+        Self::open_at(direct, pool_bytes, value_bytes_min, SystemTime::now())
+    }
+
+    /// As [`open`](Self::open), at a moment that the caller names: for tests of clocks that go back.
+    pub fn open_at(direct: Direct, pool_bytes: u64, value_bytes_min: u64, now: SystemTime) -> Result<Self> {
         let mut classes = Vec::new();
         for bytes in class::class_sizes() {
             let spec = class::spec(bytes)?;
@@ -99,15 +105,14 @@ impl Values {
             return Err(Error::new(ErrorKind::Config, "the pool is too small for values")
                 .with("pool_bytes", pool_bytes));
         }
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let since_1970 = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let shared = Shared {
             classes,
             locator: direct.locator(),
             value_bytes_min,
             has_tiers: direct.has_tiers(),
             used: AtomicU64::new(0),
-            // Later than every stamp of an earlier process, as long as clocks do not go back.
-            stamp: AtomicU64::new(now.as_nanos() as u64),
+            stamp: AtomicU64::new(stamps::first(&direct, since_1970)),
         };
         Ok(Self { direct, shared: Arc::new(shared) })
     }
