@@ -55,7 +55,7 @@ def test_a_request_does_not_wait_for_a_depot_that_does_not_answer(core: Any, tmp
     socket = tmp_path / "depot.sock"
     child = serve(socket) if trouble != "absent" else None
     try:
-        depot = core.Depot.connect(str(socket), wait_ms=10_000 if child else 100, call_timeout_ms=8)
+        depot = core.Depot.connect(str(socket), wait_ms=60_000 if child else 100, call_timeout_ms=8)
         assert depot.attached == (child is not None)
         namespace = depot.open_namespace('{"test": 1}', "[[1, [4096]]]")
         side = SchedulerSide(depot, options(), geometry(), ranks=1)

@@ -16,7 +16,7 @@ from tools.wire.servers import ROOT, NoServerError, Server
 CALL_S = 120.0
 END_S = 20.0
 POOL_GB = 0.25
-TIMEOUT_MS = 1_000
+TIMEOUT_MS = 5_000
 
 
 class DepotError(Exception):

@@ -73,7 +73,7 @@ fn a_full_queue_is_busy_and_a_waiting_request_times_out() {
     next(&begun);
     let (ended, end) = unbounded();
     engine.submit(vec![
-        call(Class::Read, Duration::from_millis(20), tell(&ended)),
+        call(Class::Read, Duration::from_secs(1), tell(&ended)),
         call(Class::Read, LONG, tell(&ended)),
         call(Class::Read, Duration::ZERO, tell(&ended)),
     ]);
@@ -92,7 +92,7 @@ fn stuck_threads_are_replaced_and_end_when_let_go() {
     let (began, begun) = unbounded();
     let mut releases = Vec::new();
     for class in [Class::Read, Class::Write] {
-        let (request, release) = plug(class, Duration::from_millis(20), &began);
+        let (request, release) = plug(class, Duration::from_secs(1), &began);
         engine.submit(vec![request]);
         next(&begun);
         releases.push(release);

@@ -341,7 +341,7 @@ fn a_hung_depot_costs_one_bounded_wait() {
     // From the second on it costs nothing: no call is made at all.
     let begun = Instant::now();
     (0..1000).for_each(|_| assert_eq!(claim().poll(), (true, 0, 0)));
-    assert!(begun.elapsed() < call_timeout * 10, "a thousand claims waited: {:?}", begun.elapsed());
+    assert!(begun.elapsed() < call_timeout * 100, "a thousand claims waited: {:?}", begun.elapsed());
     kill_process(pid, Signal::CONT).unwrap();
     eventually("attached again", || attachment.attached());
     assert_eq!(claim().wait(LONG), (true, 2, 0), "what it held is still there");

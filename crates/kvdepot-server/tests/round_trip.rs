@@ -99,7 +99,8 @@ fn a_dump_given_up_half_way_leaves_nothing() {
             assert!(dump.state().wait_shard(0, Some(LONG)));
         }
         // All of the pool is free again as soon as the depot has seen the lanes end: the next dump needs it all.
-        let filled = (0..200).any(|_| {
+        let end = std::time::Instant::now() + LONG;
+        let filled = std::iter::from_fn(|| (std::time::Instant::now() < end).then_some(())).any(|()| {
             std::thread::yield_now();
             engine.dump(&[50, 51, 52, 53], &[0, 1, 2, 3]).is_empty()
         });

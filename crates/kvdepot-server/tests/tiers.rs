@@ -214,7 +214,7 @@ fn a_reset_while_blocks_are_on_their_way_settles_claims_without_them() {
         engine.fill(1);
         dump_all(&attachment, &engine, 0, 64);
     }
-    let slow = serde_json::json!({"faults": "read_slow=1.0,slow_ms=20,seed=1"});
+    let slow = serde_json::json!({"faults": "read_slow=1.0,slow_ms=200,seed=1"});
     let attachment = embedded(on_disk(16 << 20, directory.path(), slow));
     attachment.register(&spec).unwrap();
     let mut waiting = claim(&attachment, &[full(&spec)], 0..64);

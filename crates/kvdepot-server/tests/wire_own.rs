@@ -116,14 +116,18 @@ fn a_put_of_many_blocks_waits_for_room_once() {
     let refused = statuses.iter().filter(|status| **status == Status::Failed(ErrorKind::Busy)).count();
     assert!((30..40).contains(&refused), "{statuses:?}");
     let least = std::time::Duration::from_millis(WAIT_MS);
-    assert!((least..least * 15).contains(&begun.elapsed()), "{refused} blocks: {:?}", begun.elapsed());
+    assert!(
+        (least..least * BLOCKS as u32 / 2).contains(&begun.elapsed()),
+        "{refused} blocks: {:?}",
+        begun.elapsed()
+    );
 }
 
 /// A get that waits for a slow tier does not hold up what was asked after it.
 #[test]
 fn answers_come_as_they_are_ready() {
     let directory = tempfile::tempdir().unwrap();
-    let faults = "read_slow=1,slow_ms=300";
+    let faults = "read_slow=1,slow_ms=3000";
     let posix = json!({"directories": [directory.path()], "io_direct": false, "faults": faults});
     let depot = config(64 * MIB, json!({"pipeline": "Cache|Posix", "posix": posix}));
     let wired = Wired::open(depot, json!({}));

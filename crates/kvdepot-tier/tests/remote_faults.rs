@@ -18,7 +18,7 @@ const FOREIGN: Speaks = Speaks::Foreign { answers_unknown: true };
 
 fn config(servers: &[&PoolServer]) -> RemoteConfig {
     let mut config = RemoteConfig::new(servers.iter().map(|server| server.name()));
-    config.timeout = Duration::from_millis(300);
+    config.timeout = Duration::from_secs(1);
     config.connections = 2;
     config
 }

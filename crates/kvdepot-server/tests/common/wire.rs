@@ -71,7 +71,9 @@ impl Wired {
     pub(crate) fn http(&self, request: &str, token: Option<&str>) -> (u16, String) {
         let mut tcp = connect(self.manage);
         let token = token.map_or(String::new(), |token| format!("Authorization: Bearer {token}\r\n"));
-        write!(tcp, "{request} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{token}\r\n").unwrap();
+        // In one call: a door with a short patience may not wait for the rest of a header.
+        let head = format!("{request} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{token}\r\n");
+        tcp.write_all(head.as_bytes()).unwrap();
         let mut text = String::new();
         tcp.read_to_string(&mut text).unwrap();
         let status = text.split(' ').nth(1).unwrap().parse().unwrap();

@@ -6,11 +6,13 @@ use std::time::{Duration, Instant};
 /// Only a hang reaches it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
+const POLL: Duration = Duration::from_millis(1);
+
 pub(crate) fn until(what: impl Fn() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !what() {
         assert!(Instant::now() < deadline, "it never came to pass");
-        std::thread::yield_now();
+        std::thread::sleep(POLL);
     }
 }
 
