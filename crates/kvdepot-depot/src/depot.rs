@@ -85,13 +85,12 @@ impl Depot {
                 .with("tiers", tiers.len())
                 .with("tiers_max", TIERS_MAX));
         }
-        let slots_hint = usize::try_from(config.pool_bytes >> 16).unwrap_or(usize::MAX).clamp(64, 1 << 24);
         let pool = Arc::new(pool);
         let pool_config = PoolConfig {
             pool_bytes: config.pool_bytes,
             pool_bytes_max: config.mapped_bytes().min(pool.bytes()),
             grow_step_bytes: config.pool_grow_bytes,
-            policy: eviction::by_name(&config.eviction, slots_hint)?,
+            policy: eviction::by_name(&config.eviction)?,
             keeps,
             seed: random(),
         };
