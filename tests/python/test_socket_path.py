@@ -38,6 +38,10 @@ def test_what_the_core_is_not_told_changes_nothing(path_of):
     assert path_of({"use_layerwise": False, "idle_exit_s": 5, "drain_timeout_s": 5}) == path_of()
 
 
+def test_how_the_pool_gets_its_memory_changes_nothing(path_of):
+    assert path_of({"pool_mlock": True, "pool_numa": "0-1", "pool_populate_threads": 4}) == path_of()
+
+
 def test_the_state_of_the_machine_changes_nothing(path_of):
     assert path_of(free_disk_bytes=1 << 30) == path_of(free_disk_bytes=1 << 40)
 

@@ -39,12 +39,6 @@ impl Progress {
         self.changed.notify_all();
     }
 
-    /// Waits for a while, or until the thread is asked to stop.
-    pub(crate) fn pause(&self, time: Duration) {
-        let mut state = self.state.lock();
-        self.changed.wait_while_for(&mut state, |state| !state.stop, time);
-    }
-
     /// Bytes that are done.
     pub(crate) fn bytes(&self) -> u64 {
         self.state.lock().bytes
@@ -78,12 +72,6 @@ impl Background {
     /// Waits until the thread has ended, at most `timeout`; whether it has.
     pub(crate) fn wait(&self, timeout: Duration) -> bool {
         self.wait_until(timeout, |state| state.ended.is_some())
-    }
-
-    /// Waits until so many bytes are done, at most `timeout`; whether they are.
-    #[cfg(test)]
-    pub(crate) fn wait_for_bytes(&self, bytes: u64, timeout: Duration) -> bool {
-        self.wait_until(timeout, |state| state.bytes >= bytes)
     }
 
     fn wait_until(&self, timeout: Duration, holds: impl Fn(&State) -> bool) -> bool {

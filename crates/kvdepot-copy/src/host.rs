@@ -8,8 +8,8 @@ use std::thread::JoinHandle;
 use crossbeam_channel::{Receiver, Sender};
 use kvdepot_core::{Error, ErrorKind, Result};
 
-use crate::ahead::MapAhead;
 use crate::batch::{CopyBatch, CopyOp, Direction, GroupSink};
+use crate::on_use::Pools;
 use crate::{CopyEngine, PoolRegistration, stream};
 
 /// Bytes that one thread takes at a time: large enough that hand-over costs nothing beside the copy.
@@ -28,11 +28,13 @@ pub struct HostEngine {
     /// Helpers that a dump may have.
     dump_helpers: usize,
     work: Option<Sender<Arc<Work>>>,
+    pools: Arc<Pools>,
 }
 
 /// A batch cut into pieces that threads take by turns.
 struct Work {
     batch: CopyBatch,
+    pools: Arc<Pools>,
     streamed: bool,
     /// `(group, first op, one past the last op)`.
     pieces: Vec<(usize, usize, usize)>,
@@ -66,7 +68,7 @@ impl HostEngine {
             }
             work = Some(sender);
         }
-        Ok(Self { helpers, dump_helpers: dump_threads - 1, work })
+        Ok(Self { helpers, dump_helpers: dump_threads - 1, work, pools: Arc::default() })
     }
 }
 
@@ -82,7 +84,7 @@ fn spawn_helper(index: usize, receiver: Receiver<Arc<Work>>) -> Result<JoinHandl
 }
 
 impl Work {
-    fn new(batch: CopyBatch, sink: Arc<dyn GroupSink>) -> Self {
+    fn new(batch: CopyBatch, sink: Arc<dyn GroupSink>, pools: Arc<Pools>) -> Self {
         let mut pieces = Vec::new();
         let mut left = Vec::with_capacity(batch.ends.len());
         let mut start = 0;
@@ -106,6 +108,7 @@ impl Work {
             pieces_left: AtomicUsize::new(pieces.len()),
             streamed: batch.bytes() >= stream::STREAM_BYTES_MIN,
             batch,
+            pools,
             pieces,
             next: AtomicUsize::new(0),
             left,
@@ -119,7 +122,9 @@ impl Work {
         loop {
             let index = self.next.fetch_add(1, Ordering::Relaxed);
             let Some(&(group, first, last)) = self.pieces.get(index) else { return };
-            for op in &self.batch.ops[first..last] {
+            let ops = &self.batch.ops[first..last];
+            self.pools.about_to_copy(ops.iter().map(|op| (op.host.addr(), op.len)));
+            for op in ops {
                 copy_one(self.batch.direction, op, self.streamed);
             }
             if self.streamed {
@@ -165,7 +170,7 @@ impl CopyEngine for HostEngine {
         }
         batch.check()?;
         let large = batch.bytes() >= HELP_BYTES_MIN;
-        let work = Arc::new(Work::new(batch, sink));
+        let work = Arc::new(Work::new(batch, sink, Arc::clone(&self.pools)));
         if work.pieces.is_empty() {
             return Ok(());
         }
@@ -189,7 +194,7 @@ impl CopyEngine for HostEngine {
 
     unsafe fn register_pool(&self, base: *mut u8, len: usize) -> Result<PoolRegistration> {
         // SAFETY: the caller's contract.
-        Ok(PoolRegistration::new(Box::new(unsafe { MapAhead::start(base, len) }?)))
+        Ok(PoolRegistration::new(Box::new(unsafe { self.pools.add(base, len) })))
     }
 }
 

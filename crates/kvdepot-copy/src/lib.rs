@@ -3,7 +3,6 @@
 //! P3: a batch waits for its event before it touches device memory, and a group is reported only when its bytes are
 //! where they belong. P2: engines of devices, which may hang, have deadlines before them ([`Bounded`]).
 
-mod ahead;
 mod background;
 pub mod batch;
 pub mod bounded;
@@ -14,6 +13,7 @@ pub mod gdr;
 pub mod host;
 pub mod limit;
 mod mutation;
+mod on_use;
 mod pages;
 pub mod pool;
 pub mod select;

@@ -37,29 +37,50 @@ pub enum Phase {
     Quarantined,
 }
 
-/// A block of the pool. See the module's diagram.
+/// A block of the pool. See the module's diagram. There are millions of them, so what only an unsealed block needs lies
+/// apart.
 #[derive(Clone, Debug)]
 pub struct Block {
-    phase: Phase,
-    /// Shards a dumper fills; 0 for a block that a tier fills.
-    shard_count: usize,
-    /// One bit for each filled shard while filling, empty after.
-    filled: SmallVec<[u64; 2]>,
-    filled_count: usize,
+    /// What a client fills, while it does.
+    filling: Option<Box<Filling>>,
     leases: u32,
-    dirty: bool,
-    writing: bool,
-    saved: bool,
-    doomed: bool,
-    quarantine_over: bool,
+    phase: Phase,
+    /// Of `DIRTY` and the others.
+    marks: u8,
+    /// Shards that a dumper fills; 0 for a block that a tier fills.
+    shard_count: u16,
 }
+
+/// Shards that came so far.
+#[derive(Clone, Debug)]
+struct Filling {
+    filled_count: u16,
+    /// One bit for each filled shard.
+    filled: SmallVec<[u64; 2]>,
+}
+
+/// A tier is still to have it.
+const DIRTY: u8 = 1;
+/// A tier is reading the slot.
+const WRITING: u8 = 2;
+/// A tier has it.
+const SAVED: u8 = 4;
+/// No new reader, no new write.
+const DOOMED: u8 = 8;
+/// No copy into the abandoned slot can run any more.
+const QUARANTINE_OVER: u8 = 16;
+
+const _: () = assert!(SHARDS_MAX <= u16::MAX as usize);
+const _: () = assert!(size_of::<Block>() == 16);
 
 impl Block {
     /// A block that a client is about to dump in `shard_count` shards.
     pub fn dumping(shard_count: usize) -> Self {
         debug_assert!((1..=SHARDS_MAX).contains(&shard_count), "layouts have 1 to SHARDS_MAX shards");
         let filled = smallvec![0; shard_count.div_ceil(64)];
-        Self { shard_count, filled, ..Self::new(Phase::Filling) }
+        let shard_count = u16::try_from(shard_count).unwrap_or(u16::MAX);
+        let filling = Some(Box::new(Filling { filled_count: 0, filled }));
+        Self { filling, shard_count, ..Self::new(Phase::Filling) }
     }
 
     /// A block that a tier is about to fill.
@@ -68,25 +89,22 @@ impl Block {
     }
 
     fn new(phase: Phase) -> Self {
-        Self {
-            phase,
-            shard_count: 0,
-            filled: SmallVec::new(),
-            filled_count: 0,
-            leases: 0,
-            dirty: false,
-            writing: false,
-            saved: false,
-            doomed: false,
-            quarantine_over: false,
-        }
+        Self { filling: None, leases: 0, phase, marks: 0, shard_count: 0 }
+    }
+
+    const fn has(&self, mark: u8) -> bool {
+        self.marks & mark != 0
+    }
+
+    const fn mark(&mut self, mark: u8, on: bool) {
+        self.marks = if on { self.marks | mark } else { self.marks & !mark };
     }
 
     /// All bytes of a shard are in the slot. True when it was the last one: the block is sealed, and dirty unless
     /// it was doomed meanwhile. A shard that comes twice changes nothing.
     pub fn shard_filled(&mut self, shard: usize) -> Result<bool> {
         let bad = |what: &str| Err(Error::new(ErrorKind::Protocol, what.to_owned()).with("shard", shard));
-        if shard >= self.shard_count {
+        if shard >= usize::from(self.shard_count) {
             return bad("the block has no such shard to fill");
         }
         match self.phase {
@@ -94,25 +112,26 @@ impl Block {
             Phase::Sealed => return Ok(false),
             Phase::Fetching | Phase::Quarantined => return bad("the block is not being dumped any more"),
         }
-        let (word, bit) = (&mut self.filled[shard / 64], 1u64 << (shard % 64));
+        let Some(filling) = &mut self.filling else { return bad("the block is not being dumped any more") };
+        let (word, bit) = (&mut filling.filled[shard / 64], 1u64 << (shard % 64));
         if *word & bit != 0 {
             return Ok(false);
         }
         *word |= bit;
-        self.filled_count += 1;
-        if self.filled_count < self.shard_count {
+        filling.filled_count += 1;
+        if filling.filled_count < self.shard_count {
             return Ok(false);
         }
         self.phase = Phase::Sealed;
-        self.dirty = !self.doomed;
-        self.filled = SmallVec::new();
+        self.filling = None;
+        self.mark(DIRTY, !self.has(DOOMED));
         Ok(true)
     }
 
     /// All bytes of all shards are in the slot. True when the block is sealed by this.
     pub fn all_filled(&mut self) -> Result<bool> {
         let mut sealed = false;
-        for shard in 0..self.shard_count {
+        for shard in 0..usize::from(self.shard_count) {
             sealed |= self.shard_filled(shard)?;
         }
         Ok(sealed)
@@ -123,7 +142,7 @@ impl Block {
         debug_assert_eq!(self.phase, Phase::Fetching, "only a fetch ends");
         if self.phase == Phase::Fetching {
             self.phase = Phase::Sealed;
-            self.saved = true;
+            self.mark(SAVED, true);
         }
     }
 
@@ -133,14 +152,14 @@ impl Block {
         debug_assert_eq!(self.phase, Phase::Fetching, "only a fetch fails");
         if self.phase == Phase::Fetching {
             self.phase = Phase::Quarantined;
-            self.quarantine_over = true;
+            self.mark(QUARANTINE_OVER, true);
         }
     }
 
     /// Somebody will read the block, now or when its fetch ends.
     pub fn lease(&mut self) {
         debug_assert!(
-            !self.doomed && matches!(self.phase, Phase::Sealed | Phase::Fetching),
+            !self.has(DOOMED) && matches!(self.phase, Phase::Sealed | Phase::Fetching),
             "nothing to lease"
         );
         self.leases += 1;
@@ -154,35 +173,35 @@ impl Block {
 
     /// A tier begins to read the slot.
     pub fn write_begun(&mut self) {
-        debug_assert!(self.is_readable() && !self.writing, "one write at a time, of readable blocks");
-        self.writing = true;
+        debug_assert!(self.is_readable() && !self.has(WRITING), "one write at a time, of readable blocks");
+        self.mark(WRITING, true);
     }
 
     /// The write is over. A block that could not be saved is clean all the same: trying for ever would fill the
     /// pool, so the write counts as dropped and the pool holds the only copy.
     pub fn write_ended(&mut self, saved: bool) {
-        debug_assert!(self.writing, "no write had begun");
-        self.writing = false;
-        self.dirty = false;
-        self.saved |= saved;
+        debug_assert!(self.has(WRITING), "no write had begun");
+        self.mark(WRITING, false);
+        self.mark(DIRTY, false);
+        self.mark(SAVED, self.has(SAVED) || saved);
     }
 
     /// A tier is to have this sealed block, for the first time or again because it does not hold it any more.
     pub fn dirty_again(&mut self) {
         debug_assert_eq!(self.phase, Phase::Sealed, "only a sealed block is written");
-        self.dirty = !self.doomed;
+        self.mark(DIRTY, !self.has(DOOMED));
     }
 
     /// No tier is to have this sealed block.
     pub fn seal_clean(&mut self) {
-        debug_assert!(self.phase == Phase::Sealed && !self.writing, "only a sealed block becomes clean");
-        self.dirty = false;
+        debug_assert!(self.phase == Phase::Sealed && !self.has(WRITING), "only a sealed block becomes clean");
+        self.mark(DIRTY, false);
     }
 
     /// The namespace was reset, or the bytes were found corrupt: no new reader and no new write.
     pub fn doom(&mut self) {
-        self.doomed = true;
-        self.dirty = false;
+        self.mark(DOOMED, true);
+        self.mark(DIRTY, false);
     }
 
     /// Whoever fills the slot died or gave up, but its copies may still run (P4). A sealed block is whole and
@@ -190,14 +209,14 @@ impl Block {
     pub fn abandon(&mut self) {
         if matches!(self.phase, Phase::Filling | Phase::Fetching) {
             self.phase = Phase::Quarantined;
-            self.filled = SmallVec::new();
+            self.filling = None;
         }
     }
 
     /// No copy into an abandoned slot can run any more.
     pub fn quarantine_ended(&mut self) {
         debug_assert_eq!(self.phase, Phase::Quarantined, "the block is not in quarantine");
-        self.quarantine_over = self.phase == Phase::Quarantined;
+        self.mark(QUARANTINE_OVER, self.phase == Phase::Quarantined);
     }
 
     /// Where the bytes stand.
@@ -207,42 +226,42 @@ impl Block {
 
     /// Whether a lookup may find it.
     pub fn is_readable(&self) -> bool {
-        self.phase == Phase::Sealed && !self.doomed
+        self.phase == Phase::Sealed && !self.has(DOOMED)
     }
 
     /// Whether it may go to make room: whole, unused, and no tier still waits for it.
     pub fn is_evictable(&self) -> bool {
-        self.is_readable() && self.leases == 0 && !self.writing && !self.dirty
+        self.is_readable() && self.leases == 0 && !self.has(WRITING) && !self.has(DIRTY)
     }
 
     /// Whether it is of no use to anybody, and nobody touches its slot.
     pub fn is_freeable(&self) -> bool {
         let given_up = match self.phase {
             Phase::Filling | Phase::Fetching => false,
-            Phase::Sealed => self.doomed,
-            Phase::Quarantined => self.quarantine_over,
+            Phase::Sealed => self.has(DOOMED),
+            Phase::Quarantined => self.has(QUARANTINE_OVER),
         };
-        given_up && self.leases == 0 && !self.writing
+        given_up && self.leases == 0 && !self.has(WRITING)
     }
 
     /// Whether it was doomed.
     pub fn is_doomed(&self) -> bool {
-        self.doomed
+        self.has(DOOMED)
     }
 
     /// Whether a tier is still to have it.
     pub fn is_dirty(&self) -> bool {
-        self.dirty
+        self.has(DIRTY)
     }
 
     /// Whether a tier is reading the slot.
     pub fn is_writing(&self) -> bool {
-        self.writing
+        self.has(WRITING)
     }
 
     /// Whether a tier has it.
     pub fn saved(&self) -> bool {
-        self.saved
+        self.has(SAVED)
     }
 
     /// How many leases hold it.

@@ -187,11 +187,11 @@ proptest! {
 
     #[test]
     fn lru_is_a_queue_by_last_use(steps in prop::collection::vec(step(), 0..300)) {
-        compare(by_name("lru", 4).unwrap(), LruModel::default(), steps)?;
+        compare(by_name("lru").unwrap(), LruModel::default(), steps)?;
     }
 
     #[test]
     fn s3fifo_is_two_queues_and_ghosts(steps in prop::collection::vec(step(), 0..300)) {
-        compare(by_name("s3fifo", 4).unwrap(), S3FifoModel::default(), steps)?;
+        compare(by_name("s3fifo").unwrap(), S3FifoModel::default(), steps)?;
     }
 }

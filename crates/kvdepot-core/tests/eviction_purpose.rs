@@ -14,7 +14,7 @@ fn key(number: u32) -> u64 {
 fn hot_after_scan(name: &str) -> usize {
     const CAPACITY: u32 = 1000;
     const HOT: u32 = 500;
-    let mut policy = by_name(name, CAPACITY as usize).expect("a known policy");
+    let mut policy = by_name(name).expect("a known policy");
     let mut slots: HashMap<SlotId, u32> = HashMap::new();
     for number in 0..HOT {
         policy.insert(number, key(number));
@@ -46,7 +46,7 @@ fn a_scan_pushes_the_hot_set_out_of_lru_but_not_of_s3fifo() {
 #[test]
 fn a_long_row_of_leased_slots_is_paid_for_once() {
     for name in ["lru", "s3fifo"] {
-        let mut policy = by_name(name, 0).unwrap();
+        let mut policy = by_name(name).unwrap();
         let leased = 4 * EVICTION_PASSED_OVER_MAX as u32;
         (0..leased + 100).for_each(|slot| policy.insert(slot, key(slot)));
         let mut asked = 0;
@@ -67,13 +67,13 @@ fn a_long_row_of_leased_slots_is_paid_for_once() {
 
 #[test]
 fn an_unknown_policy_is_told_the_known_ones() {
-    let error = by_name("fifo", 1).unwrap_err().to_string();
+    let error = by_name("fifo").unwrap_err().to_string();
     assert!(error.contains("lru, s3fifo"), "{error}");
 }
 
 #[test]
 fn a_block_that_comes_back_soon_is_kept_by_s3fifo() {
-    let mut policy = by_name("s3fifo", 4).unwrap();
+    let mut policy = by_name("s3fifo").unwrap();
     (0..10).for_each(|slot| policy.insert(slot, key(slot)));
     assert_eq!(policy.victim(&mut |_| true), Some(0));
     policy.remove(0);
@@ -87,7 +87,7 @@ fn a_block_that_comes_back_soon_is_kept_by_s3fifo() {
 
 #[test]
 fn a_doomed_block_leaves_no_ghost() {
-    let mut policy = by_name("s3fifo", 4).unwrap();
+    let mut policy = by_name("s3fifo").unwrap();
     (0..10).for_each(|slot| policy.insert(slot, key(slot)));
     policy.remove(9);
     policy.insert(9, key(9));

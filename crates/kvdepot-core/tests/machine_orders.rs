@@ -29,7 +29,7 @@ impl Lab {
             pool_bytes: blocks * BLOCK,
             pool_bytes_max: 0,
             grow_step_bytes: 0,
-            policy: eviction::by_name("lru", 16).unwrap(),
+            policy: eviction::by_name("lru").unwrap(),
             keeps: true,
             seed: 7,
         };

@@ -4,6 +4,8 @@ use kvdepot_core::limits::{BLOCK_ALIGN_BYTES, POOL_BYTES_MIN};
 use kvdepot_core::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::pool::{POPULATE_THREADS_MAX, Placement};
+
 /// Configuration of one depot. Unknown keys are errors (P10).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -36,6 +38,15 @@ pub struct DepotConfig {
     /// Whether the pool's memory is touched in the background at start.
     #[serde(default = "default_populate")]
     pub populate: bool,
+    /// Threads that touch it; 0 = half of the processors, 8 at most.
+    #[serde(default)]
+    pub pool_populate_threads: usize,
+    /// Whether the pool's memory is locked: never swapped out.
+    #[serde(default)]
+    pub pool_mlock: bool,
+    /// NUMA nodes of the pool's memory: `auto`, `interleave`, or a list such as `0,2-3`.
+    #[serde(default = "default_pool_numa")]
+    pub pool_numa: String,
     /// Configuration of the `Posix` tier, read by its registry entry.
     #[serde(default)]
     pub posix: serde_json::Value,
@@ -65,6 +76,9 @@ const fn default_timeout_ms() -> u64 {
 const fn default_drain_timeout_ms() -> u64 {
     30_000
 }
+fn default_pool_numa() -> String {
+    "auto".to_owned()
+}
 const fn default_populate() -> bool {
     true
 }
@@ -79,6 +93,12 @@ impl DepotConfig {
             return Err(Error::new(ErrorKind::Config, "the pool is too small")
                 .with("pool_bytes", config.pool_bytes)
                 .with("pool_bytes_min", POOL_BYTES_MIN));
+        }
+        Placement::parse(&config.pool_numa)?;
+        if config.pool_populate_threads > POPULATE_THREADS_MAX {
+            return Err(Error::new(ErrorKind::Config, "too many threads to populate the pool")
+                .with("pool_populate_threads", config.pool_populate_threads)
+                .with("threads_max", POPULATE_THREADS_MAX));
         }
         config.pool_bytes -= config.pool_bytes % BLOCK_ALIGN_BYTES;
         config.pool_bytes_max -= config.pool_bytes_max % BLOCK_ALIGN_BYTES;

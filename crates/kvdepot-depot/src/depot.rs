@@ -16,7 +16,7 @@ use crate::config::DepotConfig;
 use crate::death::DeathGuard;
 use crate::ending::Unwritten;
 use crate::epochs;
-use crate::pool::PoolMapping;
+use crate::pool::{self, PoolMapping, Population, Reach};
 use crate::runner::{Runner, random};
 use crate::session::Session;
 use crate::tier_events::Listener;
@@ -37,14 +37,14 @@ pub struct Depot {
 impl Depot {
     /// Starts a depot whose pool other processes can map: opens its tiers, makes its pool, and populates it in the
     /// background.
-    pub fn start(config: DepotConfig) -> Result<Self> {
-        let pool = PoolMapping::create(config.mapped_bytes())?;
+    pub fn start(mut config: DepotConfig) -> Result<Self> {
+        let pool = pool::make(&mut config, Reach::Shared)?;
         Self::start_on(config, pool)
     }
 
     /// Starts a depot for this process alone.
-    pub fn start_private(config: DepotConfig) -> Result<Self> {
-        let pool = PoolMapping::create_private(config.mapped_bytes())?;
+    pub fn start_private(mut config: DepotConfig) -> Result<Self> {
+        let pool = pool::make(&mut config, Reach::Private)?;
         Self::start_on(config, pool)
     }
 
@@ -85,13 +85,12 @@ impl Depot {
                 .with("tiers", tiers.len())
                 .with("tiers_max", TIERS_MAX));
         }
-        let slots_hint = usize::try_from(config.pool_bytes >> 16).unwrap_or(usize::MAX).clamp(64, 1 << 24);
         let pool = Arc::new(pool);
         let pool_config = PoolConfig {
             pool_bytes: config.pool_bytes,
             pool_bytes_max: config.mapped_bytes().min(pool.bytes()),
             grow_step_bytes: config.pool_grow_bytes,
-            policy: eviction::by_name(&config.eviction, slots_hint)?,
+            policy: eviction::by_name(&config.eviction)?,
             keeps,
             seed: random(),
         };
@@ -191,18 +190,18 @@ fn spawn(
 /// Touches the pool from its beginning and hands it over piece by piece; dumps that come faster grow the pool
 /// themselves and meet page faults.
 fn populate(runner: &Arc<Runner>) {
-    // Background work: nothing waits for it.
-    let _ = rustix::process::nice(10);
-    let mut start = 0;
-    let bytes = runner.config.pool_bytes.min(runner.pool.bytes());
-    while start < bytes && !runner.stopping.load(Ordering::Acquire) {
-        let len = GROW_BYTES.min(bytes - start);
-        if let Err(error) = runner.pool.populate(start, len) {
-            tracing::warn!("the pool is populated on first use only: {error}");
-            return;
-        }
-        start += len;
-        runner.tell_and_leave(Event::Populated { upto_bytes: start });
+    let population = Population {
+        bytes: runner.config.pool_bytes.min(runner.pool.bytes()),
+        piece_bytes: GROW_BYTES,
+        threads: pool::populate_threads(runner.config.pool_populate_threads),
+        stop: &|| runner.stopping.load(Ordering::Acquire),
+        touch: &|start, len| runner.pool.populate(start, len),
+        reached: &|upto_bytes| {
+            runner.tell_and_leave(Event::Populated { upto_bytes });
+        },
+    };
+    if let Err(error) = population.run() {
+        tracing::warn!("the pool is populated on first use only: {error}");
     }
 }
 

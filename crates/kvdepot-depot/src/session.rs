@@ -287,6 +287,9 @@ impl Session {
         for (name, value) in crate::stats::gauges(&gauges) {
             map.insert(name.to_owned(), value.into());
         }
+        for (name, value) in crate::pool::describe(&runner.pool, &runner.config) {
+            map.insert(name.to_owned(), value);
+        }
         map.insert("lock_hold_max_us".to_owned(), (runner.hold_max_ns() / 1000).into());
         let tiers = self.runner.locator.tiers.iter().map(|tier| {
             let usage = tier.usage();

@@ -331,7 +331,7 @@ pub(crate) fn machine(plan: &Plan, mistake: Option<Mistake>) -> Machine {
         pool_bytes: plan.shape.pool_pages as u64 * BLOCK_ALIGN_BYTES,
         pool_bytes_max: plan.shape.pool_pages_max as u64 * BLOCK_ALIGN_BYTES,
         grow_step_bytes: 2 * BLOCK_ALIGN_BYTES,
-        policy: eviction::by_name(plan.shape.policy, 16).expect("a known policy"),
+        policy: eviction::by_name(plan.shape.policy).expect("a known policy"),
         keeps: plan.shape.keeps,
         seed: plan.seed,
     };

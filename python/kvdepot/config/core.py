@@ -115,8 +115,11 @@ def _core_object(config: "KVDepotConfig", block_bytes: int | None, machine: Mach
         "timeout_ms": config.timeout_ms,
     }
     if not identity:
-        # How a depot ends does not make it another depot.
+        # How a depot gets its memory, and how it ends, do not make it another depot.
         whole["drain_timeout_ms"] = config.drain_timeout_s * 1000
+        whole["pool_mlock"] = config.pool_mlock
+        whole["pool_numa"] = config.pool_numa
+        whole["pool_populate_threads"] = config.pool_populate_threads
     if "Posix" in config.tiers:
         whole["posix"] = {
             "directories": list(directories(config, machine)),

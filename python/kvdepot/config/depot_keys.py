@@ -94,6 +94,25 @@ class DepotKeys(BaseModel):
         ge=1,
         le=1 << 24,
     )
+    pool_mlock: bool = key(
+        False,
+        "Lock the pool's memory, so that it is never swapped out. An error where the limit on locked memory "
+        "(`ulimit -l`) is lower than the pool.",
+    )
+    pool_numa: str = key(
+        "auto",
+        "NUMA nodes of the pool's memory, which take pages in turn: `auto` (all, and the kernel's choice where it "
+        "refuses), `interleave` (all, or an error), or a list such as `0,2-3`. Nothing to choose on a machine of one "
+        "node.",
+        max_length=256,
+    )
+    pool_populate_threads: int = key(
+        0,
+        "Threads that touch the pool's memory at the start; 0 = half of the processors, 8 at most.",
+        unit="threads",
+        ge=0,
+        le=64,
+    )
     eviction: Literal["s3fifo", "lru"] = key("s3fifo", "Which clean blocks leave a full pool first.")
     waiting_queue_depth: int = key(
         8192,

@@ -1,6 +1,7 @@
 """Rules between keys: what a configuration must satisfy beyond each key's own type and bounds."""
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 SOCKET_PATH_BYTES_MAX = 107
 POOL_BYTES_MIN = 1 << 20
 DIRECTORIES_MAX = 64
+_POOL_NUMA = re.compile(r"auto|interleave|[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*")
 POSIX_ONLY = (
     "directories",
     "posix_capacity_gb",
@@ -80,6 +82,8 @@ def _pool(config: "KVDepotConfig") -> Iterator[Problem]:
         yield Problem("pool_slots", "the pool's size is said twice, by pool_gb too: remove one")
     if config.pool_gb is not None and config.pool_gb * (1 << 30) < POOL_BYTES_MIN:
         yield Problem("pool_gb", f"a pool has at least {POOL_BYTES_MIN} bytes: the unit is GiB")
+    if not _POOL_NUMA.fullmatch(config.pool_numa):
+        yield Problem("pool_numa", "must be auto, interleave or a list of NUMA nodes such as 0,2-3")
 
 
 def _socket(config: "KVDepotConfig") -> Iterator[Problem]:

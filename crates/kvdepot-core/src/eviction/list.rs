@@ -1,6 +1,7 @@
-//! Doubly linked lists threaded through one vector indexed by slot: every operation is O(1).
+//! Doubly linked lists threaded through vectors indexed by slot: every operation is O(1).
 
 use super::SlotId;
+use super::chunked::Chunked;
 
 const NIL: SlotId = SlotId::MAX;
 const NO_LIST: u8 = u8::MAX;
@@ -9,10 +10,9 @@ const NO_LIST: u8 = u8::MAX;
 struct Node {
     newer: SlotId,
     older: SlotId,
-    list: u8,
 }
 
-const OUTSIDE: Node = Node { newer: NIL, older: NIL, list: NO_LIST };
+const OUTSIDE: Node = Node { newer: NIL, older: NIL };
 
 #[derive(Clone, Copy, Debug)]
 struct Ends {
@@ -24,13 +24,16 @@ struct Ends {
 /// `N` lists; a slot is in one of them or in none.
 #[derive(Debug)]
 pub(super) struct SlotLists<const N: usize> {
-    nodes: Vec<Node>,
+    nodes: Chunked<Node>,
+    /// Which list, apart from the nodes: beside them it would take four bytes.
+    list: Chunked<u8>,
     ends: [Ends; N],
 }
 
 impl<const N: usize> SlotLists<N> {
-    pub(super) fn new(slots_hint: usize) -> Self {
-        Self { nodes: Vec::with_capacity(slots_hint), ends: [Ends { newest: NIL, oldest: NIL, len: 0 }; N] }
+    pub(super) const fn new() -> Self {
+        let ends = [Ends { newest: NIL, oldest: NIL, len: 0 }; N];
+        Self { nodes: Chunked::new(OUTSIDE), list: Chunked::new(NO_LIST), ends }
     }
 
     pub(super) fn len(&self, list: usize) -> usize {
@@ -38,7 +41,7 @@ impl<const N: usize> SlotLists<N> {
     }
 
     pub(super) fn list_of(&self, slot: SlotId) -> Option<usize> {
-        let list = self.nodes.get(slot as usize)?.list;
+        let list = self.list.get(slot)?;
         (list != NO_LIST).then_some(usize::from(list))
     }
 
@@ -48,21 +51,21 @@ impl<const N: usize> SlotLists<N> {
 
     /// The neighbour that came after `slot` in its list.
     pub(super) fn newer(&self, slot: SlotId) -> Option<SlotId> {
-        Some(self.nodes[slot as usize].newer).filter(|&slot| slot != NIL)
+        Some(self.nodes[slot].newer).filter(|&slot| slot != NIL)
     }
 
     /// Puts a slot that is in no list at the newest end.
     pub(super) fn push(&mut self, list: usize, slot: SlotId) {
         assert!(slot != NIL, "the last slot number marks the end of a list");
-        if self.nodes.len() <= slot as usize {
-            self.nodes.resize(slot as usize + 1, OUTSIDE);
-        }
-        debug_assert_eq!(self.nodes[slot as usize].list, NO_LIST, "slot {slot} is in a list already");
+        self.nodes.reach(slot);
+        self.list.reach(slot);
+        debug_assert_eq!(self.list[slot], NO_LIST, "slot {slot} is in a list already");
         let newest = self.ends[list].newest;
-        self.nodes[slot as usize] = Node { newer: NIL, older: newest, list: list as u8 };
+        self.nodes[slot] = Node { newer: NIL, older: newest };
+        self.list[slot] = list as u8;
         match newest {
             NIL => self.ends[list].oldest = slot,
-            _ => self.nodes[newest as usize].newer = slot,
+            _ => self.nodes[newest].newer = slot,
         }
         self.ends[list].newest = slot;
         self.ends[list].len += 1;
@@ -71,14 +74,15 @@ impl<const N: usize> SlotLists<N> {
     /// Takes a slot out of its list and says which that was.
     pub(super) fn unlink(&mut self, slot: SlotId) -> Option<usize> {
         let list = self.list_of(slot)?;
-        let Node { newer, older, .. } = std::mem::replace(&mut self.nodes[slot as usize], OUTSIDE);
+        let Node { newer, older } = std::mem::replace(&mut self.nodes[slot], OUTSIDE);
+        self.list[slot] = NO_LIST;
         match newer {
             NIL => self.ends[list].newest = older,
-            _ => self.nodes[newer as usize].older = older,
+            _ => self.nodes[newer].older = older,
         }
         match older {
             NIL => self.ends[list].oldest = newer,
-            _ => self.nodes[older as usize].newer = newer,
+            _ => self.nodes[older].newer = newer,
         }
         self.ends[list].len -= 1;
         Some(list)

@@ -13,9 +13,15 @@ pub struct Lru {
 }
 
 impl Lru {
-    /// An empty policy with room for `slots_hint` slots.
-    pub fn new(slots_hint: usize) -> Self {
-        Self { lists: SlotLists::new(slots_hint) }
+    /// An empty policy.
+    pub fn new() -> Self {
+        Self { lists: SlotLists::new() }
+    }
+}
+
+impl Default for Lru {
+    fn default() -> Self {
+        Self::new()
     }
 }
 

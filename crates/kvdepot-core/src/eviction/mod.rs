@@ -4,6 +4,8 @@ use std::fmt::Debug;
 
 use crate::error::{Error, ErrorKind, Result};
 
+mod chunked;
+mod ghosts;
 mod list;
 mod lru;
 mod s3fifo;
@@ -11,7 +13,7 @@ mod s3fifo;
 pub use lru::Lru;
 pub use s3fifo::S3Fifo;
 
-/// Number of a slot in the pool. Numbers are dense: policies index vectors by them.
+/// Number of a slot in the pool. Numbers are dense: policies keep what they know of one by its number.
 pub type SlotId = u32;
 
 /// Names that [`by_name`] knows.
@@ -45,11 +47,11 @@ pub trait EvictionPolicy: Send + Debug {
     }
 }
 
-/// The policy of that name, with room for about `slots_hint` slots (more may come).
-pub fn by_name(name: &str, slots_hint: usize) -> Result<Box<dyn EvictionPolicy>> {
+/// The policy of that name, without slots. It grows in pieces.
+pub fn by_name(name: &str) -> Result<Box<dyn EvictionPolicy>> {
     match name {
-        "lru" => Ok(Box::new(Lru::new(slots_hint))),
-        "s3fifo" => Ok(Box::new(S3Fifo::new(slots_hint))),
+        "lru" => Ok(Box::new(Lru::new())),
+        "s3fifo" => Ok(Box::new(S3Fifo::new())),
         _ => Err(Error::new(ErrorKind::Config, "unknown eviction policy")
             .with("name", name)
             .with("known", POLICY_NAMES.join(", "))),

@@ -4,10 +4,8 @@
 //! others leave early, and their keys are remembered for a while: a block that comes back goes to the main queue
 //! at once. So a prompt that is seen once cannot push out what many prompts share.
 
-use std::collections::VecDeque;
-
-use hashbrown::HashMap;
-
+use super::chunked::Chunked;
+use super::ghosts::Ghosts;
 use super::list::SlotLists;
 use super::{EvictionPolicy, SlotId};
 use crate::limits::EVICTION_PASSED_OVER_MAX;
@@ -25,26 +23,25 @@ const PROMOTION_USES: u8 = 2;
 #[derive(Debug)]
 pub struct S3Fifo {
     lists: SlotLists<2>,
-    /// Uses and fingerprint of each slot; meaningful only for slots in a list.
-    slots: Vec<Option<(u8, u64)>>,
+    /// Uses of each slot since it came or was reprieved; meaningful only for slots in a list.
+    uses: Chunked<u8>,
+    /// A hash of the key of each slot; meaningful only for slots in a list.
+    fingerprints: Chunked<u32>,
     ghosts: Ghosts,
     /// The last answer of `victim`: only an eviction leaves a ghost, a doomed block does not.
     chosen: Option<SlotId>,
 }
 
 impl S3Fifo {
-    /// An empty policy with room for `slots_hint` slots.
-    pub fn new(slots_hint: usize) -> Self {
+    /// An empty policy.
+    pub fn new() -> Self {
         Self {
-            lists: SlotLists::new(slots_hint),
-            slots: Vec::with_capacity(slots_hint),
-            ghosts: Ghosts::default(),
+            lists: SlotLists::new(),
+            uses: Chunked::new(0),
+            fingerprints: Chunked::new(0),
+            ghosts: Ghosts::new(),
             chosen: None,
         }
-    }
-
-    fn uses(&mut self, slot: SlotId) -> &mut u8 {
-        &mut self.slots[slot as usize].as_mut().expect("a listed slot has its state").0
     }
 
     /// One walk over the small queue, oldest first. Evictable slots used often enough move to the main queue.
@@ -56,8 +53,8 @@ impl S3Fifo {
             next = self.lists.newer(slot);
             if !may_evict(slot) {
                 self.pass_over(SMALL, slot, &mut passed_over);
-            } else if *self.uses(slot) >= PROMOTION_USES {
-                *self.uses(slot) = 0;
+            } else if self.uses[slot] >= PROMOTION_USES {
+                self.uses[slot] = 0;
                 self.lists.move_to(MAIN, slot);
             } else {
                 return Some(slot);
@@ -78,8 +75,8 @@ impl S3Fifo {
                 next = self.lists.newer(slot);
                 if !may_evict(slot) {
                     self.pass_over(MAIN, slot, &mut passed_over);
-                } else if *self.uses(slot) > 0 {
-                    *self.uses(slot) -= 1;
+                } else if self.uses[slot] > 0 {
+                    self.uses[slot] -= 1;
                     self.lists.move_to(MAIN, slot);
                     reprieved = true;
                 } else {
@@ -101,21 +98,26 @@ impl S3Fifo {
     }
 }
 
+impl Default for S3Fifo {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl EvictionPolicy for S3Fifo {
     fn insert(&mut self, slot: SlotId, fingerprint: u64) {
         debug_assert!(self.lists.list_of(slot).is_none(), "slot {slot} was inserted twice");
-        if self.slots.len() <= slot as usize {
-            self.slots.resize(slot as usize + 1, None);
-        }
-        self.slots[slot as usize] = Some((0, fingerprint));
+        self.uses.reach(slot);
+        self.fingerprints.reach(slot);
+        let fingerprint = (fingerprint ^ (fingerprint >> 32)) as u32;
+        (self.uses[slot], self.fingerprints[slot]) = (0, fingerprint);
         let list = if self.ghosts.forget(fingerprint) { MAIN } else { SMALL };
         self.lists.move_to(list, slot);
     }
 
     fn touch(&mut self, slot: SlotId) {
         if self.lists.list_of(slot).is_some() {
-            let uses = self.uses(slot);
-            *uses = (*uses + 1).min(USES_MAX);
+            self.uses[slot] = (self.uses[slot] + 1).min(USES_MAX);
         }
     }
 
@@ -126,11 +128,8 @@ impl EvictionPolicy for S3Fifo {
         if evicted {
             self.chosen = None;
         }
-        if let Some((_, key)) = self.slots.get_mut(slot as usize).and_then(Option::take)
-            && evicted
-            && list == Some(SMALL)
-        {
-            self.ghosts.remember(key, len);
+        if evicted && list == Some(SMALL) {
+            self.ghosts.remember(self.fingerprints[slot], len);
         }
     }
 
@@ -149,34 +148,5 @@ impl EvictionPolicy for S3Fifo {
 
     fn len(&self) -> usize {
         self.lists.len(SMALL) + self.lists.len(MAIN)
-    }
-}
-
-/// Keys that left the small queue lately, oldest first.
-#[derive(Debug, Default)]
-struct Ghosts {
-    /// Key to the number of its newest entry in `order`; other entries of the key are stale.
-    newest: HashMap<u64, u64>,
-    order: VecDeque<(u64, u64)>,
-    entries_ever: u64,
-}
-
-impl Ghosts {
-    /// Remembers a key, and at most `keys_max` in all (P7): as many as there are slots.
-    fn remember(&mut self, key: u64, keys_max: usize) {
-        self.entries_ever += 1;
-        self.newest.insert(key, self.entries_ever);
-        self.order.push_back((self.entries_ever, key));
-        while self.order.len() > keys_max.max(1) {
-            let Some((entry, key)) = self.order.pop_front() else { break };
-            if self.newest.get(&key) == Some(&entry) {
-                self.newest.remove(&key);
-            }
-        }
-    }
-
-    /// Whether the key was remembered; it is not any more.
-    fn forget(&mut self, key: u64) -> bool {
-        self.newest.remove(&key).is_some()
     }
 }

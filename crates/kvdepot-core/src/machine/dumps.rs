@@ -77,7 +77,7 @@ impl Machine {
         }
         let shards = if how == Reserve::Value { 1 } else { layout.shard_count() };
         let slot = self.pool.insert(key, Block::dumping(shards), bytes, how != Reserve::Value)?;
-        self.pool.edit(slot, |slot| slot.value = how == Reserve::Value);
+        self.pool.edit(slot, |slot| slot.set_value(how == Reserve::Value));
         match self.pool.lease_for_filling(owner, slot) {
             Ok(lease) => {
                 let (runs, block_bytes) = (self.pool.slot(slot).runs(), layout.block_bytes());
@@ -100,7 +100,9 @@ impl Machine {
         for &lease in leases {
             let slot = self.pool.leased_slot(owner, lease)?;
             let sealed = self.pool.edit(slot, |slot| {
-                slot.crc64 = crc64.or(slot.crc64);
+                if let Some(crc64) = crc64 {
+                    slot.set_crc64(crc64);
+                }
                 match shards {
                     ShardSet::All => slot.block.all_filled(),
                     ShardSet::Some(some) => {

@@ -110,7 +110,7 @@ impl Machine {
             let (key, bytes) = (slot.key, slot.bytes());
             if slot.saved != 0 {
                 keys.push(self.catalog.block_key(&key));
-            } else if slot.to_write == 0 && slot.indexed && self.pool.may_dirty(bytes).is_ok() {
+            } else if slot.to_write == 0 && slot.is_indexed() && self.pool.may_dirty(bytes).is_ok() {
                 self.counters.rewrite_blocks += 1;
                 self.flow.write_everywhere_again(&mut self.pool, id);
             }

@@ -186,7 +186,7 @@ impl Flow {
     /// Has some tiers write a block again that they do not hold any more.
     pub(crate) fn write_again(&mut self, pool: &mut Pool, slot: SlotId, tiers: TierMask) {
         if !self.is_leaving(&pool.slot(slot).key) {
-            let replaces = pool.slot(slot).value;
+            let replaces = pool.slot(slot).is_value();
             self.queue_writes(pool, slot, tiers, replaces, self.drain);
         }
     }
@@ -397,7 +397,7 @@ impl Flow {
             if stored {
                 slot.saved |= bit(tier);
             }
-            slot.unreplaced |= write.replaces && !stored;
+            slot.set_unreplaced(slot.is_unreplaced() || (write.replaces && !stored));
             if slot.to_write == 0 && slot.block.is_writing() {
                 slot.block.write_ended(slot.saved != 0);
                 return slot.saved == 0;
@@ -409,10 +409,13 @@ impl Flow {
             && self.turns.get(&key).is_some_and(|turn| turn.until == Until::Written(slot))
         {
             self.end_turn(pool, catalog, key, out);
-        } else if wanted && pool.slot(slot).unreplaced && pool.slot(slot).to_write == 0 {
+        } else if wanted && pool.slot(slot).is_unreplaced() && pool.slot(slot).to_write == 0 {
             // Better nothing under this key than the value before (P1). Not earlier: a write under way at another tier
             // could land after the removal, and the next removal would take this one for its own.
-            pool.edit(slot, |slot| (slot.unreplaced, slot.saved) = (false, 0));
+            pool.edit(slot, |slot| {
+                slot.set_unreplaced(false);
+                slot.saved = 0;
+            });
             self.remove(catalog, key, None, out);
         }
         pool.free_if_over(slot);

@@ -310,6 +310,6 @@ pub(crate) fn lease_slot(
 ) -> Result<Leased> {
     pool.touch(slot);
     let lease = pool.lease(owner, slot)?;
-    let (runs, crc64) = (pool.slot(slot).runs(), pool.slot(slot).crc64);
+    let (runs, crc64) = (pool.slot(slot).runs(), pool.slot(slot).crc64());
     Ok(Leased { lease, slot, runs, block_bytes: namespace.spec.layout().block_bytes(), crc64 })
 }

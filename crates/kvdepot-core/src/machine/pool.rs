@@ -310,7 +310,7 @@ impl Pool {
         self.serials = self.serials.wrapping_add(1);
         let mut slot = Slot::new(key, block, &runs, self.serials, indexed);
         // What a tier has just read it knows to be in use.
-        slot.touched_s = if slot.from_tier { self.now_s } else { NEVER };
+        slot.touched_s = if slot.is_from_tier() { self.now_s } else { NEVER };
         let after = slot.standing();
         let Some(id) = self.slots.insert(slot) else {
             self.alloc.free(&runs);
@@ -328,16 +328,16 @@ impl Pool {
     pub(crate) fn name(&mut self, id: SlotId) -> Option<SlotId> {
         let old = self.index.insert(&self.slots, id).filter(|&old| old != id);
         if let Some(old) = old {
-            self.edit(old, |slot| slot.indexed = false);
+            self.edit(old, |slot| slot.set_indexed(false));
         }
-        self.edit(id, |slot| slot.indexed = true);
+        self.edit(id, |slot| slot.set_indexed(true));
         old
     }
 
     /// Takes a slot's key out of the index.
     pub(crate) fn unname(&mut self, id: SlotId) {
         if self.index.remove(&self.slots, id) {
-            self.edit(id, |slot| slot.indexed = false);
+            self.edit(id, |slot| slot.set_indexed(false));
         }
     }
 

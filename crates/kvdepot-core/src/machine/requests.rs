@@ -66,7 +66,7 @@ impl Machine {
             Request::LeaseNow { keys } => Reply::Leased(self.lease_now(owner, &keys)),
             Request::SetChecksum { lease, crc64 } => {
                 let slot = self.pool.leased_slot(owner, lease)?;
-                self.pool.edit(slot, |slot| slot.crc64 = Some(crc64));
+                self.pool.edit(slot, |slot| slot.set_crc64(crc64));
                 Reply::Done
             }
             Request::Prefetch { namespace, blocks, deadline } => {
@@ -123,7 +123,7 @@ impl Machine {
         let end = from.saturating_add(count).min(self.pool.numbers());
         let mut keys = Vec::new();
         for slot in (from..end).filter_map(|id| self.pool.get(id as SlotId)) {
-            if slot.indexed && slot.block.is_readable() && spaces.contains(&slot.key.space) {
+            if slot.is_indexed() && slot.block.is_readable() && spaces.contains(&slot.key.space) {
                 keys.push(self.catalog.block_key(&slot.key));
             }
         }

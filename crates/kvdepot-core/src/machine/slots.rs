@@ -1,5 +1,7 @@
 //! Slots by number. They live in chunks, so that adding one never moves the others.
 
+use std::num::NonZeroU64;
+
 use crate::block::{Block, Phase};
 use crate::eviction::SlotId;
 use crate::limits::BLOCK_ALIGN_BYTES;
@@ -26,71 +28,47 @@ pub(crate) enum Waiter {
     Load { token: u64, place: u32 },
 }
 
-/// A slot's place in the pool. One run, the usual case, takes no memory of its own.
-#[derive(Clone, Debug)]
-enum Place {
-    One { first_page: u32, pages: u32 },
-    Many(Box<[Run]>),
-}
-
-impl Place {
-    fn new(runs: &Runs) -> Self {
-        let page = |bytes: u64| u32::try_from(bytes / BLOCK_ALIGN_BYTES).ok();
-        if let [run] = runs.as_slice()
-            && let (Some(first_page), Some(pages)) = (page(run.offset), page(run.len))
-        {
-            return Self::One { first_page, pages };
-        }
-        Self::Many(runs.as_slice().into())
-    }
-
-    fn runs(&self) -> Runs {
-        match self {
-            Self::One { first_page, pages } => {
-                let offset = u64::from(*first_page) * BLOCK_ALIGN_BYTES;
-                Runs::from_slice(&[Run { offset, len: u64::from(*pages) * BLOCK_ALIGN_BYTES }])
-            }
-            Self::Many(runs) => runs.iter().copied().collect(),
-        }
-    }
-
-    fn bytes(&self) -> u64 {
-        match self {
-            Self::One { pages, .. } => u64::from(*pages) * BLOCK_ALIGN_BYTES,
-            Self::Many(runs) => runs.iter().map(|run| run.len).sum(),
-        }
-    }
-}
-
-/// One block in the pool.
+/// One block in the pool. There are millions of them: what few slots have lies in `Rare`.
 #[derive(Clone, Debug)]
 pub(crate) struct Slot {
     pub(crate) key: PoolKey,
-    pub(crate) block: Block,
-    place: Place,
     /// Tells this use of the slot's number from earlier and later ones.
     pub(crate) serial: u32,
-    /// Whether the index names this slot for its key.
-    pub(crate) indexed: bool,
-    /// Whether a tier fills it, not a client.
-    pub(crate) from_tier: bool,
+    pub(crate) block: Block,
+    rare: Option<Box<Rare>>,
+    /// CRC-64/NVME of the block's bytes, where somebody computed it already. One that is 0 counts as not known.
+    crc64: Option<NonZeroU64>,
+    /// The slot's place in the pool, if it is one run that these can say; else it is in `rare`.
+    first_page: u32,
+    pages: u32,
+    /// When tiers were told last that the block is in use, in seconds.
+    pub(crate) touched_s: u32,
     /// Tiers that are to have the block and have not ended writing it.
     pub(crate) to_write: TierMask,
     /// Tiers that are writing it now.
     pub(crate) writing: TierMask,
     /// Tiers that hold it, as far as they have told.
     pub(crate) saved: TierMask,
-    /// Whether it is a value, of which a tier may have an earlier one under the same key.
-    pub(crate) value: bool,
-    /// Whether a tier could not write it in place of the value before, which that tier may still have.
-    pub(crate) unreplaced: bool,
-    #[expect(clippy::box_collection, reason = "eight bytes in a slot that nobody waits for")]
-    waiters: Option<Box<Vec<Waiter>>>,
-    /// When tiers were told last that the block is in use, in seconds.
-    pub(crate) touched_s: u32,
-    /// CRC-64/NVME of the block's bytes, where somebody computed it already.
-    pub(crate) crc64: Option<u64>,
+    /// Of `INDEXED` and the others.
+    marks: u8,
 }
+
+/// What few slots have.
+#[derive(Clone, Debug, Default)]
+struct Rare {
+    waiters: Vec<Waiter>,
+    /// The place of a slot of several runs.
+    runs: Box<[Run]>,
+}
+
+/// The index names this slot for its key.
+const INDEXED: u8 = 1;
+/// A tier fills it, not a client.
+const FROM_TIER: u8 = 2;
+/// It is a value, of which a tier may have an earlier one under the same key.
+const VALUE: u8 = 4;
+/// A tier could not write it in place of the value before, which that tier may still have.
+const UNREPLACED: u8 = 8;
 
 /// What a slot counts as. The pool compares it before and after every change, so its totals cannot drift.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,51 +104,120 @@ impl Standing {
 
 impl Slot {
     pub(crate) fn new(key: PoolKey, block: Block, runs: &Runs, serial: u32, indexed: bool) -> Self {
-        let from_tier = block.phase() == Phase::Fetching;
-        Self {
+        let page = |bytes: u64| u32::try_from(bytes / BLOCK_ALIGN_BYTES).ok();
+        let one = match runs.as_slice() {
+            [run] => page(run.offset).zip(page(run.len)).filter(|(_, pages)| *pages > 0),
+            _ => None,
+        };
+        let rare = one.is_none().then(|| Box::new(Rare { runs: runs.as_slice().into(), ..Rare::default() }));
+        let (first_page, pages) = one.unwrap_or_default();
+        let mut slot = Self {
             key,
-            block,
-            place: Place::new(runs),
             serial,
-            indexed,
-            from_tier,
+            rare,
+            crc64: None,
+            first_page,
+            pages,
+            touched_s: NEVER,
             to_write: 0,
             writing: 0,
             saved: 0,
-            value: false,
-            unreplaced: false,
-            waiters: None,
-            touched_s: NEVER,
-            crc64: None,
-        }
+            marks: 0,
+            block,
+        };
+        slot.mark(INDEXED, indexed);
+        slot.mark(FROM_TIER, slot.block.phase() == Phase::Fetching);
+        slot
+    }
+
+    const fn has(&self, mark: u8) -> bool {
+        self.marks & mark != 0
+    }
+
+    const fn mark(&mut self, mark: u8, on: bool) {
+        self.marks = if on { self.marks | mark } else { self.marks & !mark };
+    }
+
+    /// Whether the index names this slot for its key.
+    pub(crate) const fn is_indexed(&self) -> bool {
+        self.has(INDEXED)
+    }
+
+    pub(crate) const fn set_indexed(&mut self, indexed: bool) {
+        self.mark(INDEXED, indexed);
+    }
+
+    /// Whether a tier fills it, not a client.
+    pub(crate) const fn is_from_tier(&self) -> bool {
+        self.has(FROM_TIER)
+    }
+
+    /// Whether it is a value, of which a tier may have an earlier one under the same key.
+    pub(crate) const fn is_value(&self) -> bool {
+        self.has(VALUE)
+    }
+
+    pub(crate) const fn set_value(&mut self, value: bool) {
+        self.mark(VALUE, value);
+    }
+
+    /// Whether a tier could not write it in place of the value before, which that tier may still have.
+    pub(crate) const fn is_unreplaced(&self) -> bool {
+        self.has(UNREPLACED)
+    }
+
+    pub(crate) const fn set_unreplaced(&mut self, unreplaced: bool) {
+        self.mark(UNREPLACED, unreplaced);
+    }
+
+    /// CRC-64/NVME of the block's bytes, where it is known.
+    pub(crate) fn crc64(&self) -> Option<u64> {
+        self.crc64.map(NonZeroU64::get)
+    }
+
+    pub(crate) const fn set_crc64(&mut self, crc64: u64) {
+        self.crc64 = NonZeroU64::new(crc64);
+    }
+
+    fn rare_runs(&self) -> &[Run] {
+        self.rare.as_ref().map_or(&[], |rare| &rare.runs)
     }
 
     pub(crate) fn runs(&self) -> Runs {
-        self.place.runs()
+        if self.pages == 0 {
+            return self.rare_runs().iter().copied().collect();
+        }
+        let offset = u64::from(self.first_page) * BLOCK_ALIGN_BYTES;
+        Runs::from_slice(&[Run { offset, len: self.bytes() }])
     }
 
     pub(crate) fn bytes(&self) -> u64 {
-        self.place.bytes()
+        if self.pages == 0 {
+            return self.rare_runs().iter().map(|run| run.len).sum();
+        }
+        u64::from(self.pages) * BLOCK_ALIGN_BYTES
     }
 
     pub(crate) fn add_waiter(&mut self, waiter: Waiter) {
-        self.waiters.get_or_insert_default().push(waiter);
+        self.rare.get_or_insert_default().waiters.push(waiter);
     }
 
     pub(crate) fn take_waiters(&mut self) -> Vec<Waiter> {
-        self.waiters.take().map_or_else(Vec::new, |waiters| *waiters)
+        let waiters = self.rare.as_mut().map_or_else(Vec::new, |rare| std::mem::take(&mut rare.waiters));
+        self.rare.take_if(|rare| rare.runs.is_empty());
+        waiters
     }
 
     pub(crate) fn standing(&self) -> Standing {
         let phase = self.block.phase();
         let unsealed = phase != Phase::Sealed;
         Standing {
-            filling: unsealed && !self.from_tier,
-            fetching: unsealed && self.from_tier,
+            filling: unsealed && !self.is_from_tier(),
+            fetching: unsealed && self.is_from_tier(),
             dirty: self.block.is_dirty(),
             leased: self.block.leases() > 0,
             pinned: !self.block.is_evictable(),
-            visible: self.indexed && self.block.is_readable(),
+            visible: self.is_indexed() && self.block.is_readable(),
             listed: !unsealed,
         }
     }
@@ -181,6 +228,9 @@ enum Entry {
     Free { next: SlotId },
     Used(Slot),
 }
+
+// With index, eviction order and what lookups read it makes up the 128 bytes a block of `tests/index_size`.
+const _: () = assert!(size_of::<Entry>() == 72);
 
 /// All slots, by number.
 #[derive(Clone, Debug)]
@@ -285,6 +335,22 @@ mod tests {
         assert_eq!(one.bytes(), 8192);
         let runs = Runs::from_slice(&[Run { offset: 0, len: 4096 }, Run { offset: 1 << 40, len: 4096 }]);
         let many = Slot::new(one.key, Block::fetching(), &runs, 1, true);
-        assert_eq!((many.runs(), many.bytes()), (runs, 8192));
+        assert_eq!((many.runs(), many.bytes()), (runs.clone(), 8192));
+        let far = Runs::from_slice(&[Run { offset: 1 << 50, len: 8192 }]);
+        let far = Slot::new(one.key, Block::fetching(), &far, 2, true);
+        assert_eq!((far.runs().as_slice(), far.bytes()), (&[Run { offset: 1 << 50, len: 8192 }][..], 8192));
+    }
+
+    #[test]
+    fn who_waits_for_a_slot_does_not_cost_it_its_place() {
+        let many = Runs::from_slice(&[Run { offset: 0, len: 4096 }, Run { offset: 1 << 20, len: 4096 }]);
+        let many = Slot::new(slot(1).key, Block::fetching(), &many, 1, true);
+        for mut slot in [slot(3), many] {
+            let runs = slot.runs();
+            let waiters = [Waiter::Load { token: 1, place: 2 }, Waiter::Claim { id: 3, place: 4 }];
+            waiters.iter().for_each(|&waiter| slot.add_waiter(waiter));
+            assert_eq!((slot.runs(), slot.take_waiters()), (runs.clone(), waiters.to_vec()));
+            assert_eq!((slot.runs(), slot.take_waiters()), (runs, Vec::new()));
+        }
     }
 }

@@ -1,8 +1,14 @@
 //! The pool's memory: one memfd, mapped once by the depot and once by every client process.
 
+mod cgroup;
 mod lent;
+mod make;
+mod numa;
+mod pages;
+mod populate;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -15,16 +21,11 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 pub(crate) use lent::{Readable, Writable};
+pub(crate) use make::{Reach, describe, make};
+pub(crate) use numa::Placement;
+pub(crate) use populate::{Population, THREADS_MAX as POPULATE_THREADS_MAX, threads as populate_threads};
 
-/// Size of a huge page.
-const HUGE_PAGE_BYTES: u64 = 2 << 20;
-
-/// Bytes of reserved huge pages that nobody uses.
-fn free_huge_bytes() -> u64 {
-    let path = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
-    let pages = std::fs::read_to_string(path).ok().and_then(|text| text.trim().parse::<u64>().ok());
-    pages.unwrap_or(0) * HUGE_PAGE_BYTES
-}
+use pages::{HUGE_PAGE_BYTES, Pages};
 
 fn length(bytes: u64) -> Result<usize> {
     let bad =
@@ -32,11 +33,20 @@ fn length(bytes: u64) -> Result<usize> {
     usize::try_from(bytes).ok().filter(|&len| len > 0).ok_or_else(bad)
 }
 
+/// The kernel maps and unmaps huge pages as wholes; a pool that ends within one has the rest of it mapped, and unused.
+const fn mapped_len(len: usize, pages: Pages) -> usize {
+    match pages {
+        Pages::Huge => len.next_multiple_of(HUGE_PAGE_BYTES as usize),
+        Pages::Transparent | Pages::Small => len,
+    }
+}
+
 /// A mapping of the pool, unmapped when the last holder lets go: copies under way keep it alive, a dead depot or not.
 #[derive(Debug)]
 pub struct PoolMapping {
     base: NonNull<u8>,
     bytes: u64,
+    pages: Pages,
     /// A forked child must not keep the memory of a pool whose depot has ended. Dropped before the descriptor.
     _private: Option<Private>,
     /// None for memory that only this process has.
@@ -49,15 +59,28 @@ unsafe impl Send for PoolMapping {}
 unsafe impl Sync for PoolMapping {}
 
 impl PoolMapping {
-    /// Memory that other processes can map. Nothing is touched yet: pages come with `populate` or first use. Reserved
-    /// huge pages are used where the machine has enough of them.
+    /// Memory that other processes can map. Nothing is touched yet: pages come with `populate` or first use. Huge pages are
+    /// used where the machine has enough of them set aside and nothing can take them away; else ordinary ones are.
     pub fn create(bytes: u64) -> Result<Self> {
-        let huge = bytes.is_multiple_of(HUGE_PAGE_BYTES) && free_huge_bytes() >= bytes;
+        Self::create_trying(bytes, pages::are_huge_pages_sure(bytes, Path::new("/")))
+    }
+
+    fn create_trying(bytes: u64, sure: Result<(), String>) -> Result<Self> {
+        let huge = sure.and_then(|()| Self::create_of(bytes, true).map_err(|error| error.to_string()));
+        huge.or_else(|why| {
+            tracing::info!("the pool has no huge pages: {why}");
+            Self::create_of(bytes, false)
+        })
+    }
+
+    /// Mapping sets all huge pages aside for the pool, or fails: when they are touched they are there.
+    fn create_of(bytes: u64, huge: bool) -> Result<Self> {
+        let whole = bytes.checked_next_multiple_of(HUGE_PAGE_BYTES).filter(|_| huge).unwrap_or(bytes);
         let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        flags.set(MemfdFlags::HUGETLB, huge);
+        flags.set(MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB, huge);
         let fd = rustix::fs::memfd_create("kvdepot-pool", flags)
             .map_err(|e| Error::io("cannot make the pool's memory", e.into()))?;
-        rustix::fs::ftruncate(&fd, bytes)
+        rustix::fs::ftruncate(&fd, whole)
             .map_err(|e| Error::io("cannot size the pool", e.into()).with("pool_bytes", bytes))?;
         // A client that shrank it would end every process that maps it by SIGBUS.
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
@@ -79,7 +102,7 @@ impl PoolMapping {
                 MapFlags::PRIVATE | MapFlags::NORESERVE,
             )
         };
-        Self::mapped(base, bytes, None)
+        Self::mapped(base, bytes, Pages::of_private(Path::new("/")), None)
     }
 
     /// Maps a pool that another process made; `bytes` is what that process said.
@@ -93,6 +116,8 @@ impl PoolMapping {
                 .with("pool_bytes", bytes)
                 .with("real_bytes", real));
         }
+        let pages = Pages::of(fd.as_fd(), Path::new("/"));
+        let len = mapped_len(len, pages);
         // SAFETY: a fresh shared mapping at an address of the kernel's choice replaces nothing.
         let base = unsafe {
             rustix::mm::mmap(
@@ -104,30 +129,42 @@ impl PoolMapping {
                 0,
             )
         };
-        Self::mapped(base, bytes, Some(fd))
+        Self::mapped(base, bytes, pages, Some(fd))
     }
 
     fn mapped(
         base: rustix::io::Result<*mut std::ffi::c_void>,
         bytes: u64,
+        pages: Pages,
         fd: Option<OwnedFd>,
     ) -> Result<Self> {
         let base = base.map_err(|e| Error::io("cannot map the pool", e.into()).with("pool_bytes", bytes))?;
         let base: NonNull<u8> = NonNull::new(base.cast())
             .ok_or_else(|| Error::new(ErrorKind::Io, "the pool was mapped at address 0"))?;
-        let len = length(bytes)?;
+        let len = mapped_len(length(bytes)?, pages);
         // Huge pages only where the system allows them; a refusal changes nothing but speed.
         // SAFETY: the range is the mapping just made.
         let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), len, Advice::LinuxHugepage) };
         // SAFETY: as above. A forked child must not keep (or copy) the pool's page tables.
         let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), len, Advice::LinuxDontFork) };
         let private = fd.as_ref().map(|fd| Private::of(fd.as_fd()));
-        Ok(Self { base, bytes, _private: private, fd })
+        Ok(Self { base, bytes, pages, _private: private, fd })
     }
 
     /// Size in bytes.
     pub const fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Bytes that are mapped: whole pages.
+    const fn mapped_len(&self) -> usize {
+        // `bytes` fitted a usize when it was mapped.
+        mapped_len(self.bytes as usize, self.pages)
+    }
+
+    /// What the memory is made of.
+    pub(crate) const fn pages(&self) -> Pages {
+        self.pages
     }
 
     /// The descriptor to pass to clients; none for private memory.
@@ -178,7 +215,7 @@ impl PoolMapping {
 impl Drop for PoolMapping {
     fn drop(&mut self) {
         // SAFETY: mapped by `map` with this length; no SlotBuf is left, because each holds an Arc of this value.
-        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes as usize) };
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.mapped_len()) };
     }
 }
 
@@ -200,6 +237,29 @@ mod tests {
             assert_eq!(ours.resolve(Run { offset, len }).unwrap_err().kind(), ErrorKind::Protocol);
         }
         assert_eq!(PoolMapping::map(fd, 1 << 21).unwrap_err().kind(), ErrorKind::Protocol);
+    }
+
+    #[test]
+    fn a_pool_that_gets_no_huge_pages_has_ordinary_ones_and_all_of_it_can_be_touched() {
+        // No machine has so many of them free; where some are, the smaller pool has huge ones.
+        for bytes in [1 << 40, (6 << 20) + 4096] {
+            let pool = PoolMapping::create_trying(bytes, Ok(())).unwrap();
+            assert!(bytes < 1 << 40 || pool.pages() != Pages::Huge);
+            assert_eq!(pool.bytes(), bytes);
+            pool.populate(0, 4096).unwrap();
+            pool.populate(bytes - 4096, 4096).unwrap();
+            assert!(pool.resolve(Run { offset: bytes, len: 1 }).is_err());
+            let fd = pool.fd().unwrap().try_clone_to_owned().unwrap();
+            let theirs = PoolMapping::map(fd, bytes).unwrap();
+            assert_eq!(theirs.pages(), pool.pages());
+        }
+    }
+
+    #[test]
+    fn a_mapping_covers_whole_huge_pages() {
+        assert_eq!(mapped_len((2 << 20) + 4096, Pages::Huge), 4 << 20);
+        assert_eq!(mapped_len(4 << 20, Pages::Huge), 4 << 20);
+        assert_eq!(mapped_len((2 << 20) + 4096, Pages::Small), (2 << 20) + 4096);
     }
 
     #[test]

@@ -1,0 +1,162 @@
+//! Page tables of a pool that another process made resident, filled where copies go and nowhere else: attaching costs the
+//! same for a pool of any size.
+//!
+//! The kernel maps one page for each write fault, and a fault costs about as much as the page's bytes. So the first copy
+//! into or out of a window of 2 MiB maps the whole window by one call, if all of it is resident.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use kvdepot_core::Error;
+use kvdepot_io::aligned::page_bytes;
+use parking_lot::RwLock;
+
+use crate::pool::Registration;
+
+/// What is mapped by one call: what one page of page tables covers.
+const WINDOW_BYTES: usize = 2 << 20;
+/// Looks at a window that was not wholly resident; after that its pages are mapped one by one by their faults.
+const LOOKS_MAX: u8 = 4;
+/// A window that needs no look any more.
+const DONE: u8 = u8::MAX;
+
+/// The pools that an engine was told about.
+#[derive(Debug, Default)]
+pub(crate) struct Pools(RwLock<Vec<Arc<Windows>>>);
+
+/// A pool, and which of its windows were mapped.
+struct Windows {
+    base: usize,
+    len: usize,
+    page: usize,
+    /// For each window `DONE`, or how often it was looked at.
+    looks: Box<[AtomicU8]>,
+    mapped: AtomicUsize,
+}
+
+/// Keeps a pool known. Dropped before the pool is unmapped.
+pub(crate) struct Known {
+    pools: Weak<Pools>,
+    windows: Arc<Windows>,
+}
+
+impl Pools {
+    /// Gets to know a pool. Nothing of it is touched or mapped by that.
+    ///
+    /// # Safety
+    /// The range is a mapping that stays in place, readable, until the answer was dropped, and no copy into or out of it
+    /// is under way then.
+    pub(crate) unsafe fn add(self: &Arc<Self>, base: *mut u8, len: usize) -> Known {
+        let windows = Arc::new(Windows {
+            base: base.expose_provenance(),
+            len,
+            page: page_bytes(),
+            looks: (0..len.div_ceil(WINDOW_BYTES)).map(|_| AtomicU8::new(0)).collect(),
+            mapped: AtomicUsize::new(0),
+        });
+        self.0.write().push(Arc::clone(&windows));
+        Known { pools: Arc::downgrade(self), windows }
+    }
+
+    /// The copies `ranges` (address and length) are about to be made: maps the windows of pools that they touch.
+    pub(crate) fn about_to_copy(&self, ranges: impl Iterator<Item = (usize, usize)>) {
+        let pools = self.0.read();
+        if pools.is_empty() {
+            return;
+        }
+        for (address, len) in ranges {
+            let pool = pools.iter().find(|pool| pool.contains(address, len));
+            if let Some(pool) = pool {
+                pool.map(address - pool.base, len);
+            }
+        }
+    }
+}
+
+impl Windows {
+    fn contains(&self, address: usize, len: usize) -> bool {
+        address.checked_sub(self.base).is_some_and(|at| at < self.len && len <= self.len - at)
+    }
+
+    fn map(&self, at: usize, len: usize) {
+        for window in at / WINDOW_BYTES..(at + len).div_ceil(WINDOW_BYTES) {
+            let looks = self.looks[window].load(Ordering::Relaxed);
+            if looks == DONE {
+                continue;
+            }
+            let start = window * WINDOW_BYTES;
+            let range = start..(start + WINDOW_BYTES).min(self.len);
+            let bytes = range.len();
+            let mapped = self.is_resident(range.clone()) && self.populate(range);
+            // Threads that look at the same time do the work twice, and no harm.
+            let after = if mapped || looks + 1 >= LOOKS_MAX { DONE } else { looks + 1 };
+            self.looks[window].store(after, Ordering::Relaxed);
+            if mapped {
+                self.mapped.fetch_add(bytes, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn pointer(&self, at: usize) -> *mut libc::c_void {
+        std::ptr::with_exposed_provenance_mut(self.base + at)
+    }
+
+    /// Whether all pages of the range are in memory: those that are not must not become so by looking.
+    fn is_resident(&self, range: Range<usize>) -> bool {
+        let mut resident = [0u8; WINDOW_BYTES / 4096];
+        let pages = range.len().div_ceil(self.page);
+        let Some(resident) = resident.get_mut(..pages) else { return false };
+        // SAFETY: the range lies in the mapping (`Pools::add`), and there is a byte for each of its pages.
+        let asked =
+            unsafe { libc::mincore(self.pointer(range.start), range.len(), resident.as_mut_ptr()) } == 0;
+        asked && resident.iter().all(|page| page & 1 == 1)
+    }
+
+    /// A refusal changes nothing but speed: then pages are mapped by their faults.
+    fn populate(&self, range: Range<usize>) -> bool {
+        // SAFETY: as in `is_resident`; this reads pages, as any load would.
+        unsafe { libc::madvise(self.pointer(range.start), range.len(), libc::MADV_POPULATE_READ) == 0 }
+    }
+}
+
+impl fmt::Debug for Windows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Windows({} of {} bytes mapped)", self.mapped.load(Ordering::Relaxed), self.len)
+    }
+}
+
+impl Registration for Known {
+    /// Host copies need no registration, so nothing is.
+    fn registered_bytes(&self) -> u64 {
+        0
+    }
+
+    fn wait(&self, _timeout: Duration) -> bool {
+        true
+    }
+
+    fn failure(&self) -> Option<Error> {
+        None
+    }
+}
+
+impl fmt::Debug for Known {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.windows.fmt(f)
+    }
+}
+
+impl Drop for Known {
+    fn drop(&mut self) {
+        if let Some(pools) = self.pools.upgrade() {
+            pools.0.write().retain(|pool| !Arc::ptr_eq(pool, &self.windows));
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "on_use_tests.rs"]
+mod tests;

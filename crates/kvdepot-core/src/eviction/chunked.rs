@@ -1,0 +1,66 @@
+//! A vector that grows in pieces: an element never moves, so growth is a short hold of the depot's lock, and takes no room
+//! for a second copy.
+
+use std::ops::{Index, IndexMut};
+
+use super::SlotId;
+
+/// Elements of a piece.
+const CHUNK: usize = 4096;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Chunked<T> {
+    chunks: Vec<Box<[T]>>,
+    fill: T,
+}
+
+impl<T: Copy> Chunked<T> {
+    /// An empty one, whose new elements are `fill`.
+    pub(super) const fn new(fill: T) -> Self {
+        Self { chunks: Vec::new(), fill }
+    }
+
+    /// Sees to it that there is an element `at`.
+    pub(super) fn reach(&mut self, at: SlotId) {
+        while self.chunks.len() <= at as usize / CHUNK {
+            self.chunks.push(vec![self.fill; CHUNK].into_boxed_slice());
+        }
+    }
+
+    /// The element, if the vector reaches as far.
+    pub(super) fn get(&self, at: SlotId) -> Option<T> {
+        Some(self.chunks.get(at as usize / CHUNK)?[at as usize % CHUNK])
+    }
+}
+
+impl<T> Index<SlotId> for Chunked<T> {
+    type Output = T;
+
+    fn index(&self, at: SlotId) -> &T {
+        &self.chunks[at as usize / CHUNK][at as usize % CHUNK]
+    }
+}
+
+impl<T> IndexMut<SlotId> for Chunked<T> {
+    fn index_mut(&mut self, at: SlotId) -> &mut T {
+        &mut self.chunks[at as usize / CHUNK][at as usize % CHUNK]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_reaches_where_it_was_told_to_and_elements_stay_in_place() {
+        let mut chunked = Chunked::new(7u8);
+        assert_eq!(chunked.get(0), None);
+        chunked.reach(0);
+        chunked[0] = 1;
+        let place = std::ptr::from_ref(&chunked[0]);
+        chunked.reach(3 * CHUNK as SlotId);
+        assert_eq!((chunked[0], chunked.get(3 * CHUNK as SlotId)), (1, Some(7)));
+        assert_eq!((chunked.get(4 * CHUNK as SlotId), std::ptr::from_ref(&chunked[0])), (None, place));
+    }
+}

@@ -1,0 +1,136 @@
+//! Keys that left the small queue of S3-FIFO lately, by fingerprints of 32 bits: a collision costs a worse choice.
+
+use std::collections::VecDeque;
+use std::hash::BuildHasher;
+
+use foldhash::fast::FixedState;
+use hashbrown::HashTable;
+
+/// Tables, so that the growth of one is short.
+const TABLES: usize = 256;
+/// Fingerprints in one piece of the row.
+const CHUNK: usize = 4096;
+/// Keys forgotten for one that is remembered, at most.
+const POPS_MAX: usize = 64;
+
+/// Remembered keys, oldest first. About 14 bytes a key.
+#[derive(Debug)]
+pub(super) struct Ghosts {
+    /// Number of the newest entry of each remembered key; a key's earlier entries are stale.
+    newest: Vec<HashTable<u32>>,
+    hasher: FixedState,
+    row: Row,
+}
+
+/// A queue in pieces, in which an entry is found by its number. Numbers wrap; there are never 2^32 entries.
+#[derive(Debug, Default)]
+struct Row {
+    chunks: VecDeque<Vec<u32>>,
+    /// Entries of the first piece that have left.
+    gone: usize,
+    len: usize,
+    /// Number of the oldest entry.
+    first: u32,
+}
+
+impl Row {
+    fn push(&mut self, fingerprint: u32) -> u32 {
+        if self.chunks.back().is_none_or(|chunk| chunk.len() == CHUNK) {
+            self.chunks.push_back(Vec::with_capacity(CHUNK));
+        }
+        self.chunks.back_mut().expect("a piece was just made").push(fingerprint);
+        self.len += 1;
+        self.first.wrapping_add((self.len - 1) as u32)
+    }
+
+    fn pop(&mut self) -> Option<(u32, u32)> {
+        let fingerprint = *self.chunks.front()?.get(self.gone)?;
+        let number = self.first;
+        (self.first, self.len, self.gone) = (number.wrapping_add(1), self.len - 1, self.gone + 1);
+        if self.gone == CHUNK {
+            self.chunks.pop_front();
+            self.gone = 0;
+        }
+        Some((number, fingerprint))
+    }
+
+    fn at(&self, number: u32) -> Option<u32> {
+        let at = self.gone + number.wrapping_sub(self.first) as usize;
+        self.chunks.get(at / CHUNK)?.get(at % CHUNK).copied()
+    }
+}
+
+impl Ghosts {
+    pub(super) fn new() -> Self {
+        Self { newest: vec![HashTable::new(); TABLES], hasher: FixedState::default(), row: Row::default() }
+    }
+
+    /// Remembers a key, and at most `keys_max` in all (P7); where there were more, it forgets them step by step.
+    pub(super) fn remember(&mut self, fingerprint: u32, keys_max: usize) {
+        let number = self.row.push(fingerprint);
+        let (row, hasher) = (&self.row, &self.hasher);
+        let hash = hasher.hash_one(fingerprint);
+        let table = &mut self.newest[table_of(hash)];
+        match table.find_mut(hash, |&known| row.at(known) == Some(fingerprint)) {
+            Some(known) => *known = number,
+            None => {
+                let rehash = |known: &u32| hasher.hash_one(row.at(*known).unwrap_or_default());
+                table.insert_unique(hash, number, rehash);
+            }
+        }
+        // In bounded pieces: after a reset there are far fewer slots than keys.
+        for _ in 0..POPS_MAX {
+            if self.row.len <= keys_max.max(1) {
+                return;
+            }
+            let Some((number, fingerprint)) = self.row.pop() else { return };
+            let hash = self.hasher.hash_one(fingerprint);
+            if let Ok(entry) = self.newest[table_of(hash)].find_entry(hash, |&known| known == number) {
+                entry.remove();
+            }
+        }
+    }
+
+    /// Whether the key was remembered; it is not any more.
+    pub(super) fn forget(&mut self, fingerprint: u32) -> bool {
+        let (row, hash) = (&self.row, self.hasher.hash_one(fingerprint));
+        let table = &mut self.newest[table_of(hash)];
+        let found = table.find_entry(hash, |&known| row.at(known) == Some(fingerprint));
+        found.is_ok_and(|entry| {
+            entry.remove();
+            true
+        })
+    }
+}
+
+/// From the middle bits: tables use the highest and the lowest.
+const fn table_of(hash: u64) -> usize {
+    (hash >> 32) as usize % TABLES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_are_forgotten_and_their_memory_comes_back() {
+        let mut ghosts = Ghosts::new();
+        for key in 0..100_000 {
+            ghosts.remember(key, 10_000);
+        }
+        assert_eq!(ghosts.newest.iter().map(HashTable::len).sum::<usize>(), 10_000);
+        assert!(ghosts.row.chunks.len() <= 10_000 / CHUNK + 2);
+        assert!(!ghosts.forget(89_999) && ghosts.forget(90_000) && !ghosts.forget(90_000));
+    }
+
+    #[test]
+    fn a_key_that_comes_again_counts_from_its_newest_entry() {
+        let mut ghosts = Ghosts::new();
+        ghosts.row.first = u32::MAX - 1;
+        for key in [1, 2, 1, 3] {
+            ghosts.remember(key, 3);
+        }
+        ghosts.remember(4, 3);
+        assert!(!ghosts.forget(2) && ghosts.forget(1) && ghosts.forget(3) && ghosts.forget(4));
+    }
+}

@@ -1,0 +1,193 @@
+//! Which cgroup pays for this process's memory, how much it may have, and whether a pool fits. Files are read below a root
+//! that tests can move.
+
+use std::path::{Path, PathBuf};
+
+use kvdepot_core::{Error, ErrorKind, Result};
+
+use crate::config::DepotConfig;
+
+/// Share of a limit above which a pool leaves too little for everything else.
+const WARN_PERCENT: u64 = 80;
+/// Version 1 writes "no limit" as the largest number of whole pages.
+const NO_LIMIT: u64 = 1 << 62;
+
+/// A limit, and the file that says it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Limit {
+    pub(crate) bytes: u64,
+    pub(crate) file: PathBuf,
+}
+
+/// What is known of the cgroup that pays for this process's memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Memory {
+    /// Its path as the kernel names it; none where the kernel has no memory cgroups.
+    pub(crate) path: Option<String>,
+    /// The lowest hard limit from it up to the root: beyond it the kernel kills processes.
+    pub(crate) limit: Option<Limit>,
+    /// The lowest limit beyond which the kernel slows processes down; version 2 only.
+    pub(crate) high: Option<Limit>,
+    /// Bytes that count now, page cache included.
+    pub(crate) current_bytes: Option<u64>,
+}
+
+/// The directories of a controller for this process, its own first, then each parent's.
+struct Group {
+    path: String,
+    dirs: Vec<PathBuf>,
+    v2: bool,
+}
+
+/// Finds a controller's line in `/proc/self/cgroup`: its path, and whether it is of version 2.
+fn path_of<'a>(text: &'a str, controller: &str) -> Option<(&'a str, bool)> {
+    let lines = text.lines().filter_map(|line| {
+        let mut parts = line.splitn(3, ':');
+        Some((parts.next()?, parts.next()?, parts.next()?))
+    });
+    let mut unified = None;
+    for (number, controllers, path) in lines {
+        if controllers.split(',').any(|name| name == controller) {
+            return Some((path, false));
+        }
+        if number == "0" && controllers.is_empty() {
+            unified = Some((path, true));
+        }
+    }
+    unified
+}
+
+impl Group {
+    fn find(root: &Path, controller: &str) -> Option<Self> {
+        let text = std::fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
+        let (path, v2) = path_of(&text, controller)?;
+        let mounts = root.join("sys/fs/cgroup");
+        let mount = match v2 {
+            false => mounts.join(controller),
+            true if mounts.join("unified/cgroup.controllers").exists() => mounts.join("unified"),
+            true => mounts,
+        };
+        // A path outside of what this process may see (another cgroup namespace) leads with "..".
+        let inside = path.trim_start_matches('/');
+        let mut dirs = Vec::new();
+        if !Path::new(inside).components().any(|part| part == std::path::Component::ParentDir) {
+            let ancestors = Path::new(inside).ancestors().filter(|part| !part.as_os_str().is_empty());
+            dirs.extend(ancestors.map(|part| mount.join(part)).filter(|dir| dir.is_dir()));
+        }
+        dirs.push(mount);
+        Some(Self { path: path.to_owned(), dirs, v2 })
+    }
+
+    /// The lowest limit that a file of this name sets, here or above.
+    fn lowest(&self, name: &str) -> Option<Limit> {
+        let limits = self.dirs.iter().filter_map(|dir| {
+            let file = dir.join(name);
+            number(&file).filter(|&bytes| bytes < NO_LIMIT).map(|bytes| Limit { bytes, file })
+        });
+        limits.min_by_key(|limit| limit.bytes)
+    }
+}
+
+/// The number that a file holds; none for `max`, and for what cannot be read.
+fn number(file: &Path) -> Option<u64> {
+    std::fs::read_to_string(file).ok()?.trim().parse().ok()
+}
+
+impl Memory {
+    /// Reads it from the files below `root`, which is `/` outside of tests. What cannot be read is not known.
+    pub(crate) fn read(root: &Path) -> Self {
+        let Some(group) = Group::find(root, "memory") else { return Self::default() };
+        let (limit, current) = match group.v2 {
+            true => ("memory.max", "memory.current"),
+            false => ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        };
+        Self {
+            limit: group.lowest(limit),
+            high: group.v2.then(|| group.lowest("memory.high")).flatten(),
+            current_bytes: group.dirs.iter().find_map(|dir| number(&dir.join(current))),
+            path: Some(group.path),
+        }
+    }
+
+    /// As `stat` shows it.
+    pub(crate) fn to_json(&self) -> serde_json::Value {
+        serde_json::json!({
+            "path": self.path,
+            "limit_bytes": self.limit.as_ref().map(|limit| limit.bytes),
+            "current_bytes": self.current_bytes,
+        })
+    }
+}
+
+/// The limit of huge pages of 2 MiB that this process's cgroup has, if there is one.
+pub(crate) fn huge_page_limit(root: &Path) -> Option<Limit> {
+    let group = Group::find(root, "hugetlb")?;
+    group.lowest(if group.v2 { "hugetlb.2MB.max" } else { "hugetlb.2MB.limit_in_bytes" })
+}
+
+/// Memory that could be had without swapping.
+pub(crate) fn available_bytes(root: &Path) -> Option<u64> {
+    let text = std::fs::read_to_string(root.join("proc/meminfo")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// Refuses a pool that cannot fit under the hard limit, lowers the size that it may grow to, and says in words what is
+/// tight.
+pub(crate) fn fit(
+    config: &mut DepotConfig,
+    memory: &Memory,
+    available_bytes: Option<u64>,
+) -> Result<Vec<String>> {
+    let share = |bytes: u64| bytes / 100 * WARN_PERCENT;
+    let pool = config.pool_bytes;
+    let mut tight = Vec::new();
+    if let Some(limit) = &memory.limit {
+        if pool > limit.bytes {
+            return Err(Error::new(
+                ErrorKind::Config,
+                "the pool does not fit the memory that its cgroup may have: make the pool smaller (pool_gb), or raise the limit",
+            )
+            .with("pool_bytes", pool)
+            .with("limit_bytes", limit.bytes)
+            .with("limit_file", limit.file.display()));
+        }
+        if pool > share(limit.bytes) {
+            tight.push(format!(
+                "the pool of {pool} bytes takes more than {WARN_PERCENT} % of the {} bytes that its cgroup may have ({}): the \
+                 kernel kills processes of the cgroup when the rest does not do for them",
+                limit.bytes,
+                limit.file.display()
+            ));
+        }
+        let grown_max = share(limit.bytes).max(pool);
+        if config.pool_bytes_max > grown_max {
+            tight.push(format!(
+                "the pool grows to {grown_max} bytes, not to {}: its cgroup may have {} bytes ({})",
+                config.pool_bytes_max,
+                limit.bytes,
+                limit.file.display()
+            ));
+            config.pool_bytes_max = grown_max - grown_max % kvdepot_core::limits::BLOCK_ALIGN_BYTES;
+        }
+    }
+    if let Some(high) = memory.high.as_ref().filter(|high| pool > share(high.bytes)) {
+        tight.push(format!(
+            "the pool of {pool} bytes takes more than {WARN_PERCENT} % of the {} bytes beyond which the kernel slows its cgroup \
+             down ({})",
+            high.bytes,
+            high.file.display()
+        ));
+    }
+    if let Some(available) = available_bytes.filter(|&available| pool > share(available)) {
+        tight.push(format!(
+            "the pool of {pool} bytes takes more than {WARN_PERCENT} % of the {available} bytes of memory that are available \
+             (MemAvailable of /proc/meminfo)"
+        ));
+    }
+    Ok(tight)
+}
+
+#[cfg(test)]
+#[path = "cgroup_tests.rs"]
+mod tests;
