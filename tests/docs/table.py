@@ -233,6 +233,7 @@ DOCUMENTED_DRY = {f"make {target}" for target in ("ptx-check", "test")}
 NOT_RUN = {
     "KVDEPOT_TEST_GPU=1 make test-device": "needs a GPU; make test-device runs on the stand-in",
     "ulimit -l unlimited": "needs the right to raise limits",
+    "ulimit -l": "changes the shell that runs it",
     "ulimit -n": "changes the shell that runs it",
     "kubectl create secret generic kvdepot-token --from-file=token=/etc/kvdepot/token": "needs a cluster",
     "kubectl apply -f deploy/kubernetes": "needs a cluster; the manifests are checked",
