@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from kvdepot.config.environment import log_level
 from kvdepot.config.machine import Machine
-from kvdepot.config.rules import Problem
+from kvdepot.config.placement import placement_of
+from kvdepot.config.problem import Problem
 from kvdepot.errors import config_error
 
 if TYPE_CHECKING:
@@ -117,6 +118,9 @@ def _core_object(config: "KVDepotConfig", block_bytes: int | None, machine: Mach
     if not identity:
         # How a depot ends does not make it another depot.
         whole["drain_timeout_ms"] = config.drain_timeout_s * 1000
+    placement = {tier: said for tier in config.tiers if (said := placement_of(config, tier))}
+    if placement:
+        whole["placement"] = placement
     if "Posix" in config.tiers:
         whole["posix"] = {
             "directories": list(directories(config, machine)),

@@ -157,6 +157,8 @@ impl Machine {
         if let Some(old) = self.pool.name(slot) {
             self.flow.displace(&mut self.pool, old);
         }
+        // Whatever it was reserved as: no tier may keep what was under its key.
+        self.pool.edit(slot, |slot| slot.value = true);
         self.counters.dump_blocks_sealed += 1;
         self.sealed(slot, true);
         Ok(Reply::Done)

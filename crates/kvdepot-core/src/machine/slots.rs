@@ -80,7 +80,13 @@ pub(crate) struct Slot {
     pub(crate) writing: TierMask,
     /// Tiers that hold it, as far as they have told.
     pub(crate) saved: TierMask,
-    /// Whether it is a value, of which a tier may have an earlier one under the same key.
+    /// Tiers among `to_write` that may do without: their writes do not make the block dirty.
+    pub(crate) late: TierMask,
+    /// Tiers that could not write it late. They are not asked again before its next use.
+    pub(crate) refused: TierMask,
+    /// Uses in the pool since it was dumped, the dump itself one of them, or fetched; counted up to two.
+    pub(crate) uses: u8,
+    /// Whether a tier may have an earlier one under the same key: it is a value, or what was there is being removed.
     pub(crate) value: bool,
     /// Whether a tier could not write it in place of the value before, which that tier may still have.
     pub(crate) unreplaced: bool,
@@ -137,6 +143,9 @@ impl Slot {
             to_write: 0,
             writing: 0,
             saved: 0,
+            late: 0,
+            refused: 0,
+            uses: u8::from(!from_tier),
             value: false,
             unreplaced: false,
             waiters: None,
@@ -159,6 +168,28 @@ impl Slot {
 
     pub(crate) fn take_waiters(&mut self) -> Vec<Waiter> {
         self.waiters.take().map_or_else(Vec::new, |waiters| *waiters)
+    }
+
+    /// Whether one of these tiers is to have the block before it is evicted, and may still come to it.
+    pub(crate) fn owes(&self, tiers: TierMask) -> bool {
+        !self.value && tiers & !self.saved & !self.refused != 0
+    }
+
+    /// Whether a tier that is to have the block now has not ended writing it.
+    pub(crate) fn is_pressing(&self) -> bool {
+        self.to_write & !self.late != 0
+    }
+
+    /// What the end of a write makes of the block: tiers that may write it late do not keep it dirty.
+    pub(crate) fn settle_writes(&mut self) {
+        if self.writing == 0 && self.block.is_writing() {
+            self.block.write_ended(self.saved != 0);
+            if self.is_pressing() {
+                self.block.dirty_again();
+            }
+        } else if self.block.is_dirty() && !self.is_pressing() {
+            self.block.seal_clean();
+        }
     }
 
     pub(crate) fn standing(&self) -> Standing {
