@@ -86,15 +86,18 @@ pub enum Found {
 impl Values {
     /// Opens the classes that fit the pool. A value takes a slot of at least `value_bytes_min`.
     pub fn open(direct: Direct, pool_bytes: u64, value_bytes_min: u64) -> Result<Self> {
-        let mut classes = Vec::new();
+        let (mut sizes, mut specs) = (Vec::new(), Vec::new());
         for bytes in class::class_sizes() {
             let spec = class::spec(bytes)?;
             if spec.layout().slot_bytes() > pool_bytes {
                 break;
             }
-            let open = direct.open_namespace(spec.canonical())?;
-            classes.push(Class { bytes, handle: open.handle });
+            sizes.push(bytes);
+            specs.push(spec.canonical().to_owned());
         }
+        let opened = direct.open_namespaces(&specs)?;
+        let classes: Vec<Class> =
+            sizes.into_iter().zip(opened).map(|(bytes, open)| Class { bytes, handle: open.handle }).collect();
         if classes.is_empty() || classes.len() > 64 {
             return Err(Error::new(ErrorKind::Config, "the pool is too small for values")
                 .with("pool_bytes", pool_bytes));
