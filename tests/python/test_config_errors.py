@@ -60,6 +60,11 @@ FLAT = [
     ("hit_ratio: 80", "hit_ratio: must be less than or equal to 1, got 80"),
     ("waiting_queue_depth: 0", "waiting_queue_depth: must be greater than or equal to 1"),
     ("eviction: lfu", "eviction: must be 's3fifo' or 'lru', got 'lfu'"),
+    # placements
+    ("posix_write: later", "posix_write: must be 'through', 'on_second_use' or 'when_cold', got 'later'"),
+    ("{pipeline: Posix, pool_gb: 1, posix_write: when_cold}", "posix_write: a Staging pool keeps nothing"),
+    ("posix_promote: true", "posix_promote: there is no tier below Posix in Cache|Posix: remove it"),
+    ("remote_write: when_cold", "remote_write: has no use in the pipeline Cache|Posix, which has no Remote tier"),
     # pipelines
     ("pipeline: Cash|Posix", "a pipeline begins with its pool, but 'Cash' is none: did you mean Cache?"),
     ("pipeline: Posix|Fake", "a pipeline begins with its pool, but 'Posix' is none"),

@@ -192,9 +192,9 @@ impl Block {
         self.mark(DIRTY, !self.has(DOOMED));
     }
 
-    /// No tier is to have this sealed block.
+    /// No tier must have this sealed block, or those that must have it now. A write that may come late can be under way.
     pub fn seal_clean(&mut self) {
-        debug_assert!(self.phase == Phase::Sealed && !self.has(WRITING), "only a sealed block becomes clean");
+        debug_assert_eq!(self.phase, Phase::Sealed, "only a sealed block becomes clean");
         self.mark(DIRTY, false);
     }
 

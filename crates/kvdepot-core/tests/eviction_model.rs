@@ -141,6 +141,7 @@ fn compare(
     mut policy: Box<dyn EvictionPolicy>,
     mut model: impl Model,
     steps: Vec<Step>,
+    walks_in_order: bool,
 ) -> Result<(), TestCaseError> {
     let (mut used, mut leased) = (BTreeSet::new(), BTreeSet::new());
     for step in steps {
@@ -163,8 +164,16 @@ fn compare(
             Step::Lease { slot } => drop(leased.insert(slot)),
             Step::Unlease { slot } => drop(leased.remove(&slot)),
             Step::Evict => {
+                let (mut seen, mut next) = (BTreeSet::new(), None);
+                policy.coldest(&mut |slot, goes| {
+                    assert!(seen.insert(slot), "a walk meets each slot once");
+                    next = next.or_else(|| (goes && !leased.contains(&slot)).then_some(slot));
+                    true
+                });
+                prop_assert_eq!(&seen, &used);
                 let victim = policy.victim(&mut |slot| !leased.contains(&slot));
                 prop_assert_eq!(victim, model.victim(&leased));
+                prop_assert!(!walks_in_order || next == victim, "{:?} goes, not {:?}", victim, next);
                 prop_assert_eq!(
                     victim.is_some(),
                     used.difference(&leased).next().is_some(),
@@ -187,11 +196,11 @@ proptest! {
 
     #[test]
     fn lru_is_a_queue_by_last_use(steps in prop::collection::vec(step(), 0..300)) {
-        compare(by_name("lru").unwrap(), LruModel::default(), steps)?;
+        compare(by_name("lru").unwrap(), LruModel::default(), steps, true)?;
     }
 
     #[test]
     fn s3fifo_is_two_queues_and_ghosts(steps in prop::collection::vec(step(), 0..300)) {
-        compare(by_name("s3fifo").unwrap(), S3FifoModel::default(), steps)?;
+        compare(by_name("s3fifo").unwrap(), S3FifoModel::default(), steps, false)?;
     }
 }

@@ -1,10 +1,14 @@
 //! What a depot is built from. The Python face parses and checks the user's files; this is its outcome as JSON.
 
+use std::collections::BTreeMap;
+
 use kvdepot_core::limits::{BLOCK_ALIGN_BYTES, POOL_BYTES_MIN};
+use kvdepot_core::machine::{Placement, WriteWhen};
+use kvdepot_core::pipeline::PoolKind;
 use kvdepot_core::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::pool::{POPULATE_THREADS_MAX, Placement};
+use crate::pool::{NumaPlacement, POPULATE_THREADS_MAX};
 
 /// Configuration of one depot. Unknown keys are errors (P10).
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -47,6 +51,9 @@ pub struct DepotConfig {
     /// NUMA nodes of the pool's memory: `auto`, `interleave`, or a list such as `0,2-3`.
     #[serde(default = "default_pool_numa")]
     pub pool_numa: String,
+    /// Which blocks a tier is given and when, by its name in the pipeline; a tier that is not named is written through.
+    #[serde(default)]
+    pub placement: BTreeMap<String, PlacementConfig>,
     /// Configuration of the `Posix` tier, read by its registry entry.
     #[serde(default)]
     pub posix: serde_json::Value,
@@ -56,6 +63,40 @@ pub struct DepotConfig {
     /// Configuration of the `Fake` tier.
     #[serde(default)]
     pub fake: serde_json::Value,
+}
+
+/// Which blocks a tier is given, and when.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PlacementConfig {
+    /// When it is given blocks that were dumped.
+    pub write: WriteConfig,
+    /// Whether it is given blocks that were read from a tier below it, too.
+    pub promote: bool,
+}
+
+/// When a tier is given blocks that were dumped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WriteConfig {
+    /// At once.
+    #[default]
+    Through,
+    /// When they are used again.
+    OnSecondUse,
+    /// Before the pool evicts them.
+    WhenCold,
+}
+
+impl PlacementConfig {
+    fn placement(self) -> Placement {
+        let write = match self.write {
+            WriteConfig::Through => WriteWhen::Through,
+            WriteConfig::OnSecondUse => WriteWhen::OnSecondUse,
+            WriteConfig::WhenCold => WriteWhen::WhenCold,
+        };
+        Placement { write, promote: self.promote }
+    }
 }
 
 fn default_eviction() -> String {
@@ -94,7 +135,7 @@ impl DepotConfig {
                 .with("pool_bytes", config.pool_bytes)
                 .with("pool_bytes_min", POOL_BYTES_MIN));
         }
-        Placement::parse(&config.pool_numa)?;
+        NumaPlacement::parse(&config.pool_numa)?;
         if config.pool_populate_threads > POPULATE_THREADS_MAX {
             return Err(Error::new(ErrorKind::Config, "too many threads to populate the pool")
                 .with("pool_populate_threads", config.pool_populate_threads)
@@ -113,6 +154,31 @@ impl DepotConfig {
             }
         }
         Ok(config)
+    }
+
+    /// The placements of the pipeline's tiers, by their names in it.
+    pub fn placements(&self, pool: PoolKind, tiers: &[&str]) -> Result<Vec<Placement>> {
+        let wrong = |what: &str, tier: &str| {
+            Error::new(ErrorKind::Config, what.to_owned())
+                .with("key", "placement")
+                .with("tier", tier)
+                .with("pipeline", &self.pipeline)
+        };
+        for (name, placement) in &self.placement {
+            if !tiers.contains(&name.as_str()) {
+                return Err(wrong("a placement names a tier that is not in the pipeline", name));
+            }
+            if pool == PoolKind::Staging && placement.write != WriteConfig::Through {
+                return Err(wrong(
+                    "a Staging pool keeps nothing that could be written later: write through, or use a Cache pool",
+                    name,
+                ));
+            }
+        }
+        Ok(tiers
+            .iter()
+            .map(|&name| self.placement.get(name).copied().unwrap_or_default().placement())
+            .collect())
     }
 
     /// Bytes of memory that are mapped: what the pool has, and what it may grow to.

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::Receiver;
-use kvdepot_core::machine::{Event, GROW_BYTES, PoolConfig};
+use kvdepot_core::machine::{Event, GROW_BYTES, Machine, PoolConfig};
 use kvdepot_core::pipeline::{PipelineSpec, PoolKind, TierKind};
 use kvdepot_core::{Error, ErrorKind, Result, eviction};
 use kvdepot_tier::Tier;
@@ -95,8 +95,10 @@ impl Depot {
             seed: random(),
         };
         let (kicks, kicked) = crossbeam_channel::bounded(1);
-        let tiers = tiers.into_iter().map(|tier| (log_name(tier.name()), tier)).collect();
-        let runner = Arc::new(Runner::new(config, pool, pool_config, tiers, kicks));
+        let names: Vec<&'static str> = tiers.iter().map(|tier| log_name(tier.name())).collect();
+        let machine =
+            Machine::new(pool_config, tiers.len()).with_placements(&config.placements(pool_kind, &names)?);
+        let runner = Arc::new(Runner::new(config, pool, machine, names, tiers, kicks));
         let mut threads = runner.probers.start()?;
         threads.push(spawn("kvdepot-janitor", &runner, janitor)?);
         threads.push(spawn("kvdepot-pump", &runner, move |runner| pump(runner, &kicked))?);

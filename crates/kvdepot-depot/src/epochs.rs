@@ -22,6 +22,9 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Rounds through the tiers; each one is needed only if a tier was moved on meanwhile.
 const ROUNDS_MAX: usize = 4;
 
+/// Namespaces that tiers are asked about at a time: all classes of values.
+const TOGETHER_MAX: usize = 64;
+
 /// Requests of the depot itself, which leases nothing.
 const NOBODY: u64 = 0;
 
@@ -179,16 +182,48 @@ pub(crate) fn watch(runner: &Arc<Runner>) {
             }
             Err(RecvTimeoutError::Timeout) => failed.iter().copied().collect(),
         };
-        for handle in handles {
+        for handles in handles.chunks(TOGETHER_MAX) {
             if runner.stopping.load(Ordering::Acquire) {
                 return;
             }
-            if look(runner, handle) {
-                failed.remove(&handle);
-            } else {
-                failed.insert(handle);
+            let answered = together(handles, |&handle| look(runner, handle));
+            for (&handle, answered) in handles.iter().zip(answered) {
+                if answered {
+                    failed.remove(&handle);
+                } else {
+                    failed.insert(handle);
+                }
             }
         }
         again_at = Instant::now() + RETRY_INTERVAL;
     }
+}
+
+/// Does something that may wait for tiers for each of many namespaces, at most `TOGETHER_MAX` at a time. One outcome each,
+/// in their order.
+pub(crate) fn together<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    if let [item] = items {
+        return vec![work(item)];
+    }
+    let mut outcomes = Vec::with_capacity(items.len());
+    for items in items.chunks(TOGETHER_MAX) {
+        std::thread::scope(|scope| {
+            let work = &work;
+            let begun: Vec<_> = items
+                .iter()
+                .map(|item| {
+                    let thread = std::thread::Builder::new().name("kvdepot-open".to_owned());
+                    thread.spawn_scoped(scope, move || work(item))
+                })
+                .collect();
+            for (item, begun) in items.iter().zip(begun) {
+                outcomes.push(match begun {
+                    Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+                    // Without a thread it takes its turn here.
+                    Err(_) => work(item),
+                });
+            }
+        });
+    }
+    outcomes
 }

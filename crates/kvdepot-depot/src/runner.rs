@@ -11,9 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
-use kvdepot_core::machine::{
-    Command, Effects, Event, Job, Machine, Nanos, Owner, PoolConfig, Reply, Request, Token,
-};
+use kvdepot_core::machine::{Command, Effects, Event, Job, Machine, Nanos, Owner, Reply, Request, Token};
 use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_tier::Tier;
 use parking_lot::Mutex;
@@ -64,13 +62,12 @@ impl Runner {
     pub(crate) fn new(
         config: DepotConfig,
         pool: Arc<PoolMapping>,
-        pool_config: PoolConfig,
-        tiers: Vec<(&'static str, Arc<dyn Tier>)>,
+        machine: Machine,
+        names: Vec<&'static str>,
+        tiers: Vec<Arc<dyn Tier>>,
         kicks: Sender<()>,
     ) -> Self {
-        let (names, tiers): (Vec<_>, Vec<_>) = tiers.into_iter().unzip();
         let (began, timeout) = (Instant::now(), Duration::from_millis(config.timeout_ms));
-        let machine = Machine::new(pool_config, tiers.len());
         let locator = Arc::new(Locator::new(tiers, timeout));
         Self {
             commands: TierCommands::new(Arc::clone(&locator), names, Arc::clone(&pool), began, timeout),

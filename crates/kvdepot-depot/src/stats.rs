@@ -59,6 +59,10 @@ counters! {
     write_blocks_dropped,
     /// Blocks written to a tier again, because it had lost or evicted them.
     rewrite_blocks,
+    /// Blocks written to a tier later than at their seal, as its placement has it.
+    late_write_blocks,
+    /// Such writes that failed, or found too many others queued.
+    late_write_blocks_dropped,
     /// Claims opened.
     claims,
     /// Claims cut because the pool cannot hold more of them.
@@ -101,6 +105,8 @@ pub(crate) fn merge(map: &mut serde_json::Map<String, serde_json::Value>, counte
         ("write_bytes", counters.write_bytes),
         ("write_blocks_dropped", counters.write_blocks_dropped),
         ("rewrite_blocks", counters.rewrite_blocks),
+        ("late_write_blocks", counters.late_write_blocks),
+        ("late_write_blocks_dropped", counters.late_write_blocks_dropped),
         ("claims", counters.claims),
         ("claims_cut", counters.claims_cut),
         ("claims_expired", counters.claims_expired),
@@ -118,7 +124,7 @@ pub(crate) fn merge(map: &mut serde_json::Map<String, serde_json::Value>, counte
 }
 
 /// What the machine holds now, by the names that `stat` and the metrics use.
-pub(crate) fn gauges(gauges: &Gauges) -> [(&'static str, u64); 17] {
+pub(crate) fn gauges(gauges: &Gauges) -> [(&'static str, u64); 18] {
     [
         ("pool_bytes", gauges.pool_bytes),
         ("pool_free_bytes", gauges.pool_free_bytes),
@@ -137,5 +143,6 @@ pub(crate) fn gauges(gauges: &Gauges) -> [(&'static str, u64); 17] {
         ("fetches_queued", gauges.reads_queued as u64),
         ("writes_queued", gauges.writes_queued as u64),
         ("evict_blocks", gauges.evicted),
+        ("evict_blocks_unwritten", gauges.evicted_unwritten),
     ]
 }

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use kvdepot_core::pipeline::PoolKind;
@@ -50,6 +50,9 @@ fn until(what: &str, is: impl Fn() -> bool) {
 struct Flaky {
     inner: Fake,
     is_broken: AtomicBool,
+    calls: AtomicUsize,
+    /// Calls that must have come before one of them ends.
+    wanted: AtomicUsize,
 }
 
 #[derive(Debug)]
@@ -65,6 +68,14 @@ impl Flaky {
     fn answer<T>(&self, work: impl FnOnce(&FakeTier) -> Result<T>) -> Result<T> {
         if self.is_broken.load(Ordering::SeqCst) {
             return Err(Error::new(ErrorKind::Io, "broken for a test"));
+        }
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        let late = Instant::now() + HANG;
+        while self.calls.load(Ordering::SeqCst) < self.wanted.load(Ordering::SeqCst) {
+            if Instant::now() > late {
+                return Err(Error::new(ErrorKind::Config, "the other calls wait for this one"));
+            }
+            std::thread::yield_now();
         }
         work(&self.inner.0)
     }
@@ -223,4 +234,19 @@ fn values_follow_another_depots_purge() {
     until("the value goes with the purge", || !is_found());
     put().unwrap();
     assert!(is_found(), "a value put after the purge");
+}
+
+#[test]
+fn all_classes_of_values_are_opened_and_reset_at_once() {
+    let counted = Arc::new(Flaky::default());
+    Values::open(depot(vec![Arc::clone(&counted) as _]).direct(), POOL, 0).unwrap();
+    let classes = counted.calls.load(Ordering::SeqCst);
+    assert!(classes > 8, "{classes}");
+    // One after another, the first would wait for the others.
+    let tier = Arc::new(Flaky::default());
+    tier.wanted.store(classes, Ordering::SeqCst);
+    let depot = depot(vec![Arc::clone(&tier) as _]);
+    let values = Values::open(depot.direct(), POOL, 0).unwrap();
+    tier.calls.store(0, Ordering::SeqCst);
+    values.purge().unwrap();
 }

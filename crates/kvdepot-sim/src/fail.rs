@@ -23,6 +23,8 @@ pub enum Rule {
     Progress,
     /// Lookups see what the pool holds.
     Presence,
+    /// A tier is given a block only as its placement has it.
+    Placement,
     /// The machine's own totals.
     Totals,
     /// The machine or the simulation panicked.

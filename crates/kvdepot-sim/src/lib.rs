@@ -14,6 +14,7 @@ mod mistakes;
 mod model;
 mod nonsense;
 mod ops;
+mod placed;
 mod plan;
 mod replies;
 mod rng;

@@ -27,11 +27,13 @@ pub enum Mistake {
     DisplacedWritten,
     /// A new value is written beside the one before it.
     ValueKept,
+    /// Every tier is given every block at its seal.
+    PlacementIgnored,
 }
 
 impl Mistake {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::SealedEarly,
         Self::LeaseKept,
         Self::NoQuarantine,
@@ -43,6 +45,7 @@ impl Mistake {
         Self::LeasedAfterReset,
         Self::DisplacedWritten,
         Self::ValueKept,
+        Self::PlacementIgnored,
     ];
 
     /// The mistake of that name.
@@ -58,6 +61,7 @@ impl Mistake {
             Self::LeasedAfterReset => Some(Flaw::LeaseAfterReset),
             Self::DisplacedWritten => Some(Flaw::WriteDisplaced),
             Self::ValueKept => Some(Flaw::AlreadyThereIsStored),
+            Self::PlacementIgnored => Some(Flaw::PlacementIgnored),
             _ => None,
         }
     }

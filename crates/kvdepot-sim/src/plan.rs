@@ -1,5 +1,7 @@
 //! What a seed stands for: the shape of the world, what may go wrong in it, and the operations of the run.
 
+use kvdepot_core::machine::{Placement, WriteWhen};
+
 use crate::rng::Rng;
 
 /// Something that may happen in a run. Shrinking switches them off one by one.
@@ -90,6 +92,8 @@ pub struct TierShape {
     pub pages: usize,
     /// Whether it can mostly not tell without I/O what it holds.
     pub shy: bool,
+    /// Which blocks it is given, and when.
+    pub placement: Placement,
 }
 
 /// What does not change in a run.
@@ -134,8 +138,17 @@ impl Plan {
     pub fn new(seed: u64) -> Self {
         let mut rng = Rng::new(seed ^ 0x5EED_0F0A_11DE_907A);
         rng.next();
+        let mut placements = Rng::new(seed ^ 0x91AC_E3E7);
         let tiers = (0..[1, 1, 2, 2, 3, 0, 1, 2][rng.below(8)])
-            .map(|_| TierShape { pages: rng.between(6, 60), shy: rng.chance(35) })
+            .map(|_| TierShape {
+                pages: rng.between(6, 60),
+                shy: rng.chance(35),
+                placement: Placement {
+                    write: [WriteWhen::Through, WriteWhen::OnSecondUse, WriteWhen::WhenCold]
+                        [placements.below(4).saturating_sub(1)],
+                    promote: placements.chance(40),
+                },
+            })
             .collect();
         let pool_pages = rng.between(4, 40);
         let pool_pages_max = if rng.chance(15) { pool_pages + rng.between(1, 16) } else { pool_pages };

@@ -62,6 +62,11 @@ pub(crate) enum Asked {
 }
 
 impl Asked {
+    /// Whether a value is stored by it.
+    pub(crate) const fn publishes(&self) -> bool {
+        matches!(self, Self::Publish { .. })
+    }
+
     /// Whether the reply may come later.
     const fn waits(&self) -> bool {
         matches!(
@@ -82,6 +87,12 @@ impl World {
         let token = self.number();
         let owner = client.map_or(0, |client| self.clients[client].owner);
         let waits = asked.waits();
+        if let Asked::Load { keys } | Asked::LeaseNow { keys } = &asked {
+            self.placed.used(keys);
+        }
+        if let Asked::Remove { keys, .. } = &asked {
+            self.placed.replaced(keys.iter().map(|(key, _)| *key));
+        }
         self.waiting.insert(token, Waiting { owner, asked });
         self.feed_and_answer(Event::Request { token, owner, request })?;
         if !waits && self.waiting.contains_key(&token) {
@@ -131,6 +142,7 @@ impl World {
             }
             (Asked::Publish { lease, others }, Reply::Done) => {
                 let Some(fill) = self.take_fill(client, lease) else { return Ok(()) };
+                self.placed.replaced(others.iter().copied().chain([fill.key]));
                 let leases = self.machine.leases_granted();
                 for key in others.iter().chain([&fill.key]) {
                     self.model.forget(*key, leases, self.at);

@@ -107,6 +107,9 @@ impl World {
                 if self.mistake == Some(Mistake::MissSwallowed) && matches!(outcome, Ok(Fetched::Miss)) {
                     return Ok(());
                 }
+                if matches!(outcome, Ok(Fetched::Whole)) {
+                    self.placed.fetched(key, tier);
+                }
                 self.feed_and_answer(Event::ReadEnded { tier, slot, outcome })
             }
             Work::Write { slot, key, runs, half } => {

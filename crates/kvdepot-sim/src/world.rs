@@ -73,6 +73,8 @@ pub(crate) struct World {
     pub(crate) waiting: BTreeMap<Token, Waiting>,
     pub(crate) presence: HashSet<BlockKey>,
     pub(crate) opened: Vec<Opened>,
+    /// What the tiers' placements look at.
+    pub(crate) placed: crate::placed::Placed,
     /// What a walk over the pool has found.
     pub(crate) listed: Vec<BlockKey>,
     pub(crate) next_listed: Option<usize>,
@@ -119,6 +121,7 @@ impl World {
             waiting: BTreeMap::new(),
             presence: HashSet::new(),
             opened: Vec::new(),
+            placed: crate::placed::Placed::default(),
             listed: Vec::new(),
             next_listed: None,
             numbers: 0,
@@ -212,8 +215,12 @@ impl World {
             }
         }
         self.opened.extend(out.namespaces);
+        let mut written = Vec::new();
         for command in out.commands {
             self.commands_ever += 1;
+            if let Command::Write { tier, key, .. } = command {
+                written.push((tier, key));
+            }
             self.note(|| format!("      command {}", show_command(&command)));
             self.outbox.push_back((self.commands_ever, command));
         }
@@ -229,7 +236,8 @@ impl World {
         for (token, reply) in out.replies {
             self.replied(token, reply)?;
         }
-        Ok(())
+        // After the replies: they say what was stored as a value.
+        written.into_iter().try_for_each(|(tier, key)| self.check_placed(tier, &key))
     }
 
     /// Feeds an event and answers the questions that it led to, now or later.
@@ -288,6 +296,7 @@ impl World {
         {
             return fail(Rule::Caps, format!("more than the share that may be dirty: {held:?}"));
         }
+        self.check_dirty(held.dirty)?;
         // Between the steps of one claim a dump may take the room that it was promised, and a block that was pinned when
         // the claim looked may have become free: then its hit is shorter than it could be.
         let at_once = !self.has(Feature::SmallSteps) && !self.has(Feature::StaleAnswers);
@@ -335,7 +344,8 @@ pub(crate) fn machine(plan: &Plan, mistake: Option<Mistake>) -> Machine {
         keeps: plan.shape.keeps,
         seed: plan.seed,
     };
-    let mut machine = Machine::new(pool, plan.shape.tiers.len());
+    let placements: Vec<_> = plan.shape.tiers.iter().map(|tier| tier.placement).collect();
+    let mut machine = Machine::new(pool, placements.len()).with_placements(&placements);
     if plan.features.has(Feature::SmallSteps) {
         machine.set_pace(kvdepot_core::machine::Pace::small(plan.seed));
     }

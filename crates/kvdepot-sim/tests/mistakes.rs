@@ -74,6 +74,11 @@ fn a_value_kept_beside_the_new_one() {
 }
 
 #[test]
+fn a_block_written_earlier_than_its_tier_s_placement_says() {
+    finds(Mistake::PlacementIgnored, &[Rule::Placement]);
+}
+
+#[test]
 fn a_failing_run_shrinks_to_a_few_operations() {
     let mistake = Some(Mistake::RemovalOvertaken);
     let failing = (0..SEEDS_MAX).map(Plan::new).find_map(|plan| {

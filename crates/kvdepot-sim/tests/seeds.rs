@@ -29,7 +29,8 @@ fn every_seed_keeps_all_promises() {
         }
         reached.extend(report.reached);
     }
-    let expected = ["crash", "hit", "killed", "published", "read", "reset", "settled"];
+    let expected =
+        ["cold", "crash", "hit", "killed", "promoted", "published", "read", "reset", "second use", "settled"];
     assert_eq!(reached.into_iter().collect::<Vec<_>>(), expected, "the runs are idle");
 }
 

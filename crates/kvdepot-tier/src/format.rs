@@ -12,9 +12,11 @@ use kvdepot_io::{AlignedBuf, IoBuf, SlotBuf};
 /// First bytes of every block file.
 pub const MAGIC: [u8; 8] = *b"KVDBLOCK";
 /// Version of the format that this build writes and reads.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
+/// Encoding of a payload that is the block itself: the only one that this build writes and reads.
+pub const PLAIN: u32 = 0;
 /// Bytes of the fixed part of the header; the shards' checksums follow.
-pub const FIXED_BYTES: usize = 128;
+pub const FIXED_BYTES: usize = 144;
 /// Longest writer host; longer ones are cut.
 pub const HOST_BYTES_MAX: usize = 32;
 
@@ -29,9 +31,12 @@ const AT_CREATED: usize = 72;
 const AT_PID: usize = 80;
 const AT_RESERVED: usize = 84;
 const AT_HOST: usize = 88;
-const AT_CHECKSUM: usize = 120;
+const AT_STORED_BYTES: usize = 120;
+const AT_ENCODING: usize = 128;
+const AT_RESERVED_2: usize = 132;
+const AT_CHECKSUM: usize = 136;
 
-const _: () = assert!(AT_HOST + HOST_BYTES_MAX == AT_CHECKSUM && AT_CHECKSUM + 8 == FIXED_BYTES);
+const _: () = assert!(AT_HOST + HOST_BYTES_MAX == AT_STORED_BYTES && AT_CHECKSUM + 8 == FIXED_BYTES);
 
 /// Who wrote a file, and when: for people who look at it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -59,8 +64,13 @@ pub struct BlockHeader {
     pub key: BlockKey,
     /// Bytes of the block.
     pub block_bytes: u64,
-    /// Bytes of payload in the file: the block filled up to whole pages with zeros.
+    /// Bytes of the block's slot in a pool: the block filled up to whole pages with zeros.
     pub slot_bytes: u64,
+    /// Bytes of payload in the file, before it is filled up to whole pages with zeros: those of the block itself when it is
+    /// [`PLAIN`].
+    pub stored_bytes: u64,
+    /// How the payload is encoded; [`PLAIN`] is not at all.
+    pub encoding: u32,
     /// CRC-64/NVME of each shard's bytes, in shard order.
     pub shard_checksums: Vec<u64>,
     /// Who wrote it.
@@ -107,6 +117,8 @@ impl BlockHeader {
         put(AT_CREATED, &self.writer.created_unix_s.to_le_bytes());
         put(AT_PID, &self.writer.pid.to_le_bytes());
         put(AT_HOST, cut(&self.writer.host).as_bytes());
+        put(AT_STORED_BYTES, &self.stored_bytes.to_le_bytes());
+        put(AT_ENCODING, &self.encoding.to_le_bytes());
         for (shard, checksum) in self.shard_checksums.iter().enumerate() {
             put(FIXED_BYTES + 8 * shard, &checksum.to_le_bytes());
         }
@@ -116,6 +128,7 @@ impl BlockHeader {
     }
 
     /// Reads header pages; bytes behind them are ignored. Never panics, and allocates at most for `SHARDS_MAX` shards.
+    /// `Unsupported` for a whole header of an encoding that this build does not read; else `Corrupt`.
     pub fn parse(bytes: &[u8]) -> Result<Self> {
         let short = || corrupt("a block header ends early").with("bytes", bytes.len());
         if bytes.get(..8).ok_or_else(short)? != MAGIC {
@@ -141,12 +154,14 @@ impl BlockHeader {
     }
 
     fn fields(pages: &[u8], shards: usize) -> Option<Self> {
-        let host = pages.get(AT_HOST..AT_CHECKSUM)?;
+        let host = pages.get(AT_HOST..AT_STORED_BYTES)?;
         let host = &host[..host.iter().position(|&byte| byte == 0).unwrap_or(HOST_BYTES_MAX)];
         Some(Self {
             key: BlockKey::from_bytes(pages.get(AT_KEY..AT_BLOCK_BYTES)?.try_into().ok()?),
             block_bytes: u64_at(pages, AT_BLOCK_BYTES)?,
             slot_bytes: u64_at(pages, AT_SLOT_BYTES)?,
+            stored_bytes: u64_at(pages, AT_STORED_BYTES)?,
+            encoding: u32_at(pages, AT_ENCODING)?,
             shard_checksums: (0..shards)
                 .map(|s| u64_at(pages, FIXED_BYTES + 8 * s))
                 .collect::<Option<_>>()?,
@@ -158,15 +173,25 @@ impl BlockHeader {
         })
     }
 
-    /// Version 1 has no flags and nothing in its reserved bytes; lengths follow from each other.
+    /// Version 2 has no flags and nothing in its reserved bytes; lengths follow from each other.
     fn checked(self, pages: &[u8]) -> Result<Self> {
-        let zeros = u32_at(pages, AT_FLAGS) == Some(0) && u32_at(pages, AT_RESERVED) == Some(0);
+        let zeros = [AT_FLAGS, AT_RESERVED, AT_RESERVED_2].iter().all(|&at| u32_at(pages, at) == Some(0));
         let lengths = (1..=BLOCK_BYTES_MAX).contains(&self.block_bytes)
-            && self.slot_bytes == self.block_bytes.next_multiple_of(BLOCK_ALIGN_BYTES);
+            && self.slot_bytes == self.block_bytes.next_multiple_of(BLOCK_ALIGN_BYTES)
+            && (1..=BLOCK_BYTES_MAX).contains(&self.stored_bytes)
+            && (self.encoding != PLAIN || self.stored_bytes == self.block_bytes);
         if !zeros || !lengths {
-            return Err(corrupt("a block header says what version 1 cannot mean")
+            return Err(corrupt("a block header says what version 2 cannot mean")
                 .with("block_bytes", self.block_bytes)
-                .with("slot_bytes", self.slot_bytes));
+                .with("slot_bytes", self.slot_bytes)
+                .with("stored_bytes", self.stored_bytes));
+        }
+        if self.encoding != PLAIN {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "a block file's payload is encoded in a way that this build does not read",
+            )
+            .with("encoding", self.encoding));
         }
         Ok(self)
     }
@@ -201,11 +226,14 @@ pub fn seal(key: BlockKey, layout: &BlockLayout, src: &SlotBuf, writer: Writer) 
     };
     let shard_checksums = shard_checksums(layout, src).ok_or_else(small)?;
     let (block_bytes, slot_bytes) = (layout.block_bytes(), layout.slot_bytes());
-    let header = BlockHeader { key, block_bytes, slot_bytes, shard_checksums, writer };
+    let (stored_bytes, encoding) = (block_bytes, PLAIN);
+    let header =
+        BlockHeader { key, block_bytes, slot_bytes, stored_bytes, encoding, shard_checksums, writer };
     IoBuf::for_write(header.encode(), src.clone(), usize_of(block_bytes)).ok_or_else(small)
 }
 
-/// Compares what was read with what was asked for: header, key, lengths, every shard, padding (P1, P8).
+/// Compares what was read with what was asked for: header, key, lengths, every shard, padding (P1, P8). `Unsupported` for
+/// a file that is another build's to read.
 pub fn verify(key: BlockKey, layout: &BlockLayout, read: &IoBuf) -> Result<()> {
     let header = BlockHeader::parse(read.head())?;
     if header.key != key {

@@ -11,6 +11,7 @@ use kvdepot_core::{BlockLayout, ErrorKind};
 use kvdepot_io::DirectUse;
 use kvdepot_tier::Written;
 use kvdepot_tier::conformance::{Bench, spec};
+use kvdepot_tier::format::BlockHeader;
 use proptest::prelude::*;
 
 fn damage(direct: bool, change: impl Fn(&mut Vec<u8>)) {
@@ -62,6 +63,30 @@ proptest! {
             bytes[at..at + len].fill(byte);
             bytes[at] = first;
         });
+    }
+}
+
+/// A file in an encoding of another build, of the length of a plain one or shorter, is a miss and stays.
+#[test]
+fn another_encoding_is_a_miss_and_left_alone() {
+    for cut in [0, 4096] {
+        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let tier = open(config(dir.path()));
+        let bench = Bench::new(Arc::clone(&tier) as _);
+        bench.write_all(2);
+        assert!(tier.wait_scanned(Bench::soon()));
+        let path = block_file(dir.path(), &bench, 0);
+        let mut bytes = fs::read(&path).unwrap();
+        let mut header = BlockHeader::parse(&bytes).unwrap();
+        (header.encoding, header.stored_bytes) = (1, 100);
+        let pages = header.encode();
+        bytes[..pages.len()].copy_from_slice(&pages);
+        bytes.truncate(bytes.len() - cut);
+        fs::write(&path, &bytes).unwrap();
+        assert_eq!(bench.read(0).unwrap_err().kind(), ErrorKind::NotFound);
+        assert_eq!(fs::read(&path).unwrap(), bytes);
+        assert_eq!((tier.quarantined(&bench.spec), files_with(dir.path(), ".bad").len()), (0, 0));
+        assert!(bench.read_is_right(1), "its neighbour");
     }
 }
 

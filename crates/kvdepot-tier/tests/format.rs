@@ -3,7 +3,7 @@
 
 use kvdepot_core::{BlockHash, BlockKey, ErrorKind, NamespaceId};
 use kvdepot_io::checksum::crc64;
-use kvdepot_tier::format::{BlockHeader, FIXED_BYTES, Writer, header_bytes};
+use kvdepot_tier::format::{BlockHeader, FIXED_BYTES, PLAIN, Writer, header_bytes};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -15,6 +15,8 @@ fn headers() -> impl Strategy<Value = BlockHeader> {
             key: BlockKey::from_bytes(&key),
             block_bytes,
             slot_bytes: block_bytes.next_multiple_of(4096),
+            stored_bytes: block_bytes,
+            encoding: PLAIN,
             shard_checksums,
             writer,
         },
@@ -40,9 +42,9 @@ proptest! {
     }
 
     #[test]
-    fn any_fields_behind_a_right_magic(mut bytes in vec(any::<u8>(), 128..9000), fix: bool) {
+    fn any_fields_behind_a_right_magic(mut bytes in vec(any::<u8>(), 144..9000), fix: bool) {
         bytes[..8].copy_from_slice(b"KVDBLOCK");
-        bytes[8..12].copy_from_slice(&1u32.to_le_bytes());
+        bytes[8..12].copy_from_slice(&2u32.to_le_bytes());
         if fix && bytes.len() >= 4096 {
             bytes[12..16].copy_from_slice(&4096u32.to_le_bytes());
             let shards = u32::from(bytes[20]) + 1;
@@ -63,9 +65,9 @@ proptest! {
 }
 
 fn seal(pages: &mut [u8]) {
-    pages[120..128].fill(0);
+    pages[136..144].fill(0);
     let checksum = crc64(pages);
-    pages[120..128].copy_from_slice(&checksum.to_le_bytes());
+    pages[136..144].copy_from_slice(&checksum.to_le_bytes());
 }
 
 /// The bytes that `docs/format.md` gives as an example: a change here is a new format version.
@@ -75,6 +77,8 @@ fn the_documents_example() {
         key: BlockKey { namespace: NamespaceId([0x11; 16]), hash: BlockHash([0x22; 16]) },
         block_bytes: 10_000,
         slot_bytes: 12_288,
+        stored_bytes: 10_000,
+        encoding: PLAIN,
         shard_checksums: vec![0x0102_0304_0506_0708, 9],
         writer: Writer { host: "node-7".to_owned(), pid: 4242, created_unix_s: 1_750_000_000 },
     };
@@ -91,10 +95,38 @@ fn the_documents_example() {
         .collect();
     assert_eq!(example, hex);
     assert_eq!(BlockHeader::parse(&bytes).unwrap(), header);
-    for (at, what) in [(16, "flags"), (84, "reserved"), (56, "block_bytes")] {
+    for (at, what) in
+        [(16, "flags"), (84, "reserved"), (132, "reserved"), (56, "block_bytes"), (120, "stored_bytes")]
+    {
         let mut changed = bytes.to_vec();
         changed[at + 3] ^= 0x40;
         seal(&mut changed);
         assert!(BlockHeader::parse(&changed).is_err(), "{what}");
     }
+}
+
+/// A whole header of another encoding is no damage: the file is another build's to read.
+#[test]
+fn another_encoding_is_told_from_damage() {
+    let header = BlockHeader {
+        key: BlockKey { namespace: NamespaceId([0x11; 16]), hash: BlockHash([0x22; 16]) },
+        block_bytes: 10_000,
+        slot_bytes: 12_288,
+        stored_bytes: 700,
+        encoding: 1,
+        shard_checksums: vec![1, 2],
+        writer: Writer::default(),
+    };
+    let kind = |header: &BlockHeader| BlockHeader::parse(&header.encode()).unwrap_err().kind();
+    assert_eq!(kind(&header), ErrorKind::Unsupported);
+    for broken in [
+        BlockHeader { stored_bytes: 0, ..header.clone() },
+        BlockHeader { stored_bytes: (1 << 30) + 1, ..header.clone() },
+        BlockHeader { encoding: PLAIN, ..header.clone() },
+    ] {
+        assert_eq!(kind(&broken), ErrorKind::Corrupt, "{broken:?}");
+    }
+    let mut bytes = header.encode().to_vec();
+    bytes[128] ^= 2;
+    assert_eq!(BlockHeader::parse(&bytes).unwrap_err().kind(), ErrorKind::Corrupt, "its checksum is wrong");
 }

@@ -128,14 +128,29 @@ fn a_lost_namespace_file_is_written_anew_in_the_newest_epoch() {
 fn another_format_version_is_left_alone() {
     let dir = tempfile::tempdir().unwrap();
     let bench = Bench::new(open(config(dir.path())));
+    bench.write_all(2);
+    bench.drain();
     let spec = bench.spec.clone();
     drop(bench);
     let path = files_with(dir.path(), "namespace.json").pop().unwrap();
-    let text = fs::read_to_string(&path).unwrap().replace("\"format_version\": 1", "\"format_version\": 2");
-    fs::write(&path, &text).unwrap();
-    let error = open(config(dir.path())).open_namespace(&spec, 0).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Version);
-    assert_eq!(fs::read_to_string(&path).unwrap(), text);
+    let written = fs::read_to_string(&path).unwrap();
+    for other in ["\"format_version\": 1", "\"format_version\": 3"] {
+        let text = written.replace("\"format_version\": 2", other);
+        assert_ne!(text, written);
+        fs::write(&path, &text).unwrap();
+        let tier = open(config(dir.path()));
+        for error in [tier.open_namespace(&spec, 0), tier.open_namespace(&spec, 7)].map(Result::unwrap_err) {
+            assert_eq!(error.kind(), ErrorKind::Version);
+            let said = error.to_string();
+            assert!(
+                said.contains(dir.path().to_str().unwrap()) && said.contains("another directory"),
+                "{said}"
+            );
+        }
+        drop(tier);
+        assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        assert_eq!(files_with(dir.path(), ".kvb").len(), 2);
+    }
 }
 
 #[test]

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from kvdepot.config.environment import log_level
 from kvdepot.config.machine import Machine
-from kvdepot.config.rules import Problem
+from kvdepot.config.placement import placement_of
+from kvdepot.config.problem import Problem
 from kvdepot.errors import config_error
 
 if TYPE_CHECKING:
@@ -120,6 +121,9 @@ def _core_object(config: "KVDepotConfig", block_bytes: int | None, machine: Mach
         whole["pool_mlock"] = config.pool_mlock
         whole["pool_numa"] = config.pool_numa
         whole["pool_populate_threads"] = config.pool_populate_threads
+    placement = {tier: said for tier in config.tiers if (said := placement_of(config, tier))}
+    if placement:
+        whole["placement"] = placement
     if "Posix" in config.tiers:
         whole["posix"] = {
             "directories": list(directories(config, machine)),

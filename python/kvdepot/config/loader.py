@@ -12,7 +12,7 @@ from kvdepot.config.document import Document, read_document
 from kvdepot.config.keys import nearest
 from kvdepot.config.machine import Machine
 from kvdepot.config.model import KVDepotConfig
-from kvdepot.config.rules import Problem
+from kvdepot.config.problem import Problem
 from kvdepot.config.said import Said
 from kvdepot.config.seeds import SeedReader
 from kvdepot.errors import config_error

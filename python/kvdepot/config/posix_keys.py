@@ -7,6 +7,7 @@ from pydantic import BaseModel, field_validator
 
 from kvdepot.config.depot_keys import GIB_MAX
 from kvdepot.config.keys import key
+from kvdepot.config.placement import PROMOTE, WRITE, WriteWhen
 
 IO_THREADS_MAX = 256
 
@@ -75,6 +76,8 @@ class PosixKeys(BaseModel):
         True,
         "Other nodes may write to the same directories, so a block that is not known may still be there.",
     )
+    posix_write: WriteWhen = key("through", WRITE.format(tier="Posix"))
+    posix_promote: bool = key(False, PROMOTE.format(tier="Posix"))
 
     @field_validator("directories", mode="before")
     @classmethod

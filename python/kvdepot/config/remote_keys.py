@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, field_validator
 
 from kvdepot.config.keys import key
+from kvdepot.config.placement import PROMOTE, WRITE, WriteWhen
 
 SERVERS_MAX = 64
 CONNECTIONS_MAX = 64
@@ -56,6 +57,8 @@ class RemoteKeys(BaseModel):
         "auto",
         "What the pool servers speak. `auto` finds out; InfiniStore's protocol knows no secret.",
     )
+    remote_write: WriteWhen = key("through", WRITE.format(tier="Remote"))
+    remote_promote: bool = key(False, PROMOTE.format(tier="Remote"))
 
     @field_validator("remote_servers", mode="before")
     @classmethod

@@ -3,10 +3,11 @@
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvdepot.config.pipeline import pipeline_problem
+from kvdepot.config.placement import placement_problems
+from kvdepot.config.problem import Problem
 
 if TYPE_CHECKING:
     from kvdepot.config.model import KVDepotConfig
@@ -26,6 +27,8 @@ POSIX_ONLY = (
     "shard_directories",
     "durable",
     "directories_shared",
+    "posix_write",
+    "posix_promote",
 )
 
 
@@ -37,15 +40,9 @@ REMOTE_ONLY = (
     "remote_timeout_ms",
     "remote_connections",
     "remote_protocol",
+    "remote_write",
+    "remote_promote",
 )
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One thing wrong: at which key, and what to do. The value is the key's."""
-
-    key: str
-    text: str
 
 
 def problems(config: "KVDepotConfig") -> Iterator[Problem]:
@@ -58,6 +55,7 @@ def problems(config: "KVDepotConfig") -> Iterator[Problem]:
     yield from _socket(config)
     yield from _posix(config)
     yield from _remote(config)
+    yield from placement_problems(config)
     if config.load_policy == "deadline" and config.load_deadline_ms is None:
         yield Problem("load_policy", "the policy deadline needs load_deadline_ms: add it")
     if config.load_policy != "deadline" and config.load_deadline_ms is not None:

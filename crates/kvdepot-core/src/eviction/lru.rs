@@ -57,6 +57,13 @@ impl EvictionPolicy for Lru {
         None
     }
 
+    fn coldest(&self, look: &mut dyn FnMut(SlotId, bool) -> bool) {
+        let mut next = self.lists.oldest(RECENCY);
+        while let Some(slot) = next.filter(|&slot| look(slot, true)) {
+            next = self.lists.newer(slot);
+        }
+    }
+
     fn len(&self) -> usize {
         self.lists.len(RECENCY)
     }

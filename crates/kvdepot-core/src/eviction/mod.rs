@@ -38,6 +38,10 @@ pub trait EvictionPolicy: Send + Debug {
     /// of leased slots is paid for once and not by every call after.
     fn victim(&mut self, may_evict: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId>;
 
+    /// Walks over the slots from those that go next, without changing their order, until `look` returns `false`.
+    /// `look` is told whether the slot would go when its turn comes, or is kept for its uses.
+    fn coldest(&self, look: &mut dyn FnMut(SlotId, bool) -> bool);
+
     /// How many slots are known.
     fn len(&self) -> usize;
 

@@ -44,6 +44,11 @@ impl S3Fifo {
         }
     }
 
+    /// Whether the small queue has its share, so that its oldest slots go before those of the main queue.
+    fn small_is_full(&self) -> bool {
+        self.lists.len(SMALL) >= (self.len() / SMALL_DIVISOR).max(1)
+    }
+
     /// One walk over the small queue, oldest first. Evictable slots used often enough move to the main queue.
     fn victim_in_small(&mut self, may_evict: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId> {
         let mut next = self.lists.oldest(SMALL);
@@ -134,9 +139,8 @@ impl EvictionPolicy for S3Fifo {
     }
 
     fn victim(&mut self, may_evict: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId> {
-        let small_is_full = self.lists.len(SMALL) >= (self.len() / SMALL_DIVISOR).max(1);
         self.chosen = None;
-        if !small_is_full {
+        if !self.small_is_full() {
             self.chosen = self.victim_in_main(may_evict);
         }
         // The walk over the small queue may promote all that it finds, so the main queue comes after it.
@@ -144,6 +148,20 @@ impl EvictionPolicy for S3Fifo {
             self.chosen = self.victim_in_small(may_evict).or_else(|| self.victim_in_main(may_evict));
         }
         self.chosen
+    }
+
+    fn coldest(&self, look: &mut dyn FnMut(SlotId, bool) -> bool) {
+        let order = if self.small_is_full() { [SMALL, MAIN] } else { [MAIN, SMALL] };
+        for list in order {
+            let kept_from = if list == SMALL { PROMOTION_USES } else { 1 };
+            let mut next = self.lists.oldest(list);
+            while let Some(slot) = next {
+                if !look(slot, self.uses[slot] < kept_from) {
+                    return;
+                }
+                next = self.lists.newer(slot);
+            }
+        }
     }
 
     fn len(&self) -> usize {

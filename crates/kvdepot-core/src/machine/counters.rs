@@ -31,6 +31,10 @@ pub struct Counters {
     pub write_blocks_dropped: u64,
     /// Blocks written to a tier again, because it had lost or evicted them.
     pub rewrite_blocks: u64,
+    /// Blocks written to a tier later than at their seal, as its placement has it.
+    pub late_write_blocks: u64,
+    /// Such writes that failed, or found too many others queued.
+    pub late_write_blocks_dropped: u64,
     /// Claims opened.
     pub claims: u64,
     /// Claims cut because the pool cannot hold more of them.

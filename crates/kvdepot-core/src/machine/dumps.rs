@@ -160,6 +160,8 @@ impl Machine {
         if let Some(old) = self.pool.name(slot) {
             self.flow.displace(&mut self.pool, old);
         }
+        // Whatever it was reserved as: no tier may keep what was under its key.
+        self.pool.edit(slot, |slot| slot.set_value(true));
         self.counters.dump_blocks_sealed += 1;
         self.sealed(slot, true);
         Ok(Reply::Done)

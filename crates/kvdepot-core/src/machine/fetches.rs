@@ -80,6 +80,9 @@ impl Machine {
         if end == ReadEnd::Whole && !live {
             self.pool.doom(slot);
         } else {
+            if end == ReadEnd::Whole {
+                self.flow.promote(&mut self.pool, &mut self.counters, tier, slot);
+            }
             self.pool.free_if_doomed(slot);
         }
         for waiter in waiters {
@@ -108,12 +111,18 @@ impl Machine {
         for id in touched {
             let Some(slot) = self.pool.get(id).filter(|slot| slot.block.is_readable()) else { continue };
             let (key, bytes) = (slot.key, slot.bytes());
+            let again = self.flow.to_write_again(&self.pool, id);
             if slot.saved != 0 {
                 keys.push(self.catalog.block_key(&key));
-            } else if slot.to_write == 0 && slot.is_indexed() && self.pool.may_dirty(bytes).is_ok() {
+            } else if !slot.is_pressing()
+                && again != 0
+                && slot.is_indexed()
+                && self.pool.may_dirty(bytes).is_ok()
+            {
                 self.counters.rewrite_blocks += 1;
-                self.flow.write_everywhere_again(&mut self.pool, id);
+                self.flow.write_again(&mut self.pool, id, again);
             }
+            self.flow.used(&mut self.pool, &mut self.counters, id);
         }
         if !keys.is_empty() {
             out.commands.push(Command::Touch { keys });
@@ -129,7 +138,9 @@ impl Machine {
             };
             self.pool.edit(slot, |slot| slot.saved &= !(1 << tier));
             let bytes = self.pool.slot(slot).bytes();
-            if lost && self.pool.may_dirty(bytes).is_ok() {
+            if lost && self.flow.is_late(&self.pool, slot, tier) {
+                self.flow.write_late(&mut self.pool, &mut self.counters, slot, 1 << tier);
+            } else if lost && self.pool.may_dirty(bytes).is_ok() {
                 self.counters.rewrite_blocks += 1;
                 self.flow.write_again(&mut self.pool, slot, 1 << tier);
             }

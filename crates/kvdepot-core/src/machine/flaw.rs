@@ -13,6 +13,8 @@ pub enum Flaw {
     WriteDisplaced,
     /// A tier that has the value before counts as having the new one.
     AlreadyThereIsStored,
+    /// Every tier is given every block at its seal.
+    PlacementIgnored,
 }
 
 /// The mistake of a machine, if it has one.

@@ -15,11 +15,12 @@ use super::event::{Command, Effects, Fetched, Job, Nanos, Stored, TierIndex, Tok
 use super::flaw::{Flaw, Flaws};
 use super::names::PoolKey;
 use super::pace::Pace;
+use super::placement::{Placement, Placements};
 use super::pool::Pool;
 use super::queue::Queue;
 use super::slots::TierMask;
 
-const fn bit(tier: TierIndex) -> TierMask {
+pub(super) const fn bit(tier: TierIndex) -> TierMask {
     1 << tier
 }
 
@@ -41,6 +42,8 @@ struct Write {
     tries: u32,
     /// The drain that it counts for.
     drain: u64,
+    /// Whether the block is not dirty for it.
+    late: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -48,7 +51,15 @@ struct TierFlow {
     reads: Queue<Read>,
     reads_in_flight: HashMap<SlotId, Read>,
     writes: Queue<Write>,
+    /// Writes that may come late: after all others.
+    late: Queue<Write>,
     writes_in_flight: HashMap<SlotId, Write>,
+}
+
+impl TierFlow {
+    fn next_write(&mut self) -> Option<Write> {
+        self.writes.pop_front().or_else(|| self.late.pop_front())
+    }
 }
 
 /// What a key waits for.
@@ -114,6 +125,7 @@ pub(crate) struct Flow {
     drains: Vec<(u64, Token)>,
     /// Requests whose removals have ended.
     removed: Vec<Token>,
+    pub(super) placements: Placements,
     pub(crate) pace: Pace,
     pub(crate) flaws: Flaws,
 }
@@ -129,6 +141,7 @@ impl Flow {
             drain: 0,
             drains: Vec::new(),
             removed: Vec::new(),
+            placements: Placements::new(&vec![Placement::default(); tiers], true),
             pace: Pace::default(),
             flaws: Flaws::default(),
         }
@@ -162,25 +175,43 @@ impl Flow {
         self.tiers[tier].reads.push_back(Read { slot, deadline });
     }
 
-    /// Has every tier write a sealed block, in its key's turn.
+    /// Has tiers write a sealed block, in its key's turn.
     pub(crate) fn write(&mut self, pool: &mut Pool, slot: SlotId, replaces: bool) {
         let (key, serial) = (pool.slot(slot).key, pool.slot(slot).serial);
         if self.turns.contains_key(&key) {
+            // Any tier may keep what was under the key, and this write comes in place of its removal.
+            pool.edit(slot, |slot| slot.set_value(true));
+        }
+        let tiers = self.at_seal(pool, slot);
+        if tiers == 0 {
+            pool.edit(slot, |slot| slot.block.seal_clean());
+        } else if self.turns.contains_key(&key) {
             let drain = self.drain;
             *self.undrained.entry(drain).or_default() += 1;
             self.set_next(key, Next::Write { slot, serial, drain });
         } else {
-            self.queue_writes(pool, slot, self.all(), replaces, self.drain);
+            self.queue_writes(pool, slot, tiers, replaces, self.drain);
         }
+    }
+
+    /// Tiers that are to have a block as soon as it is sealed.
+    fn at_seal(&self, pool: &Pool, slot: SlotId) -> TierMask {
+        let all = pool.slot(slot).is_value() || self.flaws.has(Flaw::PlacementIgnored);
+        if all { self.all() } else { self.placements.through }
     }
 
     const fn all(&self) -> TierMask {
         TierMask::MAX >> (TierMask::BITS as usize - self.tiers.len())
     }
 
-    /// Has every tier write a block again that none of them holds.
-    pub(crate) fn write_everywhere_again(&mut self, pool: &mut Pool, slot: SlotId) {
-        self.write_again(pool, slot, self.all());
+    /// Tiers that are to write a block again that none of them holds.
+    pub(crate) fn to_write_again(&self, pool: &Pool, slot: SlotId) -> TierMask {
+        self.at_seal(pool, slot) & !pool.slot(slot).to_write
+    }
+
+    /// Whether a tier is given this block late, if at all.
+    pub(crate) fn is_late(&self, pool: &Pool, slot: SlotId, tier: TierIndex) -> bool {
+        self.at_seal(pool, slot) & bit(tier) == 0
     }
 
     /// Has some tiers write a block again that they do not hold any more.
@@ -196,12 +227,26 @@ impl Flow {
         pool.edit(slot, |slot| {
             slot.to_write |= tiers;
             slot.saved &= !tiers;
+            slot.late &= !tiers;
             slot.block.dirty_again();
         });
         for tier in (0..self.tiers.len()).filter(|&tier| tiers & bit(tier) != 0) {
-            self.tiers[tier].writes.push_back(Write { slot, serial, replaces, tries: 0, drain });
+            let write = Write { slot, serial, replaces, tries: 0, drain, late: false };
+            self.tiers[tier].writes.push_back(write);
             *self.undrained.entry(drain).or_default() += 1;
         }
+    }
+
+    /// Queues a write that may come late. Whether there was room: blocks that are evicted meanwhile leave entries behind.
+    pub(super) fn queue_late(&mut self, tier: TierIndex, slot: SlotId, serial: u32) -> bool {
+        let queue = &mut self.tiers[tier].late;
+        if queue.len() >= self.pace.late_writes {
+            return false;
+        }
+        let drain = self.drain;
+        queue.push_back(Write { slot, serial, replaces: false, tries: 0, drain, late: true });
+        *self.undrained.entry(drain).or_default() += 1;
+        true
     }
 
     /// What comes after a key's turn; what was to come before is given up.
@@ -311,7 +356,7 @@ impl Flow {
             }
             Next::Write { slot, serial, drain } => {
                 if pool.get(slot).is_some_and(|slot| slot.serial == serial && slot.block.is_readable()) {
-                    self.queue_writes(pool, slot, self.all(), true, drain);
+                    self.queue_writes(pool, slot, self.at_seal(pool, slot), true, drain);
                 }
                 self.write_over(drain);
             }
@@ -384,9 +429,13 @@ impl Flow {
             Ok(Stored::New) => {
                 counters.write_blocks += 1;
                 counters.write_bytes += pool.slot(slot).bytes();
+                counters.late_write_blocks += u64::from(write.late);
             }
             Ok(Stored::AlreadyThere) => {}
-            Err(error) => counters.failed("write", error),
+            Err(error) => {
+                counters.failed("write", error);
+                counters.late_write_blocks_dropped += u64::from(write.late);
+            }
         }
         let stored = matches!(outcome, Ok(Stored::New))
             || (matches!(outcome, Ok(Stored::AlreadyThere))
@@ -394,15 +443,15 @@ impl Flow {
         let dropped = pool.edit(slot, |slot| {
             slot.writing &= !bit(tier);
             slot.to_write &= !bit(tier);
+            slot.late &= !bit(tier);
             if stored {
                 slot.saved |= bit(tier);
+            } else if write.late {
+                slot.refused |= bit(tier);
             }
             slot.set_unreplaced(slot.is_unreplaced() || (write.replaces && !stored));
-            if slot.to_write == 0 && slot.block.is_writing() {
-                slot.block.write_ended(slot.saved != 0);
-                return slot.saved == 0;
-            }
-            false
+            slot.settle_writes();
+            !write.late && !slot.is_pressing() && slot.saved == 0
         });
         counters.write_blocks_dropped += u64::from(dropped);
         if pool.slot(slot).writing == 0
@@ -507,7 +556,7 @@ impl Flow {
             }
             while self.tiers[tier].writes_in_flight.len() < self.pace.writes_in_flight
                 && looked_at < self.pace.queue_entries
-                && let Some(write) = self.tiers[tier].writes.pop_front()
+                && let Some(write) = self.tiers[tier].next_write()
             {
                 looked_at += 1;
                 if !self.begin_write(tier, write, pool, catalog, out) {

@@ -28,6 +28,7 @@ mod index;
 mod loads;
 mod names;
 mod pace;
+mod placement;
 mod pool;
 pub mod probe;
 mod queue;
@@ -53,6 +54,7 @@ pub use counters::Counters;
 pub use event::*;
 pub use flaw::Flaw;
 pub use pace::Pace;
+pub use placement::{Placement, WriteWhen};
 pub use pool::{GROW_BYTES, Held, PoolConfig};
 
 /// What the machine holds now.
@@ -84,6 +86,8 @@ pub struct Gauges {
     pub writes_queued: usize,
     /// Blocks evicted from the pool.
     pub evicted: u64,
+    /// Those of them that a tier was to have before, and had not.
+    pub evicted_unwritten: u64,
 }
 
 /// All that a depot knows and decides.
@@ -204,6 +208,7 @@ impl Machine {
             claims.room_came(&mut rooms, out);
         }
         self.tell_uses(out);
+        self.flow.demote(&mut self.pool, &mut self.counters);
         self.flow.emit(self.now, &mut self.pool, &self.catalog, out);
         for token in self.flow.take_removed() {
             self.removal_ended(token, out);
@@ -339,6 +344,7 @@ impl Machine {
             reads_queued: self.flow.reads_left(),
             writes_queued: self.flow.writes_left(),
             evicted: self.pool.evicted(),
+            evicted_unwritten: self.pool.evicted_unwritten(),
         }
     }
 

@@ -19,6 +19,10 @@ pub struct Pace {
     pub(crate) reads_in_flight: usize,
     /// Writes handed to one tier at a time.
     pub(crate) writes_in_flight: usize,
+    /// Writes that may come late, queued for one tier at a time.
+    pub(crate) late_writes: usize,
+    /// Slots next to go that are looked at for tiers that are to have them before.
+    pub(crate) cold_slots: usize,
     /// Queue entries looked at in one step: cancelled ones are dropped in pieces.
     pub(crate) queue_entries: usize,
     /// Ticks that the write of a replaced value waits for its predecessor's removal.
@@ -36,6 +40,8 @@ impl Default for Pace {
             claims_expired: 64,
             reads_in_flight: 256,
             writes_in_flight: 32,
+            late_writes: 4096,
+            cold_slots: 256,
             queue_entries: 2048,
             replace_tries: 100,
         }
@@ -59,6 +65,8 @@ impl Pace {
             claims_expired: pick(seed, 40, 2),
             reads_in_flight: pick(seed, 44, 6),
             writes_in_flight: pick(seed, 48, 4),
+            late_writes: pick(seed, 38, 8),
+            cold_slots: pick(seed, 42, 8),
             queue_entries: pick(seed, 52, 4),
             replace_tries: pick(seed, 56, 4) as u32,
         }

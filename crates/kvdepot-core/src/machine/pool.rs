@@ -14,7 +14,7 @@ use super::fills::Fills;
 use super::flaw::{Flaw, Flaws};
 use super::index::Index;
 use super::names::{PoolKey, SpaceId};
-use super::slots::{NEVER, Slot, Slots, Standing};
+use super::slots::{Slot, Slots, Standing, TierMask};
 
 /// Space that the pool takes in use at a time, when it grows into memory that nobody has touched yet.
 pub const GROW_BYTES: u64 = 64 << 20;
@@ -26,6 +26,11 @@ const FILLING_SHARE_PERCENT: u64 = 50;
 const TOUCH_INTERVAL_S: u32 = 30;
 /// Blocks evicted for one allocation: a bound on how long it takes.
 const EVICTIONS_PER_ALLOCATION_MAX: usize = 1024;
+
+/// Below this part of the pool that is free, what is cold is written to tiers that are to have it before its eviction.
+const COLD_FREE_DIVISOR: u64 = 8;
+/// Blocks that one eviction passes over because a tier is to have them first. Beyond them it takes what comes.
+const UNWRITTEN_PASSED_OVER_MAX: usize = 64;
 
 /// How a pool is set up.
 #[derive(Debug)]
@@ -77,6 +82,15 @@ pub(crate) struct Pool {
     keeps: bool,
     serials: u32,
     evicted: u64,
+    evicted_unwritten: u64,
+    /// Tiers that are to have a block before it is evicted.
+    cold_tiers: TierMask,
+    /// Whether any tier is given blocks that are used a second time.
+    counts_uses: bool,
+    /// Whether blocks came in while room was short, since the last look.
+    cold_due: bool,
+    /// Blocks that eviction passed over, because such a tier is to have them first.
+    passed_over: Vec<SlotId>,
     /// Blocks that lookups find from now on (`true`), or do not find any more.
     changes: Vec<(PoolKey, bool)>,
     /// Whether room came back since the last look.
@@ -105,6 +119,11 @@ impl Pool {
             keeps: config.keeps,
             serials: 0,
             evicted: 0,
+            evicted_unwritten: 0,
+            cold_tiers: 0,
+            counts_uses: false,
+            cold_due: false,
+            passed_over: Vec::new(),
             changes: Vec::new(),
             room_came: false,
             now_s: 0,
@@ -257,15 +276,64 @@ impl Pool {
         Ok(())
     }
 
-    /// Evicts the coldest block that may go.
+    /// Evicts the coldest block that may go. One that a tier is to have first goes when no other does, or many do not.
     fn evict_one(&mut self) -> bool {
-        let slots = &self.slots;
-        let victim =
-            self.policy.victim(&mut |id| slots.get(id).is_some_and(|slot| slot.block.is_evictable()));
+        let (slots, cold, passed_over) = (&self.slots, self.cold_tiers, &mut self.passed_over);
+        let mut passed = 0;
+        let mut victim = self.policy.victim(&mut |id| {
+            let Some(slot) = slots.get(id).filter(|slot| slot.block.is_evictable()) else { return false };
+            if passed == UNWRITTEN_PASSED_OVER_MAX || !slot.owes(cold) {
+                return true;
+            }
+            passed += 1;
+            if passed_over.len() < UNWRITTEN_PASSED_OVER_MAX {
+                passed_over.push(id);
+            }
+            false
+        });
+        if victim.is_none() && passed > 0 {
+            victim =
+                self.policy.victim(&mut |id| slots.get(id).is_some_and(|slot| slot.block.is_evictable()));
+        }
         let Some(victim) = victim else { return false };
         self.evicted += 1;
+        let slot = self.slots.at(victim);
+        self.evicted_unwritten += u64::from(!slot.is_value() && cold & !slot.saved != 0);
         self.free(victim);
         true
+    }
+
+    /// Blocks that are about to be evicted and that a tier is to have first: those that an eviction passed over, and, when
+    /// room is short, those among the `count` slots that go next.
+    pub(crate) fn take_cold(&mut self, count: usize) -> Vec<SlotId> {
+        let mut cold = std::mem::take(&mut self.passed_over);
+        if std::mem::take(&mut self.cold_due) {
+            let (slots, tiers) = (&self.slots, self.cold_tiers);
+            let mut left = count;
+            self.policy.coldest(&mut |id, goes| {
+                if goes && slots.get(id).is_some_and(|slot| slot.owes(tiers)) {
+                    cold.push(id);
+                }
+                left -= 1;
+                left > 0
+            });
+        }
+        cold
+    }
+
+    /// Sets the tiers that are to have a block before its eviction, and those that are given it when it is used again.
+    pub(crate) const fn set_placements(&mut self, cold: TierMask, second_use: TierMask) {
+        self.cold_tiers = cold;
+        self.counts_uses = second_use != 0;
+    }
+
+    pub(crate) const fn keeps(&self) -> bool {
+        self.keeps
+    }
+
+    /// Blocks evicted before a tier had them that was to.
+    pub(crate) const fn evicted_unwritten(&self) -> u64 {
+        self.evicted_unwritten
     }
 
     /// Evicts what is cold until no more than `bytes` are in use or `blocks_max` blocks went: how many went.
@@ -308,9 +376,12 @@ impl Pool {
         };
         let runs = self.allocate(bytes).ok_or_else(|| full(self))?;
         self.serials = self.serials.wrapping_add(1);
+        self.cold_due |= self.cold_tiers != 0 && self.free_bytes() < self.pool_bytes / COLD_FREE_DIVISOR;
         let mut slot = Slot::new(key, block, &runs, self.serials, indexed);
         // What a tier has just read it knows to be in use.
-        slot.touched_s = if slot.is_from_tier() { self.now_s } else { NEVER };
+        if slot.is_from_tier() {
+            slot.tell_use(self.now_s);
+        }
         let after = slot.standing();
         let Some(id) = self.slots.insert(slot) else {
             self.alloc.free(&runs);
@@ -361,7 +432,8 @@ impl Pool {
     /// Frees a slot that is of no use to anybody, or is not to be kept, when nothing touches it any more.
     pub(crate) fn free_if_over(&mut self, id: SlotId) {
         let block = &self.slots.at(id).block;
-        if block.is_freeable() || (!self.keeps && block.is_evictable()) {
+        let waits = self.slots.at(id).to_write != 0;
+        if block.is_freeable() || (!self.keeps && block.is_evictable() && !waits) {
             self.free(id);
         }
     }
@@ -377,8 +449,9 @@ impl Pool {
     pub(crate) fn touch(&mut self, id: SlotId) {
         self.policy.touch(id);
         let slot = self.slots.at_mut(id);
-        if slot.touched_s == NEVER || self.now_s.saturating_sub(slot.touched_s) >= TOUCH_INTERVAL_S {
-            slot.touched_s = self.now_s;
+        let second = slot.count_use() && self.counts_uses;
+        if second || !slot.was_told(self.now_s, TOUCH_INTERVAL_S) {
+            slot.tell_use(self.now_s);
             self.touched.push(id);
         }
     }

@@ -11,8 +11,8 @@ use super::names::PoolKey;
 
 /// Slots in one chunk.
 const CHUNK: usize = 4096;
-/// No second at which tiers were told.
-pub(crate) const NEVER: u32 = u32::MAX;
+/// No second at which tiers were told. Seconds count up to it and begin anew.
+const NEVER: u16 = u16::MAX;
 /// End of the list of free numbers.
 const NIL: SlotId = SlotId::MAX;
 
@@ -41,14 +41,18 @@ pub(crate) struct Slot {
     /// The slot's place in the pool, if it is one run that these can say; else it is in `rare`.
     first_page: u32,
     pages: u32,
-    /// When tiers were told last that the block is in use, in seconds.
-    pub(crate) touched_s: u32,
+    /// When tiers were told last that the block is in use, in seconds below `NEVER`.
+    touched_s: u16,
     /// Tiers that are to have the block and have not ended writing it.
     pub(crate) to_write: TierMask,
     /// Tiers that are writing it now.
     pub(crate) writing: TierMask,
     /// Tiers that hold it, as far as they have told.
     pub(crate) saved: TierMask,
+    /// Tiers among `to_write` that may do without: their writes do not make the block dirty.
+    pub(crate) late: TierMask,
+    /// Tiers that could not write it late. They are not asked again before its next use.
+    pub(crate) refused: TierMask,
     /// Of `INDEXED` and the others.
     marks: u8,
 }
@@ -69,6 +73,10 @@ const FROM_TIER: u8 = 2;
 const VALUE: u8 = 4;
 /// A tier could not write it in place of the value before, which that tier may still have.
 const UNREPLACED: u8 = 8;
+/// It was used in the pool: a dump is a use, a fetch is none.
+const USED: u8 = 16;
+/// It was used again since.
+const USED_AGAIN: u8 = 32;
 
 /// What a slot counts as. The pool compares it before and after every change, so its totals cannot drift.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,11 +130,15 @@ impl Slot {
             to_write: 0,
             writing: 0,
             saved: 0,
+            late: 0,
+            refused: 0,
             marks: 0,
             block,
         };
         slot.mark(INDEXED, indexed);
-        slot.mark(FROM_TIER, slot.block.phase() == Phase::Fetching);
+        let from_tier = slot.block.phase() == Phase::Fetching;
+        slot.mark(FROM_TIER, from_tier);
+        slot.mark(USED, !from_tier);
         slot
     }
 
@@ -170,6 +182,31 @@ impl Slot {
         self.mark(UNREPLACED, unreplaced);
     }
 
+    /// Counts a use; whether it is the second one.
+    pub(crate) const fn count_use(&mut self) -> bool {
+        let second = self.has(USED) && !self.has(USED_AGAIN);
+        self.mark(USED_AGAIN, self.has(USED));
+        self.mark(USED, true);
+        second
+    }
+
+    /// Whether it was used at least twice since it was dumped, the dump itself one of them, or fetched.
+    pub(crate) const fn is_used_again(&self) -> bool {
+        self.has(USED_AGAIN)
+    }
+
+    /// Notes that tiers are told, or know, of its use now.
+    pub(crate) const fn tell_use(&mut self, now_s: u32) {
+        self.touched_s = (now_s % NEVER as u32) as u16;
+    }
+
+    /// Whether tiers were told of a use less than `interval_s` ago. After 18 hours it may seem so once more, for as long.
+    pub(crate) const fn was_told(&self, now_s: u32, interval_s: u32) -> bool {
+        let period = NEVER as u32;
+        let ago = (now_s % period + period - self.touched_s as u32) % period;
+        self.touched_s != NEVER && ago < interval_s
+    }
+
     /// CRC-64/NVME of the block's bytes, where it is known.
     pub(crate) fn crc64(&self) -> Option<u64> {
         self.crc64.map(NonZeroU64::get)
@@ -206,6 +243,28 @@ impl Slot {
         let waiters = self.rare.as_mut().map_or_else(Vec::new, |rare| std::mem::take(&mut rare.waiters));
         self.rare.take_if(|rare| rare.runs.is_empty());
         waiters
+    }
+
+    /// Whether one of these tiers is to have the block before it is evicted, and may still come to it.
+    pub(crate) fn owes(&self, tiers: TierMask) -> bool {
+        !self.is_value() && tiers & !self.saved & !self.refused != 0
+    }
+
+    /// Whether a tier that is to have the block now has not ended writing it.
+    pub(crate) fn is_pressing(&self) -> bool {
+        self.to_write & !self.late != 0
+    }
+
+    /// What the end of a write makes of the block: tiers that may write it late do not keep it dirty.
+    pub(crate) fn settle_writes(&mut self) {
+        if self.writing == 0 && self.block.is_writing() {
+            self.block.write_ended(self.saved != 0);
+            if self.is_pressing() {
+                self.block.dirty_again();
+            }
+        } else if self.block.is_dirty() && !self.is_pressing() {
+            self.block.seal_clean();
+        }
     }
 
     pub(crate) fn standing(&self) -> Standing {

@@ -73,6 +73,12 @@ impl Direct {
         self.session.runner().open_namespace(canonical).map(OpenNamespace::from)
     }
 
+    /// Makes namespaces known, all at once; may wait for a tier's disk, and no longer than for one of them.
+    pub fn open_namespaces(&self, canonical: &[String]) -> Result<Vec<OpenNamespace>> {
+        let opened = self.session.runner().open_namespaces(canonical)?;
+        Ok(opened.into_iter().map(OpenNamespace::from).collect())
+    }
+
     /// The namespace whose keys carry `id` now; `NotFound` when it was not opened here, or its epoch has passed.
     pub fn namespace(&self, id: NamespaceId) -> Result<OpenNamespace> {
         let opened = self.session.runner().locator.directory.by_id(id).ok_or_else(|| {

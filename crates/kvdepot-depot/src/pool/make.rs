@@ -7,7 +7,7 @@ use rustix::mm::MlockFlags;
 use rustix::process::{Resource, getrlimit};
 
 use super::cgroup::{self, Memory};
-use super::numa::{self, Placement};
+use super::numa::{self, NumaPlacement};
 use super::{PoolMapping, pages};
 use crate::config::DepotConfig;
 
@@ -23,7 +23,7 @@ pub(crate) enum Reach {
 /// Makes the pool. `config` is told when it may grow less far than it asks for.
 pub(crate) fn make(config: &mut DepotConfig, reach: Reach) -> Result<PoolMapping> {
     let root = Path::new("/");
-    let placement = Placement::parse(&config.pool_numa)?;
+    let placement = NumaPlacement::parse(&config.pool_numa)?;
     let memory = Memory::read(root);
     for tight in cgroup::fit(config, &memory, cgroup::available_bytes(root))? {
         tracing::warn!("{tight}");

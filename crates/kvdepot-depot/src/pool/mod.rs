@@ -22,7 +22,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 pub(crate) use lent::{Readable, Writable};
 pub(crate) use make::{Reach, describe, make};
-pub(crate) use numa::Placement;
+pub(crate) use numa::NumaPlacement;
 pub(crate) use populate::{Population, THREADS_MAX as POPULATE_THREADS_MAX, threads as populate_threads};
 
 use pages::{HUGE_PAGE_BYTES, Pages};

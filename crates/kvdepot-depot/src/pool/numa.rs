@@ -11,7 +11,7 @@ const NODES_MAX: u32 = 1024;
 
 /// What `pool_numa` asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Placement {
+pub(crate) enum NumaPlacement {
     /// Over all nodes in turn where there are several.
     Auto,
     /// The same, and an error where that fails.
@@ -20,7 +20,7 @@ pub(crate) enum Placement {
     Nodes(Vec<u32>),
 }
 
-impl Placement {
+impl NumaPlacement {
     /// Reads the key's value.
     pub(crate) fn parse(text: &str) -> Result<Self> {
         match text {
@@ -94,7 +94,7 @@ fn mask(nodes: &[u32]) -> Vec<libc::c_ulong> {
 ///
 /// The nodes take pages in turn. When one is full, others give them: memory elsewhere is slower, and no memory at all
 /// would end processes.
-pub(crate) fn place(pool: &PoolMapping, placement: &Placement, root: &Path) -> Result<Option<Vec<u32>>> {
+pub(crate) fn place(pool: &PoolMapping, placement: &NumaPlacement, root: &Path) -> Result<Option<Vec<u32>>> {
     let Some(nodes) = placement.nodes(&present(root))? else { return Ok(None) };
     let mask = mask(&nodes);
     let len = pool.mapped_len();
@@ -119,7 +119,7 @@ pub(crate) fn place(pool: &PoolMapping, placement: &Placement, root: &Path) -> R
         std::io::Error::last_os_error(),
     )
     .with("nodes", format!("{nodes:?}"));
-    if *placement == Placement::Auto {
+    if *placement == NumaPlacement::Auto {
         tracing::info!("the kernel chooses the pool's NUMA nodes: {error}");
         return Ok(None);
     }
@@ -142,27 +142,27 @@ mod tests {
 
     #[test]
     fn keys_are_read_and_nonsense_is_refused() {
-        assert_eq!(Placement::parse("auto").unwrap(), Placement::Auto);
-        assert_eq!(Placement::parse("interleave").unwrap(), Placement::Interleave);
-        assert_eq!(Placement::parse("0,2-3").unwrap(), Placement::Nodes(vec![0, 2, 3]));
+        assert_eq!(NumaPlacement::parse("auto").unwrap(), NumaPlacement::Auto);
+        assert_eq!(NumaPlacement::parse("interleave").unwrap(), NumaPlacement::Interleave);
+        assert_eq!(NumaPlacement::parse("0,2-3").unwrap(), NumaPlacement::Nodes(vec![0, 2, 3]));
         for text in ["", "near", "0;1"] {
-            assert_eq!(Placement::parse(text).unwrap_err().kind(), ErrorKind::Config, "{text}");
+            assert_eq!(NumaPlacement::parse(text).unwrap_err().kind(), ErrorKind::Config, "{text}");
         }
     }
 
     #[test]
     fn a_machine_of_one_node_has_nothing_to_choose() {
-        for placement in [Placement::Auto, Placement::Interleave, Placement::Nodes(vec![0])] {
+        for placement in [NumaPlacement::Auto, NumaPlacement::Interleave, NumaPlacement::Nodes(vec![0])] {
             assert_eq!(placement.nodes(&[0]).unwrap(), None, "{placement:?}");
         }
-        assert_eq!(Placement::Nodes(vec![1]).nodes(&[0]).unwrap_err().kind(), ErrorKind::Config);
+        assert_eq!(NumaPlacement::Nodes(vec![1]).nodes(&[0]).unwrap_err().kind(), ErrorKind::Config);
     }
 
     #[test]
     fn several_nodes_take_turns_and_a_list_says_which() {
-        assert_eq!(Placement::Auto.nodes(&[0, 1]).unwrap(), Some(vec![0, 1]));
-        assert_eq!(Placement::Nodes(vec![1]).nodes(&[0, 1]).unwrap(), Some(vec![1]));
-        assert!(Placement::Nodes(vec![1, 2]).nodes(&[0, 1]).unwrap_err().to_string().contains('2'));
+        assert_eq!(NumaPlacement::Auto.nodes(&[0, 1]).unwrap(), Some(vec![0, 1]));
+        assert_eq!(NumaPlacement::Nodes(vec![1]).nodes(&[0, 1]).unwrap(), Some(vec![1]));
+        assert!(NumaPlacement::Nodes(vec![1, 2]).nodes(&[0, 1]).unwrap_err().to_string().contains('2'));
         assert_eq!(mask(&[0, 65])[..2], [1, 2]);
     }
 
@@ -174,7 +174,7 @@ mod tests {
         // A machine that says it has two nodes: the kernel takes those that are there, or refuses as a whole.
         std::fs::write(dir.join("has_memory"), "0-1\n").unwrap();
         let pool = PoolMapping::create(4 << 20).unwrap();
-        match place(&pool, &Placement::Nodes(vec![0]), root.path()) {
+        match place(&pool, &NumaPlacement::Nodes(vec![0]), root.path()) {
             Ok(nodes) => assert_eq!(nodes, Some(vec![0])),
             Err(error) => assert!(error.to_string().contains("SYS_NICE"), "{error}"),
         }

@@ -92,15 +92,18 @@ impl Values {
 
     /// As [`open`](Self::open), at a moment that the caller names: for tests of clocks that go back.
     pub fn open_at(direct: Direct, pool_bytes: u64, value_bytes_min: u64, now: SystemTime) -> Result<Self> {
-        let mut classes = Vec::new();
+        let (mut sizes, mut specs) = (Vec::new(), Vec::new());
         for bytes in class::class_sizes() {
             let spec = class::spec(bytes)?;
             if spec.layout().slot_bytes() > pool_bytes {
                 break;
             }
-            let open = direct.open_namespace(spec.canonical())?;
-            classes.push(Class { bytes, handle: open.handle });
+            sizes.push(bytes);
+            specs.push(spec.canonical().to_owned());
         }
+        let opened = direct.open_namespaces(&specs)?;
+        let classes: Vec<Class> =
+            sizes.into_iter().zip(opened).map(|(bytes, open)| Class { bytes, handle: open.handle }).collect();
         if classes.is_empty() || classes.len() > 64 {
             return Err(Error::new(ErrorKind::Config, "the pool is too small for values")
                 .with("pool_bytes", pool_bytes));

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
+use kvdepot_io::transfer::read_file;
 use kvdepot_io::{Call, Class, FileStat, IoBuf, Op, ReadFile, Request, SlotBuf};
 
 use super::PosixTier;
@@ -80,6 +81,12 @@ impl PosixTier {
 impl Reading {
     fn end(self, outcome: Result<IoBuf>) -> Result<()> {
         let verified = outcome.and_then(|buf| format::verify(self.key, self.space.spec.layout(), &buf));
+        let verified = verified.map_err(|error| match error.kind() {
+            ErrorKind::Corrupt | ErrorKind::Unsupported if self.is_foreign() => {
+                Error::new(ErrorKind::NotFound, "no block in an encoding that this build reads")
+            }
+            _ => error,
+        });
         match &verified {
             Ok(()) => self.used(),
             Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -91,6 +98,20 @@ impl Reading {
             Err(_) => {}
         }
         verified.map_err(|error| error.with("key", self.key))
+    }
+
+    /// Whether the file is whole as far as its header tells, and in an encoding that is another build's to read: such a file
+    /// may have any length, and is left alone.
+    fn is_foreign(&self) -> bool {
+        let pages = SlotBuf::anonymous(self.space.header_bytes);
+        let Some(mut buf) = IoBuf::payload(pages.clone(), self.space.header_bytes) else { return false };
+        let device = self.shared.device(self.directory);
+        if read_file(&**device, &self.space.block_path(self.key.hash), &mut buf).is_err() {
+            return false;
+        }
+        let mut header = vec![0; self.space.header_bytes];
+        pages.read_at(0, &mut header);
+        format::BlockHeader::parse(&header).is_err_and(|error| error.kind() == ErrorKind::Unsupported)
     }
 
     fn used(&self) {

@@ -130,9 +130,10 @@ impl NamespaceFile {
         if version != FORMAT_VERSION {
             return Err(Error::new(
                 ErrorKind::Version,
-                "a namespace directory was written in another format version; use another directory or that version",
+                "a directory was written in another format version: name another directory, or remove what lies there",
             )
-            .with("version", version));
+            .with("version", version)
+            .with("version_expected", FORMAT_VERSION));
         }
         let spec = value.get("namespace").ok_or_else(|| bad("has no namespace"))?.to_string();
         let spec = NamespaceSpec::from_canonical(&spec)?;

@@ -1,0 +1,311 @@
+//! Which tiers get a block, and when.
+#![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use kvdepot_core::machine::{
+    Command, Effects, Event, Fetched, Location, Machine, Outcome, Placement, PoolConfig, Reply, Request,
+    Reserve, ShardSet, Stored, WriteWhen,
+};
+use kvdepot_core::{BlockHash, BlockLayout, Error, ErrorKind, LeaseId, NamespaceSpec, eviction};
+
+const BLOCK: u64 = 4096;
+const THROUGH: Placement = Placement { write: WriteWhen::Through, promote: false };
+const SECOND_USE: Placement = Placement { write: WriteWhen::OnSecondUse, promote: false };
+const COLD: Placement = Placement { write: WriteWhen::WhenCold, promote: false };
+
+/// A machine of one namespace over as many tiers as there are placements.
+struct Lab {
+    machine: Machine,
+    tokens: u64,
+    /// Writes that have begun and not ended: tier, slot and the first byte of the hash.
+    writes: Vec<(usize, u32, u8)>,
+    reads: Vec<(usize, u32)>,
+    in_pool: BTreeSet<u8>,
+    replies: Vec<(u64, Reply)>,
+    location: Location,
+}
+
+impl Lab {
+    fn new(blocks: u64, policy: &str, keeps: bool, tiers: &[Placement]) -> Self {
+        let pool = PoolConfig {
+            pool_bytes: blocks * BLOCK,
+            pool_bytes_max: 0,
+            grow_step_bytes: 0,
+            policy: eviction::by_name(policy).unwrap(),
+            keeps,
+            seed: 7,
+        };
+        let mut lab = Self {
+            machine: Machine::new(pool, tiers.len()).with_placements(tiers),
+            tokens: 0,
+            writes: Vec::new(),
+            reads: Vec::new(),
+            in_pool: BTreeSet::new(),
+            replies: Vec::new(),
+            location: Location::Absent,
+        };
+        let layout = BlockLayout::uniform(1, &[BLOCK]).unwrap();
+        let spec = Arc::new(NamespaceSpec::new("{\"model\":\"a\"}", layout).unwrap());
+        lab.ask(Request::OpenNamespace { spec, epoch: 0 });
+        lab
+    }
+
+    fn feed(&mut self, event: Event) {
+        let mut todo = vec![event];
+        while let Some(event) = todo.pop() {
+            let mut out = Effects::default();
+            self.machine.step(1, event, &mut out);
+            for command in out.commands {
+                match command {
+                    Command::Write { tier, slot, key, .. } => self.writes.push((tier, slot, key.hash.0[0])),
+                    Command::Read { tier, slot, .. } => self.reads.push((tier, slot)),
+                    _ => {}
+                }
+            }
+            for (key, visible) in out.visible {
+                if visible {
+                    self.in_pool.insert(key.hash.0[0]);
+                } else {
+                    self.in_pool.remove(&key.hash.0[0]);
+                }
+            }
+            self.replies.extend(out.replies.into_iter().map(|(token, reply)| (token, reply.unwrap())));
+            todo.extend(out.questions.into_iter().map(|question| Event::Located {
+                ask: question.ask,
+                locations: vec![self.location; question.keys.len()],
+            }));
+            todo.extend(out.again.into_iter().map(Event::Continue));
+        }
+    }
+
+    fn send(&mut self, request: Request) -> u64 {
+        self.tokens += 1;
+        self.feed(Event::Request { token: self.tokens, owner: 1, request });
+        self.tokens
+    }
+
+    fn ask(&mut self, request: Request) -> Reply {
+        let token = self.send(request);
+        let at = self.replies.iter().position(|(other, _)| *other == token).expect("a reply at once");
+        self.replies.remove(at).1
+    }
+
+    fn leases(reply: Reply) -> Vec<LeaseId> {
+        let Reply::Slots(outcomes) = reply else { panic!("no slots") };
+        let lease = |outcome| match outcome {
+            Outcome::Leased(leased) => Some(leased.lease),
+            _ => None,
+        };
+        outcomes.into_iter().filter_map(lease).collect()
+    }
+
+    /// Dumps one block: whether there was room.
+    fn dump(&mut self, hash: u8) -> bool {
+        let hashes = vec![BlockHash([hash; 16])];
+        let reply =
+            self.ask(Request::Reserve { namespace: 0, id: None, hashes, how: Reserve::Block, runs_max: 9 });
+        let leases = Self::leases(reply);
+        let room = !leases.is_empty();
+        self.ask(Request::Commit { leases, shards: ShardSet::All, crc64: None });
+        room
+    }
+
+    fn load(&self, hash: u8) -> Request {
+        let hashes = vec![BlockHash([hash; 16])];
+        Request::Load { namespace: 0, id: None, hashes, fetch_deadline: 1 << 40, last: true, runs_max: 9 }
+    }
+
+    /// Loads a block that is in the pool and gives it back.
+    fn use_once(&mut self, hash: u8) {
+        let leases = Self::leases(self.ask(self.load(hash)));
+        assert_eq!(leases.len(), 1, "block {hash} is in the pool");
+        self.ask(Request::Release { leases });
+    }
+
+    /// Loads a block that a tier holds and gives it back.
+    fn fetch(&mut self, hash: u8, tier: usize) {
+        self.location = Location::Tier(tier);
+        let token = self.send(self.load(hash));
+        let [(from, slot)] = std::mem::take(&mut self.reads)[..] else { panic!("one read") };
+        assert_eq!(from, tier);
+        self.feed(Event::ReadEnded { tier, slot, outcome: Ok(Fetched::Whole) });
+        self.location = Location::Absent;
+        let at = self.replies.iter().position(|(other, _)| *other == token).unwrap();
+        let leases = Self::leases(self.replies.remove(at).1);
+        self.ask(Request::Release { leases });
+    }
+
+    /// Ends all writes that have begun: which tier was given which block.
+    fn end_writes(&mut self, outcome: impl Fn() -> kvdepot_core::Result<Stored>) -> Vec<(usize, u8)> {
+        let writes = std::mem::take(&mut self.writes);
+        for &(tier, slot, _) in &writes {
+            self.feed(Event::WriteEnded { tier, slot, outcome: outcome() });
+        }
+        writes.into_iter().map(|(tier, _, hash)| (tier, hash)).collect()
+    }
+
+    fn unwritten(&self) -> u64 {
+        self.machine.gauges().evicted_unwritten
+    }
+
+    fn dirty(&self) -> u64 {
+        self.machine.gauges().dirty_blocks
+    }
+}
+
+fn failed() -> kvdepot_core::Result<Stored> {
+    Err(Error::new(ErrorKind::Io, "the tier fails"))
+}
+
+fn stored() -> kvdepot_core::Result<Stored> {
+    Ok(Stored::New)
+}
+
+#[test]
+fn a_block_is_clean_when_the_tiers_that_are_to_have_it_now_have_it() {
+    let mut lab = Lab::new(16, "lru", true, &[THROUGH, SECOND_USE, COLD]);
+    lab.dump(1);
+    assert_eq!(lab.dirty(), 1);
+    assert_eq!(lab.end_writes(stored), [(0, 1)]);
+    assert_eq!((lab.dirty(), lab.machine.gauges().held.pinned), (0, 0));
+
+    let mut lab = Lab::new(16, "lru", true, &[SECOND_USE, COLD]);
+    (1..=8).for_each(|hash| assert!(lab.dump(hash)));
+    assert_eq!((lab.dirty(), lab.writes.len()), (0, 0));
+}
+
+#[test]
+fn a_late_write_neither_makes_a_block_dirty_nor_keeps_it_so() {
+    let mut lab = Lab::new(16, "lru", true, &[SECOND_USE, THROUGH]);
+    lab.dump(1);
+    lab.use_once(1);
+    assert_eq!(lab.writes.len(), 2, "both are under way");
+    let [(1, slot, 1), (0, late, 1)] = lab.writes[..] else { panic!("{:?}", lab.writes) };
+    lab.feed(Event::WriteEnded { tier: 1, slot, outcome: stored() });
+    assert_eq!(lab.dirty(), 0);
+    assert_eq!(lab.machine.gauges().held.pinned, BLOCK, "the other tier reads the slot");
+    lab.feed(Event::WriteEnded { tier: 0, slot: late, outcome: stored() });
+    assert_eq!(lab.machine.gauges().held.pinned, 0);
+}
+
+#[test]
+fn a_block_is_written_on_its_second_use_once() {
+    let mut lab = Lab::new(16, "lru", true, &[SECOND_USE]);
+    lab.dump(1);
+    lab.dump(2);
+    assert!(lab.writes.is_empty());
+    lab.use_once(1);
+    assert_eq!((lab.dirty(), lab.end_writes(stored)), (0, vec![(0, 1)]));
+    lab.use_once(1);
+    assert!(lab.writes.is_empty());
+    assert_eq!(lab.machine.counters().late_write_blocks, 1);
+}
+
+#[test]
+fn a_fetch_is_the_first_use_of_what_a_tier_below_holds() {
+    let mut lab = Lab::new(16, "lru", true, &[SECOND_USE, THROUGH]);
+    lab.fetch(1, 1);
+    assert!(lab.writes.is_empty());
+    lab.use_once(1);
+    assert_eq!(lab.end_writes(stored), [(0, 1)]);
+}
+
+#[test]
+fn a_hit_below_is_promoted_where_the_placement_says_so() {
+    let promote = Placement { promote: true, ..COLD };
+    let mut lab = Lab::new(16, "lru", true, &[THROUGH, promote, THROUGH, promote]);
+    lab.fetch(1, 2);
+    assert_eq!(lab.dirty(), 0);
+    assert_eq!(lab.end_writes(stored), [(1, 1)], "neither tier 0, which does not promote, nor the one below");
+    lab.fetch(2, 0);
+    assert!(lab.writes.is_empty());
+}
+
+#[test]
+fn a_pool_that_keeps_nothing_promotes_before_it_gives_a_block_up() {
+    let promote = Placement { promote: true, ..THROUGH };
+    let mut lab = Lab::new(16, "lru", false, &[promote, THROUGH]);
+    lab.fetch(1, 1);
+    assert_eq!(lab.end_writes(stored), [(0, 1)]);
+    assert_eq!(lab.machine.gauges().pool_blocks, 0);
+}
+
+#[test]
+fn a_pool_that_keeps_nothing_writes_through() {
+    for placement in [SECOND_USE, COLD] {
+        let mut lab = Lab::new(16, "lru", false, &[placement]);
+        lab.dump(1);
+        assert_eq!((lab.dirty(), lab.end_writes(stored)), (1, vec![(0, 1)]));
+    }
+}
+
+#[test]
+fn what_goes_next_is_written_before_room_is_needed() {
+    for policy in ["lru", "s3fifo"] {
+        let mut lab = Lab::new(16, policy, true, &[COLD]);
+        (1..=14).for_each(|hash| assert!(lab.dump(hash)));
+        assert!(lab.writes.is_empty(), "{policy}: an eighth of the pool is free");
+        for hash in 15..=60 {
+            assert!(lab.dump(hash));
+            assert_eq!(lab.dirty(), 0);
+            lab.end_writes(stored);
+        }
+        assert_eq!(lab.unwritten(), 0, "{policy}");
+        assert!(lab.machine.gauges().evicted > 40, "{policy}");
+    }
+}
+
+#[test]
+fn others_go_before_a_block_whose_tier_is_to_have_it_first() {
+    let mut lab = Lab::new(8, "lru", true, &[COLD]);
+    (1..=8).for_each(|hash| assert!(lab.dump(hash)));
+    let (tier, slot, _) = *lab.writes.iter().find(|(_, _, hash)| *hash == 3).expect("3 is cold");
+    lab.feed(Event::WriteEnded { tier, slot, outcome: stored() });
+    assert!(lab.dump(9));
+    assert!(!lab.in_pool.contains(&3) && lab.in_pool.contains(&1) && lab.in_pool.contains(&8));
+    assert_eq!(lab.unwritten(), 0);
+}
+
+#[test]
+fn a_tier_that_fails_stops_no_eviction_and_is_asked_again_after_the_next_use() {
+    let mut lab = Lab::new(8, "lru", true, &[COLD]);
+    (1..=8).for_each(|hash| assert!(lab.dump(hash)));
+    assert_eq!(lab.end_writes(failed).len(), 7);
+    assert!(lab.dump(9));
+    assert!(!lab.in_pool.contains(&1));
+    assert_eq!((lab.unwritten(), lab.machine.counters().late_write_blocks_dropped), (1, 7));
+    assert!(lab.writes.iter().all(|(_, _, hash)| *hash == 8), "{:?}", lab.writes);
+    lab.use_once(2);
+    assert!(lab.dump(10));
+    assert!(lab.writes.iter().any(|(_, _, hash)| *hash == 2), "{:?}", lab.writes);
+}
+
+#[test]
+fn a_tier_that_is_slow_stops_no_eviction_and_is_not_given_what_went() {
+    let mut lab = Lab::new(64, "lru", true, &[COLD]);
+    (1..=64).for_each(|hash| assert!(lab.dump(hash)));
+    assert_eq!(lab.writes.len(), 32, "as many as a tier is given at a time");
+    (65..=80).for_each(|hash| assert!(lab.dump(hash)));
+    let evicted: Vec<u8> = (1..=80).filter(|hash| !lab.in_pool.contains(hash)).collect();
+    assert_eq!((lab.unwritten(), evicted.len()), (16, 16));
+    let mut written = Vec::new();
+    while !lab.writes.is_empty() {
+        written.extend(lab.end_writes(stored));
+    }
+    assert!(evicted.iter().all(|hash| !written.contains(&(0, *hash))), "{evicted:?} {written:?}");
+    assert_eq!((lab.machine.gauges().writes_queued, lab.machine.gauges().held.pinned), (0, 0));
+}
+
+#[test]
+fn values_are_written_through_to_every_tier() {
+    let mut lab = Lab::new(16, "lru", true, &[SECOND_USE, COLD]);
+    let hashes = vec![BlockHash([1; 16])];
+    let how = Reserve::Value;
+    let reply = lab.ask(Request::Reserve { namespace: 0, id: None, hashes, how, runs_max: 9 });
+    let [lease] = Lab::leases(reply)[..] else { panic!("one lease") };
+    lab.ask(Request::Publish { lease, others: Vec::new() });
+    assert_eq!((lab.dirty(), lab.end_writes(stored)), (1, vec![(0, 1), (1, 1)]));
+    assert_eq!(lab.dirty(), 0);
+}

@@ -1,0 +1,55 @@
+//! A tier's placement, from the configuration to what the tier is given.
+#![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
+
+use kvdepot_core::{BlockHash, BlockKey, BlockLayout, ErrorKind, NamespaceSpec};
+use kvdepot_depot::direct::Now;
+use kvdepot_depot::message::{Request, Response};
+use kvdepot_depot::{Depot, DepotConfig};
+
+fn start(pipeline: &str, placement: serde_json::Value) -> kvdepot_core::Result<Depot> {
+    let config = serde_json::json!({"pipeline": pipeline, "pool_bytes": 8 << 20, "placement": placement});
+    Depot::start_private(DepotConfig::from_json(&config.to_string())?)
+}
+
+fn counter(depot: &Depot, name: &str) -> u64 {
+    let Response::Stats(text) = depot.session().handle(Request::Stats) else { panic!("no stat") };
+    let stat: serde_json::Value = serde_json::from_str(&text).unwrap();
+    stat[name].as_u64().unwrap_or_else(|| panic!("no {name} in {stat}"))
+}
+
+fn drain(depot: &Depot) {
+    let drained = depot.session().handle(Request::Drain { wait_ms: 60_000 });
+    assert!(matches!(drained, Response::Drained(true)), "{drained:?}");
+}
+
+#[test]
+fn a_tier_is_given_blocks_when_its_placement_says() {
+    let depot = start("Cache|Fake", serde_json::json!({"Fake": {"write": "on_second_use"}})).unwrap();
+    let layout = BlockLayout::uniform(1, &[64 << 10]).unwrap();
+    let spec = NamespaceSpec::new("{\"model\":\"placed\"}", layout).unwrap();
+    let direct = depot.direct();
+    let namespace = direct.open_namespace(spec.canonical()).unwrap();
+    let hash = BlockHash([1; 16]);
+    direct.reserve(namespace, hash).unwrap().unwrap().seal(None).unwrap();
+    drain(&depot);
+    assert_eq!((counter(&depot, "write_blocks"), counter(&depot, "dirty_blocks")), (0, 0));
+    let key = BlockKey { namespace: namespace.id, hash };
+    assert!(matches!(direct.read_now(&[key])[..], [Now::Here(_)]));
+    drain(&depot);
+    assert_eq!((counter(&depot, "write_blocks"), counter(&depot, "late_write_blocks")), (1, 1));
+}
+
+#[test]
+fn a_placement_that_makes_no_sense_is_refused() {
+    for (pipeline, placement, wants) in [
+        ("Cache|Fake", serde_json::json!({"Posix": {}}), "tier=Posix"),
+        ("Staging|Fake", serde_json::json!({"Fake": {"write": "when_cold"}}), "Staging"),
+        ("Cache|Fake", serde_json::json!({"Fake": {"write": "later"}}), "later"),
+        ("Cache|Fake", serde_json::json!({"Fake": {"promoted": true}}), "promoted"),
+    ] {
+        let error = start(pipeline, placement).unwrap_err();
+        let causes = format!("{error} {:?}", std::error::Error::source(&error).map(ToString::to_string));
+        assert_eq!(error.kind(), ErrorKind::Config);
+        assert!(causes.contains(wants), "{causes}");
+    }
+}

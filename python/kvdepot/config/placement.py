@@ -1,0 +1,37 @@
+"""Which blocks a tier is given, and when: keys that every tier has, with its own name before them."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+from kvdepot.config.problem import Problem
+
+if TYPE_CHECKING:
+    from kvdepot.config.model import KVDepotConfig
+
+WriteWhen = Literal["through", "on_second_use", "when_cold"]
+WRITE = (
+    "When the `{tier}` tier is given a block: `through`: at once, and the pool keeps the block until it is written; "
+    "`on_second_use`: when the block is used again; `when_cold`: before the pool evicts it, which does not wait for a "
+    "tier that fails or is slow. What the pool alone has is lost when the depot ends."
+)
+PROMOTE = "Give the `{tier}` tier blocks that were read from a tier below it, too."
+
+
+def placement_of(config: "KVDepotConfig", tier: str) -> dict[str, object]:
+    """What the core is told of a tier's placement; empty when that is the default."""
+    name = tier.lower()
+    said = {"write": getattr(config, f"{name}_write", "through"), "promote": getattr(config, f"{name}_promote", False)}
+    return {} if said == {"write": "through", "promote": False} else said
+
+
+def placement_problems(config: "KVDepotConfig") -> Iterator[Problem]:
+    """What is wrong with the placements of a pipeline's tiers."""
+    for position, tier in enumerate(config.tiers):
+        name = tier.lower()
+        if config.pool == "Staging" and getattr(config, f"{name}_write", "through") != "through":
+            yield Problem(
+                f"{name}_write",
+                "a Staging pool keeps nothing that could be written later: write through, or use a Cache",
+            )
+        if getattr(config, f"{name}_promote", False) and position == len(config.tiers) - 1:
+            yield Problem(f"{name}_promote", f"there is no tier below {tier} in {config.pipeline}: remove it")
