@@ -10,7 +10,8 @@ use kvdepot_core::{BlockKey, Error, NamespaceId, Result};
 use super::index::time_of;
 use super::scan::ScanJob;
 use super::state::{PIECE, Shared, State};
-use super::unlinker::{ReclaimJob, RetireJob};
+use super::unlinker::ReclaimJob;
+use super::waste::RetireJob;
 
 /// What the two background threads have been asked to do.
 #[derive(Debug)]
@@ -37,7 +38,8 @@ pub(super) struct Chores {
     pub(super) busy: bool,
     /// Whether the unlink thread is at work.
     pub(super) unlinking: bool,
-    pub(super) stop: bool,
+    /// Whether the threads shall end, and until when they finish what cannot be put off.
+    pub(super) stop_at: Option<Instant>,
     /// Threads that have not ended.
     pub(super) threads: usize,
 }
@@ -57,7 +59,7 @@ impl Default for Chores {
             trim_failed: false,
             busy: false,
             unlinking: false,
-            stop: false,
+            stop_at: None,
             threads: 0,
         }
     }
@@ -104,7 +106,7 @@ fn start_thread(shared: &Arc<Shared>, name: &str, run: fn(&Shared)) -> Result<()
     std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop).map_err(|e| {
         let mut state = shared.lock();
         state.chores.threads -= 1;
-        state.chores.stop = true;
+        state.chores.stop_at = Some(Instant::now());
         shared.wake_all();
         Error::io("cannot start a tier's background thread", e)
     })
@@ -166,7 +168,7 @@ impl Shared {
     /// Tells the background threads to end, and waits for what they are doing.
     pub(super) fn stop(&self, deadline: Instant) {
         let mut state = self.lock();
-        state.chores.stop = true;
+        state.chores.stop_at = Some(deadline);
         self.wake_all();
         while state.chores.threads > 0 && !self.changed.wait_until(&mut state, deadline).timed_out() {}
     }
@@ -174,7 +176,9 @@ impl Shared {
     fn next_chore(&self, timers: &mut Timers) -> Option<Chore> {
         let mut state = self.lock();
         loop {
-            if state.chores.stop {
+            if let Some(until) = state.chores.stop_at {
+                // The recorded total is to be that of what stays.
+                while !state.has_unlinked() && !self.changed.wait_until(&mut state, until).timed_out() {}
                 return None;
             }
             let chore = state.take_chore();

@@ -22,6 +22,7 @@ mod space;
 mod state;
 mod total;
 mod unlinker;
+mod waste;
 mod writer;
 
 use std::path::Path;
