@@ -200,6 +200,11 @@ fn check(work: &Workload, images: &[Image], at: usize, loss: Option<Loss>) {
         let found = read_all(work, &bench, at, &what);
         let whole = if loss.is_none() { whole_blocks(&image, bench.epoch) } else { 0 };
         assert!(found >= whole, "{what}: {found} of {whole} whole blocks are found");
+        if loss.is_none() {
+            let is_bad = |(path, _): &(&Path, u64)| path.extension().is_some_and(|suffix| suffix == "bad");
+            let aside = image.files().filter(is_bad).count();
+            assert_eq!(tier.quarantined(&bench.spec), aside, "{what}: no half block was visible");
+        }
     }
     for n in [500, 501] {
         let written = bench.write(n);
