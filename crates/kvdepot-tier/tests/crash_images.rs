@@ -33,11 +33,14 @@ fn open_on(device: &Arc<dyn Device>, shared: bool) -> Arc<PosixTier> {
     Arc::new(PosixTier::open_on_devices(config, vec![Arc::clone(device)]).unwrap())
 }
 
+/// A write: when it began, when it was acknowledged, which version of its block.
+type Write = (usize, Option<usize>, u64);
+
 /// What was done when; "when" is the number of mutations so far.
 #[derive(Default)]
 struct History {
-    /// Writes by epoch and block: when begun, when acknowledged, which version.
-    writes: HashMap<(u32, u64), Vec<(usize, Option<usize>, u64)>>,
+    /// Writes by epoch and block.
+    writes: HashMap<(u32, u64), Vec<Write>>,
     /// Resets: when they had returned, the new epoch.
     resets: Vec<(usize, u32)>,
 }
@@ -193,7 +196,7 @@ fn check(work: &Workload, images: &[Image], at: usize, loss: Option<Loss>) {
     assert!(bench.epoch >= work.epoch_at(images, at), "{what}: epoch {} came back", bench.epoch);
     // Writes need not wait for the scan, and keep the cap all the same. What they evict before it is guessed from a
     // checkpoint, so half of the crashes look at what is found first.
-    let scan_first = at % 2 == 0;
+    let scan_first = at.is_multiple_of(2);
     let scan = || assert!(tier.wait_scanned(Bench::soon()), "{what}: the scan ends");
     if scan_first {
         scan();
@@ -239,9 +242,9 @@ fn check_all(shared: bool) {
     }
     assert!(work.history.resets.len() == 2 && images.len() > 200);
     let mut crashes: Vec<(usize, Option<Loss>)> = (0..images.len()).map(|at| (at, None)).collect();
-    for at in 0..images.len() {
-        let changed = matches!(images[at].mutation, Mutation::Write | Mutation::Create | Mutation::Rename);
-        if changed && images[at].clone().lose(Loss::Empty) > 0 {
+    for (at, image) in images.iter().enumerate() {
+        let changed = matches!(image.mutation, Mutation::Write | Mutation::Create | Mutation::Rename);
+        if changed && image.clone().lose(Loss::Empty) > 0 {
             let losses = [Loss::Empty, Loss::Torn, Loss::Zeros, Loss::Foreign];
             crashes.extend(losses.map(|loss| (at, Some(loss))));
         }

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
 
+use super::held::Held;
 use super::index::{Taken, seconds};
 use super::leaving::Leave;
 use super::space::home;
@@ -199,18 +200,10 @@ impl Shared {
         files > 0 && self.cap / HEADROOM_PART >= HEADROOM_FILES_MIN * (state.bytes / files)
     }
 
-    fn wait_for_room(
-        &self,
-        state: &mut parking_lot::MutexGuard<'_, State>,
-        bytes: u64,
-        deadline: Instant,
-    ) -> Result<()> {
+    fn wait_for_room(&self, state: &mut Held<'_>, bytes: u64, deadline: Instant) -> Result<()> {
         let leaving = !state.has_unlinked() || state.has_waste_to_go();
         let on_the_way = !state.counted || !state.reserved.is_empty() || leaving;
-        if on_the_way
-            && state.chores.stop_at.is_none()
-            && !self.changed.wait_until(state, deadline).timed_out()
-        {
+        if on_the_way && state.chores.stop_at.is_none() && !state.wait_until(&self.changed, deadline) {
             return Ok(());
         }
         let (kind, what) = if !state.counted {

@@ -91,7 +91,7 @@ impl Shared {
                     None => return Ok(()),
                     Some(leaving) if leaving.step == Leave::Running => {
                         let what = "the block's old file is being removed";
-                        if self.changed.wait_until(&mut state, deadline).timed_out() {
+                        if state.wait_until(&self.changed, deadline) {
                             return Err(Error::new(ErrorKind::Busy, what).with("key", key));
                         }
                         continue;

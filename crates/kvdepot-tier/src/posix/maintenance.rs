@@ -158,7 +158,7 @@ impl Shared {
                 && (state.chores.trim_failed || !self.is_over_cap(state))
         };
         while !idle(&state) {
-            if state.chores.threads == 0 || self.changed.wait_until(&mut state, deadline).timed_out() {
+            if state.chores.threads == 0 || state.wait_until(&self.changed, deadline) {
                 return idle(&state);
             }
         }
@@ -170,15 +170,16 @@ impl Shared {
         let mut state = self.lock();
         state.chores.stop_at = Some(deadline);
         self.wake_all();
-        while state.chores.threads > 0 && !self.changed.wait_until(&mut state, deadline).timed_out() {}
+        while state.chores.threads > 0 && !state.wait_until(&self.changed, deadline) {}
     }
 
     fn next_chore(&self, timers: &mut Timers) -> Option<Chore> {
         let mut state = self.lock();
         loop {
             if let Some(until) = state.chores.stop_at {
-                // The recorded total is to be that of what stays.
-                while !state.has_unlinked() && !self.changed.wait_until(&mut state, until).timed_out() {}
+                // The recorded total is to be that of what stays. Half of the time is left for a checkpoint.
+                let until = until.checked_sub(super::CLOSE_WAIT_MAX / 2).unwrap_or(until);
+                while !state.has_unlinked() && !state.wait_until(&self.changed, until) {}
                 return None;
             }
             let chore = state.take_chore();
@@ -199,7 +200,7 @@ impl Shared {
                 state = self.lock();
                 continue;
             }
-            self.work.wait_until(&mut state, timers.sweep.min(timers.checkpoint));
+            state.wait_until(&self.work, timers.sweep.min(timers.checkpoint));
         }
     }
 

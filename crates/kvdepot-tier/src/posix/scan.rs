@@ -343,14 +343,13 @@ impl Shared {
     /// Gives back what was charged for namespace directories that have gone.
     fn forget_unnamed(&self, directory: usize, is_there: impl Fn(NamespaceId) -> bool) {
         let mut state = self.lock();
-        let State { unnamed, bytes, .. } = &mut *state;
-        unnamed.retain(|(root, at), charged| {
-            let gone = *at == directory && !is_there(*root);
-            if gone {
-                *bytes -= *charged;
-            }
-            !gone
+        let mut gone = 0;
+        state.unnamed.retain(|(root, at), charged| {
+            let stays = *at != directory || is_there(*root);
+            gone += if stays { 0 } else { *charged };
+            stays
         });
+        state.uncharge_missing(gone);
     }
 
     /// Charges what lies in a namespace directory that has no readable description.
@@ -375,7 +374,7 @@ impl Shared {
             return Ok(());
         }
         let before = state.unnamed.insert((root, directory), bytes).unwrap_or(0);
-        state.bytes -= before;
+        state.uncharge_missing(before);
         state.charge_found(bytes);
         Ok(())
     }

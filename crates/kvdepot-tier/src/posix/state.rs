@@ -21,11 +21,12 @@ use kvdepot_core::limits::{
 };
 use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceId};
 use kvdepot_io::Device;
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 
 use super::PosixConfig;
 use super::events::Events;
 use super::free_space::FreeSpace;
+use super::held::Held;
 use super::identity::Identity;
 use super::index::{Index, Taken};
 use super::leaving::{BadFiles, Leave, Leaving};
@@ -114,6 +115,7 @@ pub(super) struct Shared {
     pub(super) total_writer: Mutex<()>,
     pub(super) listener: Mutex<Option<Weak<dyn TierEvents>>>,
     state: Mutex<State>,
+    hold_max_ns: AtomicU64,
     /// Wakes callers: room, unlinks and idleness.
     pub(super) changed: Condvar,
     /// Wakes the maintenance thread.
@@ -203,6 +205,7 @@ impl Shared {
             total_writer: Mutex::new(()),
             listener: Mutex::new(None),
             state: Mutex::new(state),
+            hold_max_ns: AtomicU64::new(0),
             changed: Condvar::new(),
             work: Condvar::new(),
             unlinks: Condvar::new(),
@@ -210,8 +213,14 @@ impl Shared {
         }
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
+    pub(super) fn lock(&self) -> Held<'_> {
+        Held::new(self.state.lock(), &self.hold_max_ns)
+    }
+
+    /// The longest hold of the lock since this was asked last.
+    pub(super) fn take_hold_max(&self) -> Duration {
+        // Relaxed: a figure that nothing is ordered by.
+        Duration::from_nanos(self.hold_max_ns.swap(0, Ordering::Relaxed))
     }
 
     /// Wakes both background threads and every caller that waits.
@@ -305,7 +314,7 @@ impl State {
         let stale = !self.is_current(&space);
         // A file of the same key that the scan found under the old name was replaced by the rename.
         if let Some(before) = self.index.remove(&key) {
-            self.bytes -= before.entry.bytes;
+            self.uncharge_missing(before.entry.bytes);
         }
         if stale && self.leaving.contains_key(&key) {
             // One unlink removes what both wrote.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use kvdepot_core::limits::BLOCK_ALIGN_BYTES;
 use kvdepot_core::{Error, ErrorKind, NamespaceId, Result};
 
+use super::CLOSE_WAIT_MAX;
 use super::space::{Space, below_of_dir};
 use super::state::{PIECE, Shared, State};
 use super::waste::RetireJob;
@@ -73,7 +74,8 @@ impl Shared {
         loop {
             if let Some(until) = state.chores.stop_at {
                 // Removed blocks must not be there again at the next start; all else is found again.
-                let keys = if Instant::now() < until { state.take_some_leaving() } else { Vec::new() };
+                let in_time = Instant::now() + CLOSE_WAIT_MAX / 2 < until;
+                let keys = if in_time { state.take_some_leaving() } else { Vec::new() };
                 state.chores.unlinking = !keys.is_empty();
                 return (!keys.is_empty()).then_some(Chore::Unlink(keys));
             }
@@ -83,7 +85,7 @@ impl Shared {
                 state.chores.unlinking = true;
                 return Some(chore);
             }
-            if self.unlinks.wait_until(&mut state, *floor_at).timed_out() {
+            if state.wait_until(&self.unlinks, *floor_at) {
                 *floor_at = Instant::now() + FLOOR_INTERVAL;
                 state.chores.floor = self.config.free_floor_percent > 0;
             }
@@ -113,7 +115,8 @@ impl Shared {
                     Ok(Some(rest)) => state.chores.reclaims.push_front(ReclaimJob::Remove(rest)),
                     Ok(None) => state.swept.epochs += 1,
                     Err(error) => {
-                        state.discovered &= state.counted;
+                        // Files that other nodes add meanwhile do not keep what is known from counting.
+                        state.discovered &= state.counted || error.kind() == ErrorKind::Busy;
                         state.waste.is_stuck(root, directory);
                         tracing::warn!(
                             %error, directory, path = %top.display(),

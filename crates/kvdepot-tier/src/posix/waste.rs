@@ -9,12 +9,12 @@ use kvdepot_core::NamespaceId;
 
 use super::leaving::BadFiles;
 use super::space::{Space, epoch_dir};
-use super::state::{PIECE_SLOTS, State};
+use super::state::{PIECE, State};
 
-/// Slots looked at for files of past epochs under one hold of the lock; each takes longer than a look.
-const RETIRED_SLOTS: u32 = PIECE_SLOTS / 8;
-/// Pieces of the index that are searched before a live block is evicted.
-const RETIRED_PIECES: usize = 4;
+/// Slots looked at together for files of past epochs: all of them may be taken out.
+const RETIRED_SLOTS: u32 = PIECE as u32;
+/// Such pieces of the index that are searched before a live block is evicted.
+const RETIRED_PIECES: usize = 8;
 
 /// Bytes of one namespace in one directory.
 #[derive(Debug)]
