@@ -6,10 +6,11 @@ use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
 use kvdepot_core::{Error, ErrorKind, Result};
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use crate::aligned::AlignedBuf;
@@ -32,6 +33,8 @@ pub struct DirDevice {
     identity: (u64, u64),
     /// Whether errors of writes may come as late as the write-back, so that a file is flushed before it is published.
     writes_back_late: bool,
+    /// Whether the system walks a path without following links in one call.
+    resolves_at_once: AtomicBool,
     direct_use: DirectUse,
     align: Option<DirectAlign>,
 }
@@ -65,6 +68,7 @@ impl DirDevice {
             root: root.to_owned(),
             identity: (found.dev(), found.ino()),
             writes_back_late: !is_local(root),
+            resolves_at_once: AtomicBool::new(true),
             direct_use,
             align: None,
         };
@@ -126,10 +130,24 @@ impl DirDevice {
         let name = parts.next_back().ok_or_else(|| {
             Error::new(ErrorKind::Config, "a path names no file").with("path", self.root.join(path).display())
         })?;
+        let above = parts.as_path();
+        if above.as_os_str().is_empty() {
+            return Ok((fd, name));
+        }
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        for part in parts {
-            fd = rustix::fs::openat(&fd, part, flags, Mode::empty())
-                .map_err(|e| self.fail("cannot enter a directory", path, e))?;
+        let failed = |e| self.fail("cannot enter a directory", path, e);
+        // Relaxed: nothing else is published by it.
+        if self.resolves_at_once.load(Ordering::Relaxed) {
+            let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+            match rustix::fs::openat2(&fd, above, flags, Mode::empty(), resolve) {
+                // An old kernel, or a sandbox that does not know the call; a rename elsewhere was met half-way.
+                Err(Errno::NOSYS | Errno::PERM) => self.resolves_at_once.store(false, Ordering::Relaxed),
+                Err(Errno::AGAIN) => {}
+                other => return other.map(|fd| (fd, name)).map_err(failed),
+            }
+        }
+        for part in above {
+            fd = rustix::fs::openat(&fd, part, flags, Mode::empty()).map_err(failed)?;
         }
         Ok((fd, name))
     }
@@ -315,8 +333,14 @@ impl Device for DirDevice {
     }
 
     fn publish(&self, from: &Path, to: &Path) -> Result<()> {
-        let ((from_dir, from_name), (to_dir, to_name)) = (self.parent(from)?, self.parent(to)?);
-        rustix::fs::renameat(&from_dir, from_name, &to_dir, to_name)
+        let (from_dir, from_name) = self.parent(from)?;
+        let (other_dir, to_name) = match to.file_name() {
+            // A block is published where it was written.
+            Some(name) if from.parent() == to.parent() => (None, name),
+            _ => self.parent(to).map(|(dir, name)| (Some(dir), name))?,
+        };
+        let to_dir = other_dir.as_ref().unwrap_or(&from_dir);
+        rustix::fs::renameat(&from_dir, from_name, to_dir, to_name)
             .map_err(|e| self.fail("cannot rename a file into place", to, e))
     }
 

@@ -7,9 +7,8 @@ mod common;
 use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Barrier};
-use std::time::Instant;
 
-use common::{config, files_with, open, open_faulty};
+use common::{config, files_with, open, open_faulty, until};
 use kvdepot_core::ErrorKind;
 use kvdepot_io::faults::{Fault, FaultDevice, FaultOp, Faults};
 use kvdepot_io::{Device, DirDevice, DirectUse};
@@ -20,14 +19,6 @@ use kvdepot_tier::{PosixTier, Tier, Written};
 fn fill(faults: &Faults) {
     for op in [FaultOp::Grow, FaultOp::Create, FaultOp::Write] {
         faults.chance(op, Fault::NoSpace, 1.0);
-    }
-}
-
-fn until(what: &str, is: impl Fn() -> bool) {
-    let end = Bench::soon();
-    while !is() {
-        assert!(Instant::now() < end, "{what}");
-        std::thread::yield_now();
     }
 }
 
@@ -223,4 +214,82 @@ fn a_hung_file_system_ends_openings_in_time_and_holds_up_no_lookup() {
     let bench = Bench { epoch: 1, ..bench };
     until("the reset is stored when the file system answers", || bench.write(1).is_ok());
     assert!(bench.read_is_right(1));
+}
+
+/// The caller has given up waiting when the opening finds that an epoch must be stored, and that it cannot be.
+#[test]
+fn an_opening_that_comes_too_late_is_tried_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let faults = Faults::default();
+    let mut bench = Bench::new(open_faulty(config(dir.path()), &faults));
+    bench.drain();
+    // It raises the namespace's epoch, which hangs, and then fails.
+    faults.hang(FaultOp::Meta);
+    let error = bench.tier.open_namespace(&bench.spec, 1).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    faults.at_name(FaultOp::Grow, "e1", Fault::Eio).at_name(FaultOp::Publish, "below1", Fault::Eio);
+    let grown = faults.count(FaultOp::Grow);
+    faults.release();
+    until("the opening goes on", || faults.count(FaultOp::Grow) > grown + 1);
+    bench.epoch = 1;
+    until("it is tried again by itself", || bench.write(7).is_ok());
+    assert!(bench.read_is_right(7));
+}
+
+/// One node stores its reset by a rename, another one by a new directory, and a third clears what was renamed just
+/// before the second looks whether it was alone.
+#[test]
+fn a_mark_that_is_cleared_between_two_resets_keeps_them_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let (full, slow) = (Faults::default(), Faults::default());
+    let one = Bench::new(open_faulty(config(dir.path()), &full));
+    one.write_all(3);
+    let two = Bench::new(open_faulty(config(dir.path()), &slow));
+    [&one, &two].into_iter().for_each(Bench::drain);
+    // The second node's looks: at `namespace.json`, at the marks; then it makes sure of the namespace's directory,
+    // makes its mark, syncs, and looks at the marks again.
+    slow.at(FaultOp::Meta, 2, Fault::Hang).at(FaultOp::Meta, 4, Fault::Hang);
+    let (tier, spec) = (Arc::clone(&two.tier), two.spec.clone());
+    let second = std::thread::spawn(move || tier.advance_epoch(&spec, 1));
+    assert!(slow.wait_hung(1, Bench::soon()));
+    full.at_name(FaultOp::Grow, "e1", Fault::NoSpace);
+    // The first node does not clear what it has renamed.
+    full.chance(FaultOp::Unlink, Fault::Eio, 1.0);
+    let first = one.tier.advance_epoch(&one.spec, 1).unwrap();
+    assert!(names(dir.path()).contains("below1"));
+    let seen = slow.count(FaultOp::Meta);
+    slow.release();
+    until("the second node makes its mark", || {
+        names(dir.path()).contains("e1") && slow.count(FaultOp::Meta) >= seen + 2
+    });
+    assert!(slow.wait_hung(1, Bench::soon()));
+    let third = open(config(dir.path()));
+    third.open_namespace(&one.spec, 1).unwrap();
+    third.sweep(Bench::soon());
+    assert!(!names(dir.path()).contains("below1"), "cleared");
+    slow.release();
+    let second = second.join().unwrap();
+    assert_ne!(first, second.unwrap(), "two resets have an epoch each");
+}
+
+/// Somebody removes a namespace's directory. It is opened again in the epoch that is known, while the unlink thread is
+/// behind, and keeps what is written then.
+#[test]
+fn a_namespace_that_opens_again_in_its_epoch_keeps_new_blocks() {
+    let dir = tempfile::tempdir().unwrap();
+    let faults = Faults::default();
+    let mut bench = Bench::new(open_faulty(config(dir.path()), &faults));
+    bench.epoch = bench.tier.advance_epoch(&bench.spec, 1).unwrap();
+    bench.write_all(10);
+    bench.drain();
+    let root = files_with(dir.path(), "namespace.json").pop().unwrap().parent().unwrap().to_owned();
+    faults.at(FaultOp::Unlink, 0, Fault::Hang);
+    bench.tier.remove(bench.key(9));
+    assert!(faults.wait_hung(1, Bench::soon()));
+    std::fs::remove_dir_all(root).unwrap();
+    assert_eq!(bench.tier.open_namespace(&bench.spec, 1).unwrap(), 1);
+    assert_eq!(bench.write(3).unwrap(), Written::New);
+    faults.release();
+    bench.drain();
+    assert!(bench.read_is_right(3));
 }

@@ -252,7 +252,7 @@ impl Shared {
         while let Some(entries) = input.piece()? {
             for entries in entries.chunks(PIECE * ENTRY_BYTES) {
                 let mut state = self.lock();
-                if state.chores.stop || !state.chores.replay {
+                if state.chores.stop_at.is_some() || !state.chores.replay {
                     return Ok(false);
                 }
                 for entry in entries.chunks_exact(ENTRY_BYTES) {
@@ -320,7 +320,7 @@ impl Shared {
                 }
             }
             let given_up = deadline.is_some_and(|deadline| Instant::now() >= deadline);
-            if given_up || (deadline.is_none() && self.lock().chores.stop) {
+            if given_up || (deadline.is_none() && self.lock().chores.stop_at.is_some()) {
                 return Err(Error::new(ErrorKind::Timeout, "a checkpoint took too long to write"));
             }
             cursor = next;

@@ -190,7 +190,12 @@ impl Shared {
             // Whoever claims by another kind of mark looks, too: of two at a time at least one sees the other's.
             let rivals: Vec<Mark> =
                 marks(device, root)?.into_iter().filter(|other| Some(*other) != mark).collect();
-            match (mark, highest(&rivals)) {
+            // Read after the list: whoever removes a rival's mark has stored its epoch there before.
+            let described = match NamespaceFile::read(device, root) {
+                Err(error) if error.kind() == ErrorKind::Corrupt => 0,
+                file => file?.map_or(0, |file| file.epoch),
+            };
+            match (mark, highest(&rivals).max(described)) {
                 (Some(_), rival) if rival < target => return Ok(target),
                 (_, rival) => target = next_epoch(target.max(rival), 0)?,
             }
@@ -211,18 +216,35 @@ impl Shared {
         outcome
     }
 
-    /// Before a `below<N>` is removed: stores its epoch by a directory of its own.
+    /// Before a `below<N>` is removed: stores its epoch in `namespace.json`, where a node that claims N at this moment
+    /// finds it, and by a directory of its own.
     pub(super) fn keep_epoch_of(&self, directory: usize, path: &Path) -> Result<()> {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let parent = path.parent().and_then(|parent| parent.to_str()).unwrap_or_default();
         match (below_of_dir(name), NamespaceId::from_hex(parent)) {
             (Some(epoch), Some(root)) => {
-                let device = self.device(directory);
+                let device = &**self.device(directory);
+                let stored = NamespaceFile::read(device, root).ok().flatten();
+                if stored.is_none_or(|file| file.epoch < epoch) {
+                    self.current_file(root)?.write(device, &self.temporary_name())?;
+                }
                 device.create_dir(&Mark::Epoch(epoch).path(root))?;
                 device.sync_dir(&root_dir(root))
             }
             _ => Ok(()),
         }
+    }
+}
+
+impl Shared {
+    /// The description of a namespace that is open.
+    fn current_file(&self, root: NamespaceId) -> Result<NamespaceFile> {
+        let state = self.lock();
+        let space = state.roots.get(&root).and_then(|id| state.spaces.get(id)).ok_or_else(|| {
+            Error::new(ErrorKind::Busy, "the namespace is being moved to another epoch")
+                .with("namespace", root)
+        })?;
+        Ok(NamespaceFile { spec: space.spec.clone(), epoch: space.epoch, sharded: space.sharded })
     }
 }
 

@@ -74,7 +74,7 @@ impl State {
         if self.index.get(key).is_some_and(|entry| entry.generation <= generation)
             && let Some(taken) = self.take(key)
         {
-            self.bytes -= taken.entry.bytes;
+            self.uncharge_missing(taken.entry.bytes);
             self.events.lost(*key);
         }
         if self.index.get(key).is_none() {

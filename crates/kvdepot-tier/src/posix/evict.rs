@@ -4,10 +4,12 @@ use std::time::Instant;
 
 use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
 
+use super::held::Held;
 use super::index::{Taken, seconds};
 use super::leaving::Leave;
 use super::space::home;
 use super::state::{BadFile, Shared, State};
+use super::unlinker::UNLINKS;
 
 /// How many seconds newer than we know a file must be on the disk to count as used by another node.
 const FOREIGN_USE_MIN_S: u32 = 1;
@@ -25,6 +27,16 @@ pub(super) enum Victim {
     Cold(Box<Taken>),
 }
 
+impl Victim {
+    fn bytes(&self, state: &State) -> u64 {
+        match self {
+            Self::Leaving(key) => state.leaving.get(key).map_or(0, |leaving| leaving.bytes),
+            Self::Bad(file) => file.bytes,
+            Self::Cold(taken) => taken.entry.bytes,
+        }
+    }
+}
+
 impl Shared {
     /// Reserves a block's bytes for a write, evicting what was used longest ago. `NoSpace` if it can never fit,
     /// `Busy` if others' reservations do not end by the deadline.
@@ -36,7 +48,7 @@ impl Shared {
                 .with("capacity_bytes", cap));
         }
         let directory = home(key.hash, self.devices.len());
-        self.keep_floor(directory, bytes)?;
+        self.keep_floor(directory, bytes, Some(deadline))?;
         loop {
             let victim = {
                 let mut state = self.lock();
@@ -70,11 +82,21 @@ impl Shared {
     }
 
     /// Evicts from a directory until its file system has `bytes` more than the floor free; `NoSpace` if nothing is
-    /// left to evict there.
-    fn keep_floor(&self, directory: usize, bytes: u64) -> Result<()> {
+    /// left to evict there, `Busy` if that takes longer than the deadline or the tier is being closed.
+    fn keep_floor(&self, directory: usize, bytes: u64, deadline: Option<Instant>) -> Result<()> {
         let device = self.device(directory);
         while self.free_space.shortage(device, directory, bytes) > 0 {
-            let victim = self.lock().next_victim(Some(directory));
+            let mut state = self.lock();
+            let late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+            if late || state.chores.stop_at.is_some() {
+                return Err(Error::new(
+                    ErrorKind::Busy,
+                    "the file system has less free space than `free_floor_percent`, and evicting takes too long",
+                )
+                .with("path", device.root().display()));
+            }
+            let victim = state.next_victim(Some(directory));
+            drop(state);
             let Some(victim) = victim else {
                 return Err(Error::new(
                     ErrorKind::NoSpace,
@@ -94,7 +116,7 @@ impl Shared {
         for directory in 0..self.devices.len() {
             self.free_space.expire(directory);
             // What cannot be evicted is refused at the next write.
-            let _ = self.keep_floor(directory, 0);
+            let _ = self.keep_floor(directory, 0, None);
         }
     }
 
@@ -113,20 +135,51 @@ impl Shared {
     /// Evicts until the cap holds, and ahead of need; for files that were there already. A bounded number at a time:
     /// whether there may be more to do.
     pub(super) fn trim(&self, files_max: usize) -> Result<bool> {
-        for _ in 0..files_max {
-            let victim = {
+        for _ in 0..files_max.div_ceil(UNLINKS) {
+            let victims = {
                 let mut state = self.lock();
-                if !self.is_over_cap(&state) && !self.is_over_headroom(&state) {
+                if self.cap == 0 || !state.counted {
                     return Ok(false);
                 }
-                match state.next_victim(None) {
-                    Some(victim) => victim,
-                    None => return Ok(false),
+                let low = self.cap - if self.has_headroom(&state) { self.cap / HEADROOM_PART } else { 0 };
+                let mut surplus = state.bytes.saturating_sub(low);
+                let mut victims = Vec::with_capacity(UNLINKS);
+                while surplus > 0 && victims.len() < UNLINKS {
+                    let Some(victim) = state.next_victim(None) else { break };
+                    surplus = surplus.saturating_sub(victim.bytes(&state));
+                    victims.push(victim);
                 }
+                victims
             };
-            self.give_up(victim)?;
+            if victims.is_empty() {
+                return Ok(false);
+            }
+            self.give_up_all(victims)?;
         }
         Ok(true)
+    }
+
+    /// As `give_up`, with what is common done once.
+    fn give_up_all(&self, victims: Vec<Victim>) -> Result<()> {
+        let (mut keys, mut evicted, mut first) = (Vec::new(), Vec::new(), Ok(()));
+        for victim in victims {
+            match victim {
+                Victim::Leaving(key) => keys.push(key),
+                bad @ Victim::Bad(_) => first = self.give_up(bad).map(drop).and(first),
+                Victim::Cold(taken) => {
+                    if !(self.config.shared && self.was_used_elsewhere(&taken)) {
+                        keys.push(taken.key);
+                        evicted.push(taken.key);
+                    }
+                }
+            }
+        }
+        let unlinked = self.unlink_all(&keys);
+        let mut state = self.lock();
+        evicted.into_iter().for_each(|key| state.events.evicted(key));
+        drop(state);
+        self.deliver_events();
+        unlinked.map(drop).and(first)
     }
 
     /// Whether the cap is exceeded by something that can be given up.
@@ -136,20 +189,21 @@ impl Shared {
 
     /// Whether less than the headroom is left below the cap.
     pub(super) fn is_over_headroom(&self, state: &State) -> bool {
-        let headroom = self.cap / HEADROOM_PART;
-        let files = state.index.len() as u64;
-        let worth_it = files > 0 && headroom >= HEADROOM_FILES_MIN * (state.bytes / files);
-        self.cap > 0 && state.counted && worth_it && state.bytes > self.cap - headroom
+        // Half of it is used before the unlink thread makes all of it anew, many files at a time.
+        let most = self.cap - self.cap / HEADROOM_PART / 2;
+        self.cap > 0 && state.counted && state.bytes > most && self.has_headroom(state)
     }
 
-    fn wait_for_room(
-        &self,
-        state: &mut parking_lot::MutexGuard<'_, State>,
-        bytes: u64,
-        deadline: Instant,
-    ) -> Result<()> {
-        let on_the_way = !state.counted || !state.reserved.is_empty() || !state.leaving.is_empty();
-        if on_the_way && !state.chores.stop && !self.changed.wait_until(state, deadline).timed_out() {
+    /// Whether the headroom holds enough files to be worth having.
+    fn has_headroom(&self, state: &State) -> bool {
+        let files = state.index.len() as u64;
+        files > 0 && self.cap / HEADROOM_PART >= HEADROOM_FILES_MIN * (state.bytes / files)
+    }
+
+    fn wait_for_room(&self, state: &mut Held<'_>, bytes: u64, deadline: Instant) -> Result<()> {
+        let leaving = !state.has_unlinked() || state.has_waste_to_go();
+        let on_the_way = !state.counted || !state.reserved.is_empty() || leaving;
+        if on_the_way && state.chores.stop_at.is_none() && !state.wait_until(&self.changed, deadline) {
             return Ok(());
         }
         let (kind, what) = if !state.counted {
@@ -168,30 +222,40 @@ impl Shared {
     /// Unlinks a victim; the bytes that this freed.
     fn give_up(&self, victim: Victim) -> Result<u64> {
         match victim {
-            Victim::Leaving(key) => {
-                let bytes = self.lock().leaving.get(&key).map_or(0, |leaving| leaving.bytes);
-                self.unlink_leaving(&key).map(|()| bytes)
-            }
-            Victim::Bad(file) => {
-                // Not tried again: what cannot be unlinked now is found and charged anew by the next sweep.
-                let outcome = self.device(file.directory).unlink(&file.path);
-                self.lock().bytes -= file.bytes;
-                self.free_space.credit(file.directory, file.bytes);
-                self.changed.notify_all();
-                outcome.map(|_| file.bytes)
-            }
+            Victim::Leaving(key) => self.unlink_all(&[key]),
+            Victim::Bad(file) => self.unlink_bad(file),
             Victim::Cold(taken) => {
-                let (key, bytes) = (taken.key, taken.entry.bytes);
+                let key = taken.key;
                 if self.config.shared && self.was_used_elsewhere(&taken) {
                     return Ok(0);
                 }
                 tracing::trace!(%key, "evict");
-                let unlinked = self.unlink_leaving(&key);
+                let unlinked = self.unlink_all(&[key]);
                 self.lock().events.evicted(key);
                 self.deliver_events();
-                unlinked.map(|()| bytes)
+                unlinked
             }
         }
+    }
+
+    /// Unlinks a file that was kept aside, its bytes still charged; they stay so if that fails, and the next sweep has it
+    /// tried again. The bytes freed.
+    pub(super) fn unlink_bad(&self, file: BadFile) -> Result<u64> {
+        let outcome = self.device(file.directory).unlink(&file.path);
+        let mut state = self.lock();
+        let (bytes, directory) = (file.bytes, file.directory);
+        match outcome {
+            Ok(true) => state.bytes -= bytes,
+            Ok(false) => state.uncharge_missing(bytes),
+            Err(error) => {
+                state.bad_failed.push(file);
+                return Err(error);
+            }
+        }
+        drop(state);
+        self.free_space.credit(directory, bytes);
+        self.changed.notify_all();
+        Ok(bytes)
     }
 
     /// Whether another node has used the file since we last knew, in which case it is put back with that recency.
@@ -206,7 +270,9 @@ impl Shared {
         if known || used_s <= entry.used_s + FOREIGN_USE_MIN_S || !state.is_current(&taken.space) {
             return false;
         }
-        state.leaving.remove(&taken.key);
+        if state.leaving.remove(&taken.key).is_some() {
+            state.leaving_running -= 1;
+        }
         let (space, used) = (std::sync::Arc::clone(&taken.space), Some(stat.modified));
         state.index.insert(taken.key, space, entry.directory, entry.bytes, used);
         self.changed.notify_all();
@@ -217,6 +283,8 @@ impl Shared {
 impl State {
     /// The next file to give up, already out of the index; of one directory if only that helps.
     pub(super) fn next_victim(&mut self, directory: Option<usize>) -> Option<Victim> {
+        // Waste first: blocks of past epochs go before live ones.
+        self.pull_some_retired();
         if let Some(key) = self.take_leaving() {
             return Some(Victim::Leaving(key));
         }

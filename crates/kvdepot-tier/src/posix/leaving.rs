@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
+use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, Result};
 
 use super::index::Taken;
 use super::space::Space;
@@ -37,37 +37,49 @@ impl Leaving {
 }
 
 impl Shared {
-    /// Unlinks a file that the caller has taken up (`Leave::Running`: one unlink a file, else a late second one would
-    /// hit its successor), releases its bytes, and wakes callers that wait for room.
+    /// Unlinks a file that the caller has taken up (`Leave::Running`), and releases its bytes.
     pub(super) fn unlink_leaving(&self, key: &BlockKey) -> Result<()> {
-        let (directory, path) = {
+        self.unlink_all(std::slice::from_ref(key)).map(drop)
+    }
+
+    /// Unlinks files that the caller has taken up (`Leave::Running`: one unlink a file, else a late second one would
+    /// hit its successor), releases their bytes, and wakes callers that wait for room. The bytes that this freed; an
+    /// error if one of the files could not be unlinked.
+    pub(super) fn unlink_all(&self, keys: &[BlockKey]) -> Result<u64> {
+        let files: Vec<(BlockKey, Arc<Space>, usize)> = {
             let state = self.lock();
-            let Some(leaving) = state.leaving.get(key) else { return Ok(()) };
-            let (space, directory) = (Arc::clone(&leaving.space), leaving.directory);
-            drop(state);
-            (directory, space.block_path(key.hash))
+            let file = |key: &BlockKey| {
+                state.leaving.get(key).map(|file| (*key, Arc::clone(&file.space), file.directory))
+            };
+            keys.iter().filter_map(file).collect()
         };
-        let outcome = self.device(directory).unlink(&path);
+        let unlink = |(key, space, directory): &(BlockKey, Arc<Space>, usize)| {
+            self.device(*directory).unlink(&space.block_path(key.hash))
+        };
+        let outcomes: Vec<Result<bool>> = files.iter().map(unlink).collect();
+        let (mut freed, mut first) = (0, Ok(()));
         let mut state = self.lock();
-        let mut freed = 0;
-        match outcome {
-            Ok(unlinked) => {
-                if let Some(leaving) = state.leaving.remove(key) {
-                    state.bytes -= leaving.bytes;
-                    // A file that was not there gave the file system nothing back.
-                    freed = if unlinked { leaving.bytes } else { 0 };
+        for ((key, _, directory), outcome) in files.into_iter().zip(outcomes) {
+            match outcome {
+                // A file that was not there gave the file system nothing back.
+                Ok(unlinked) => {
+                    let bytes = state.end_leaving(&key, unlinked);
+                    self.free_space.credit(directory, if unlinked { bytes } else { 0 });
+                    freed += bytes;
                 }
-            }
-            Err(_) => {
-                if let Some(leaving) = state.leaving.get_mut(key) {
-                    leaving.step = Leave::Failed;
+                Err(error) => {
+                    state.fail_leaving(key);
+                    first = Err(error.with("key", key));
                 }
             }
         }
+        let look = state.chores.discover;
         drop(state);
-        self.free_space.credit(directory, freed);
+        if look {
+            self.work.notify_one();
+        }
         self.changed.notify_all();
-        outcome.map(drop)
+        first.map(|()| freed)
     }
 
     /// Before a block is written: has its old file unlinked, on this thread if no other has begun.
@@ -79,13 +91,14 @@ impl Shared {
                     None => return Ok(()),
                     Some(leaving) if leaving.step == Leave::Running => {
                         let what = "the block's old file is being removed";
-                        if self.changed.wait_until(&mut state, deadline).timed_out() {
+                        if state.wait_until(&self.changed, deadline) {
                             return Err(Error::new(ErrorKind::Busy, what).with("key", key));
                         }
                         continue;
                     }
                     Some(leaving) => leaving.step = Leave::Running,
                 }
+                state.leaving_running += 1;
             }
             self.unlink_leaving(key)?;
         }
@@ -103,8 +116,33 @@ impl State {
     pub(super) fn begin_leaving(&mut self, taken: Taken, step: Leave) {
         let key = taken.key;
         self.leaving.insert(key, Leaving::new(taken, step));
-        if step == Leave::Pending {
-            self.leaving_pending.push_back(key);
+        match step {
+            Leave::Pending => self.leaving_pending.push_back(key),
+            Leave::Running => self.leaving_running += 1,
+            Leave::Failed => self.leaving_failed.push(key),
+        }
+    }
+
+    /// Releases a file that is gone, or was not there; its bytes.
+    fn end_leaving(&mut self, key: &BlockKey, unlinked: bool) -> u64 {
+        self.leaving_running -= 1;
+        let Some(Leaving { space, directory, bytes, .. }) = self.leaving.remove(key) else { return 0 };
+        if unlinked {
+            self.bytes -= bytes;
+        } else if self.is_current(&space) {
+            self.uncharge_missing(bytes);
+        } else if bytes > 0 {
+            // A reset may have renamed its directory.
+            self.keep_as_waste(&space, directory, bytes);
+        }
+        if unlinked { bytes } else { 0 }
+    }
+
+    fn fail_leaving(&mut self, key: BlockKey) {
+        self.leaving_running -= 1;
+        if let Some(leaving) = self.leaving.get_mut(&key) {
+            leaving.step = Leave::Failed;
+            self.leaving_failed.push(key);
         }
     }
 
@@ -113,6 +151,7 @@ impl State {
         while let Some(key) = self.leaving_pending.pop_front() {
             if let Some(leaving) = self.leaving.get_mut(&key).filter(|l| l.step == Leave::Pending) {
                 leaving.step = Leave::Running;
+                self.leaving_running += 1;
                 return Some(key);
             }
         }
@@ -121,17 +160,21 @@ impl State {
 
     /// Has the unlinks tried again that failed.
     pub(super) fn retry_leaving(&mut self) {
-        let Self { leaving, leaving_pending, .. } = self;
-        let failed = leaving.iter_mut().filter(|(_, file)| file.step == Leave::Failed);
-        leaving_pending.extend(failed.map(|(key, file)| {
-            file.step = Leave::Pending;
-            *key
-        }));
+        for file in std::mem::take(&mut self.bad_failed) {
+            let root = file.path.iter().next().and_then(|root| NamespaceId::from_hex(root.to_str()?));
+            self.bad.entry(root.unwrap_or(NamespaceId([0; 16]))).or_default().push_back(file);
+        }
+        for key in std::mem::take(&mut self.leaving_failed) {
+            if let Some(file) = self.leaving.get_mut(&key).filter(|file| file.step == Leave::Failed) {
+                file.step = Leave::Pending;
+                self.leaving_pending.push_back(key);
+            }
+        }
     }
 
     /// Whether no unlink is outstanding but those that failed.
     pub(super) fn has_unlinked(&self) -> bool {
-        self.leaving_pending.is_empty() && self.leaving.values().all(|file| file.step == Leave::Failed)
+        self.leaving_pending.is_empty() && self.leaving_running == 0
     }
 }
 

@@ -10,7 +10,8 @@ use kvdepot_core::{BlockKey, Error, NamespaceId, Result};
 use super::index::time_of;
 use super::scan::ScanJob;
 use super::state::{PIECE, Shared, State};
-use super::unlinker::{ReclaimJob, RetireJob};
+use super::unlinker::ReclaimJob;
+use super::waste::RetireJob;
 
 /// What the two background threads have been asked to do.
 #[derive(Debug)]
@@ -37,7 +38,8 @@ pub(super) struct Chores {
     pub(super) busy: bool,
     /// Whether the unlink thread is at work.
     pub(super) unlinking: bool,
-    pub(super) stop: bool,
+    /// Whether the threads shall end, and until when they finish what cannot be put off.
+    pub(super) stop_at: Option<Instant>,
     /// Threads that have not ended.
     pub(super) threads: usize,
 }
@@ -57,7 +59,7 @@ impl Default for Chores {
             trim_failed: false,
             busy: false,
             unlinking: false,
-            stop: false,
+            stop_at: None,
             threads: 0,
         }
     }
@@ -104,7 +106,7 @@ fn start_thread(shared: &Arc<Shared>, name: &str, run: fn(&Shared)) -> Result<()
     std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop).map_err(|e| {
         let mut state = shared.lock();
         state.chores.threads -= 1;
-        state.chores.stop = true;
+        state.chores.stop_at = Some(Instant::now());
         shared.wake_all();
         Error::io("cannot start a tier's background thread", e)
     })
@@ -156,7 +158,7 @@ impl Shared {
                 && (state.chores.trim_failed || !self.is_over_cap(state))
         };
         while !idle(&state) {
-            if state.chores.threads == 0 || self.changed.wait_until(&mut state, deadline).timed_out() {
+            if state.chores.threads == 0 || state.wait_until(&self.changed, deadline) {
                 return idle(&state);
             }
         }
@@ -166,15 +168,18 @@ impl Shared {
     /// Tells the background threads to end, and waits for what they are doing.
     pub(super) fn stop(&self, deadline: Instant) {
         let mut state = self.lock();
-        state.chores.stop = true;
+        state.chores.stop_at = Some(deadline);
         self.wake_all();
-        while state.chores.threads > 0 && !self.changed.wait_until(&mut state, deadline).timed_out() {}
+        while state.chores.threads > 0 && !state.wait_until(&self.changed, deadline) {}
     }
 
     fn next_chore(&self, timers: &mut Timers) -> Option<Chore> {
         let mut state = self.lock();
         loop {
-            if state.chores.stop {
+            if let Some(until) = state.chores.stop_at {
+                // The recorded total is to be that of what stays. Half of the time is left for a checkpoint.
+                let until = until.checked_sub(super::CLOSE_WAIT_MAX / 2).unwrap_or(until);
+                while !state.has_unlinked() && !state.wait_until(&self.changed, until) {}
                 return None;
             }
             let chore = state.take_chore();
@@ -195,7 +200,7 @@ impl Shared {
                 state = self.lock();
                 continue;
             }
-            self.work.wait_until(&mut state, timers.sweep.min(timers.checkpoint));
+            state.wait_until(&self.work, timers.sweep.min(timers.checkpoint));
         }
     }
 

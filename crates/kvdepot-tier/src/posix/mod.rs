@@ -10,6 +10,7 @@ mod epochs;
 mod events;
 mod evict;
 mod free_space;
+mod held;
 mod identity;
 mod index;
 mod leaving;
@@ -22,6 +23,7 @@ mod space;
 mod state;
 mod total;
 mod unlinker;
+mod waste;
 mod writer;
 
 use std::path::Path;
@@ -129,6 +131,16 @@ impl PosixTier {
     /// Corrupt files kept aside for a namespace's inspection.
     pub fn quarantined(&self, spec: &NamespaceSpec) -> usize {
         self.shared.lock().bad.get(&spec.root()).map_or(0, std::collections::VecDeque::len)
+    }
+
+    /// Writes a checkpoint of what is known now, as every five minutes if much has changed.
+    pub fn checkpoint(&self) -> Result<()> {
+        self.shared.save(None)
+    }
+
+    /// The longest hold of the tier's lock since this was asked last: how long a lookup may have waited.
+    pub fn take_lock_hold_max(&self) -> Duration {
+        self.shared.take_hold_max()
     }
 
     /// This process as the names of its temporary files spell it: `<host>-<pid>-<start time>`.

@@ -102,7 +102,13 @@ fn in_turn<T: Send + 'static>(
     let (send, receive) = channel();
     let run = move || {
         let outcome = work(&turn.0);
+        let shared = Arc::clone(&turn.0);
         drop(turn);
+        // Here and not at the caller, who may have given up waiting before the namespace was closed.
+        if outcome.is_err() && shared.namespaces.is_wanted(root) {
+            keep_trying(&shared);
+        }
+        drop(shared);
         let _ = send.send(outcome);
     };
     let thread = std::thread::Builder::new().name("kvd-posix-open".to_owned());
@@ -115,11 +121,7 @@ pub(super) fn open(shared: &Arc<Shared>, spec: &NamespaceSpec, at_least: u32) ->
     let root = spec.root();
     shared.admit_root(root)?;
     let mine = spec.clone();
-    let outcome = in_turn(shared, root, move |shared| shared.open_in_turn(&mine, at_least));
-    if outcome.is_err() && shared.namespaces.is_wanted(root) {
-        keep_trying(shared);
-    }
-    outcome
+    in_turn(shared, root, move |shared| shared.open_in_turn(&mine, at_least))
 }
 
 /// See [`crate::Tier::advance_epoch`].
@@ -322,8 +324,10 @@ impl Shared {
     fn install(&self, file: NamespaceFile) {
         let space = Arc::new(Space::new(file.spec, file.epoch, file.sharded));
         let mut state = self.lock();
-        if let Some(bytes) = state.unnamed.remove(&space.root) {
-            state.bytes -= bytes;
+        for directory in 0..self.devices.len() {
+            if let Some(bytes) = state.unnamed.remove(&(space.root, directory)) {
+                state.uncharge_missing(bytes);
+            }
         }
         state.roots.insert(space.root, space.id);
         state.spaces.insert(space.id, space);

@@ -181,7 +181,7 @@ impl Shared {
     /// Unlinks files kept aside that are too many; what cannot be removed is found again by the next sweep.
     pub(super) fn unlink_surplus(&self, surplus: Vec<BadFile>) {
         for file in surplus {
-            if let Err(error) = self.device(file.directory).unlink(&file.path) {
+            if let Err(error) = self.unlink_bad(file) {
                 tracing::warn!(%error, "cannot remove a corrupt block file");
             }
         }

@@ -68,6 +68,10 @@ impl Shared {
                 tracing::warn!(%error, "a tier's directory cannot be listed; the next sweep tries again");
                 complete = false;
             }
+            if complete {
+                let there = |root: NamespaceId| names.iter().any(|entry| entry.name == root.to_string());
+                self.forget_unnamed(directory, there);
+            }
             for entry in names {
                 match NamespaceId::from_hex(&entry.name) {
                     Some(root) if entry.is_dir => complete &= self.discover_one(directory, root),
@@ -152,6 +156,10 @@ impl Shared {
     }
 
     fn scan_directory(&self, job: &mut ScanJob, directory: usize, path: &Path) -> Result<()> {
+        let at_root = path == job.space.root_dir();
+        if at_root {
+            self.lock().waste.look_again(job.space.root, directory);
+        }
         let (mut names, mut dirs, mut outcome) = (Vec::new(), Vec::new(), Ok(()));
         self.device(directory).list(path, &mut |entry| {
             if entry.is_dir {
@@ -167,7 +175,6 @@ impl Shared {
         })?;
         outcome?;
         self.take_in(job, directory, path, names)?;
-        let at_root = path == job.space.root_dir();
         dirs.iter().for_each(|name| self.enter(job, directory, path, name, at_root));
         Ok(())
     }
@@ -189,7 +196,7 @@ impl Shared {
         let hashes: Vec<_> = names.iter().map(|name| known(name).filter(is_home)).collect();
         for (names, hashes) in names.chunks_mut(PIECE).zip(hashes.chunks(PIECE)) {
             let mut state = self.lock();
-            if state.chores.stop {
+            if state.chores.stop_at.is_some() {
                 return Ok(());
             }
             let (scan, _) = job.begin(&mut state);
@@ -236,13 +243,13 @@ impl Shared {
         match epoch_of_dir(name) {
             Some(epoch) if epoch == job.space.epoch => job.todo.push((directory, whole)),
             Some(epoch) if epoch < job.space.epoch => {
-                self.lock().chores.reclaims.push_back(ReclaimJob::new(directory, whole));
+                self.lock().chores.reclaims.push_back(ReclaimJob::remove(job.space.root, directory, whole));
                 self.unlinks.notify_one();
             }
             // A later epoch is another node's, and the next open here follows.
             Some(_) => {}
             None if below_of_dir(name).is_some_and(|epoch| epoch <= job.space.epoch) => {
-                self.lock().chores.reclaims.push_back(ReclaimJob::new(directory, whole));
+                self.lock().chores.reclaims.push_back(ReclaimJob::remove(job.space.root, directory, whole));
                 self.unlinks.notify_one();
             }
             None => {}
@@ -279,7 +286,7 @@ impl Shared {
         let (id, mut cursor) = (job.space.id, 0);
         loop {
             let mut state = self.lock();
-            if state.chores.stop || !state.is_current(&job.space) {
+            if state.chores.stop_at.is_some() || !state.is_current(&job.space) {
                 return;
             }
             let (scan, generation) = job.begin(&mut state);
@@ -298,6 +305,10 @@ impl Shared {
         let mut state = self.lock();
         if state.is_current(&job.space) {
             state.scanned.insert(id);
+            // Behind the directories of past epochs that were found.
+            state.chores.reclaims.push_back(ReclaimJob::Settle(Arc::clone(&job.space)));
+            drop(state);
+            self.unlinks.notify_one();
         }
     }
 
@@ -329,6 +340,18 @@ impl Shared {
         now.duration_since(modified).is_ok_and(|age| age >= Duration::from_secs(FOREIGN_TEMPORARY_AGE_S))
     }
 
+    /// Gives back what was charged for namespace directories that have gone.
+    fn forget_unnamed(&self, directory: usize, is_there: impl Fn(NamespaceId) -> bool) {
+        let mut state = self.lock();
+        let mut gone = 0;
+        state.unnamed.retain(|(root, at), charged| {
+            let stays = *at != directory || is_there(*root);
+            gone += if stays { 0 } else { *charged };
+            stays
+        });
+        state.uncharge_missing(gone);
+    }
+
     /// Charges what lies in a namespace directory that has no readable description.
     pub(super) fn count_unnamed(&self, directory: usize, root: NamespaceId) -> Result<()> {
         let device = self.device(directory);
@@ -350,12 +373,9 @@ impl Shared {
             // It was opened meanwhile, and its scan counts.
             return Ok(());
         }
-        let before = state.unnamed.get(&root).copied().unwrap_or(0);
-        // With several directories the sum counts; a second sweep counts them anew from the first.
-        let after = if directory == 0 { bytes } else { before + bytes };
-        state.unnamed.insert(root, after);
-        state.bytes -= before;
-        state.charge_found(after);
+        let before = state.unnamed.insert((root, directory), bytes).unwrap_or(0);
+        state.uncharge_missing(before);
+        state.charge_found(bytes);
         Ok(())
     }
 }

@@ -3,9 +3,9 @@
 //! Invariants, under the one lock, which is never held across I/O nor for longer than a bounded piece of work
 //! (`PIECE` files):
 //! - `bytes` counts every indexed file, every reservation, every file whose unlink is outstanding (`leaving`), every
-//!   file kept aside (`bad`), every file that cannot be named (`unnamed`), and until all files were counted those that
-//!   may be there besides (`assumed`); with a cap it only grows by `reserve` (P5) or by finding files that are there
-//!   already;
+//!   file kept aside (`bad`), every file that cannot be named (`unnamed`), what lies in directories of past epochs under
+//!   names that are not known (`waste`), and until all files were counted those that may be there besides (`assumed`);
+//!   with a cap it only grows by `reserve` (P5) or by finding files that are there already;
 //! - a key is in at most one of `index`, `leaving`, and, once its bytes are reserved, `reserved`.
 
 use std::collections::VecDeque;
@@ -21,17 +21,19 @@ use kvdepot_core::limits::{
 };
 use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceId};
 use kvdepot_io::Device;
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 
 use super::PosixConfig;
 use super::events::Events;
 use super::free_space::FreeSpace;
+use super::held::Held;
 use super::identity::Identity;
 use super::index::{Index, Taken};
 use super::leaving::{BadFiles, Leave, Leaving};
 use super::maintenance::Chores;
 use super::namespaces::Namespaces;
 use super::space::Space;
+use super::waste::Waste;
 use crate::{Done, TierEvents, Written};
 
 /// Files handled under one hold of the lock.
@@ -61,9 +63,16 @@ pub(super) struct State {
     pub(super) reserved: HashMap<BlockKey, u64>,
     pub(super) leaving: HashMap<BlockKey, Leaving>,
     pub(super) leaving_pending: VecDeque<BlockKey>,
+    /// Files whose unlink failed.
+    pub(super) leaving_failed: Vec<BlockKey>,
+    /// Files that threads unlink now.
+    pub(super) leaving_running: usize,
     pub(super) bad: HashMap<NamespaceId, BadFiles>,
-    /// Bytes of namespaces whose description cannot be read.
-    pub(super) unnamed: HashMap<NamespaceId, u64>,
+    /// Files kept aside that could not be unlinked when they were too many, or room was short.
+    pub(super) bad_failed: Vec<BadFile>,
+    pub(super) waste: Waste,
+    /// Bytes of namespaces whose description cannot be read, in each directory.
+    pub(super) unnamed: HashMap<(NamespaceId, usize), u64>,
     pub(super) bytes: u64,
     /// Bytes that may lie in the directories in files not found yet; none once `counted`.
     assumed: u64,
@@ -106,6 +115,7 @@ pub(super) struct Shared {
     pub(super) total_writer: Mutex<()>,
     pub(super) listener: Mutex<Option<Weak<dyn TierEvents>>>,
     state: Mutex<State>,
+    hold_max_ns: AtomicU64,
     /// Wakes callers: room, unlinks and idleness.
     pub(super) changed: Condvar,
     /// Wakes the maintenance thread.
@@ -163,7 +173,11 @@ impl Shared {
             reserved: HashMap::new(),
             leaving: HashMap::new(),
             leaving_pending: VecDeque::new(),
+            leaving_failed: Vec::new(),
+            leaving_running: 0,
             bad: HashMap::new(),
+            bad_failed: Vec::new(),
+            waste: Waste::default(),
             unnamed: HashMap::new(),
             bytes: assumed,
             assumed,
@@ -191,6 +205,7 @@ impl Shared {
             total_writer: Mutex::new(()),
             listener: Mutex::new(None),
             state: Mutex::new(state),
+            hold_max_ns: AtomicU64::new(0),
             changed: Condvar::new(),
             work: Condvar::new(),
             unlinks: Condvar::new(),
@@ -198,8 +213,14 @@ impl Shared {
         }
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
+    pub(super) fn lock(&self) -> Held<'_> {
+        Held::new(self.state.lock(), &self.hold_max_ns)
+    }
+
+    /// The longest hold of the lock since this was asked last.
+    pub(super) fn take_hold_max(&self) -> Duration {
+        // Relaxed: a figure that nothing is ordered by.
+        Duration::from_nanos(self.hold_max_ns.swap(0, Ordering::Relaxed))
     }
 
     /// Wakes both background threads and every caller that waits.
@@ -264,6 +285,16 @@ impl State {
         self.bytes += bytes - expected;
     }
 
+    /// Takes back the charge of a file that turned out not to be where it was. Until all files are counted it may never
+    /// have been there, as a checkpoint that is behind lists it: then its bytes are some of those of other files.
+    pub(super) fn uncharge_missing(&mut self, bytes: u64) {
+        if self.counted {
+            self.bytes -= bytes;
+        } else {
+            self.assumed += bytes;
+        }
+    }
+
     /// Adds a file that is there: bytes are charged whether or not they fit, because they lie on the disk already.
     pub(super) fn adopt(&mut self, key: BlockKey, entry: Adopt) {
         self.absent.remove(&key);
@@ -283,7 +314,7 @@ impl State {
         let stale = !self.is_current(&space);
         // A file of the same key that the scan found under the old name was replaced by the rename.
         if let Some(before) = self.index.remove(&key) {
-            self.bytes -= before.entry.bytes;
+            self.uncharge_missing(before.entry.bytes);
         }
         if stale && self.leaving.contains_key(&key) {
             // One unlink removes what both wrote.
@@ -355,7 +386,7 @@ impl State {
         due
     }
 
-    /// Charges a file kept aside; returns those that are too many now and must be unlinked, their bytes released.
+    /// Charges a file kept aside; returns those that are too many now and must be unlinked, their bytes still charged.
     pub(super) fn keep_bad(&mut self, root: NamespaceId, file: BadFile) -> Vec<BadFile> {
         let kept = self.bad.entry(root).or_default();
         if kept.iter().any(|known| known.path == file.path && known.directory == file.directory) {
@@ -365,7 +396,6 @@ impl State {
         kept.push_back(file);
         let surplus: Vec<_> = kept.drain(..kept.len().saturating_sub(QUARANTINE_FILES_MAX)).collect();
         self.charge_found(bytes);
-        self.bytes -= surplus.iter().map(|file| file.bytes).sum::<u64>();
         surplus
     }
 

@@ -108,13 +108,20 @@ impl Shared {
 
     /// What the maintenance thread writes when the tier is closed.
     pub(super) fn save_at_end(&self) {
-        if !self.lock().counted {
+        let (counted, until) = {
+            let state = self.lock();
+            (state.counted, state.chores.stop_at)
+        };
+        if !counted {
             return;
         }
-        if let Err(error) = self.save(Some(Instant::now() + super::CLOSE_WAIT_MAX)) {
+        if let Err(error) = self.save(until) {
             tracing::warn!(%error, "no checkpoint was written at the end; the next start scans");
         }
-        self.settle_total();
+        // Later the tier's owner waits no longer, and the next tier may raise the total.
+        if until.is_none_or(|until| Instant::now() < until) {
+            self.settle_total();
+        }
     }
 }
 

@@ -2,41 +2,53 @@
 //!
 //! A thread of its own, because on some file systems an unlink takes longer than the write of a small block.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvdepot_core::{NamespaceId, Result};
+use kvdepot_core::limits::BLOCK_ALIGN_BYTES;
+use kvdepot_core::{Error, ErrorKind, NamespaceId, Result};
 
-use super::leaving::Leave;
-use super::state::{PIECE, PIECE_SLOTS, Shared, State};
+use super::CLOSE_WAIT_MAX;
+use super::space::{Space, below_of_dir};
+use super::state::{PIECE, Shared, State};
+use super::waste::RetireJob;
 
 /// How often the floor of free space is looked at while nothing is written.
 const FLOOR_INTERVAL: Duration = Duration::from_secs(5);
 
-/// A directory of an earlier epoch, to be removed with all that is in it.
+/// Directories above which a past epoch's is looked into; deeper ones are not ours.
+const DEPTH_MAX: usize = 8;
+/// Files unlinked before their bytes are released together.
+pub(super) const UNLINKS: usize = 32;
+
+/// What a scan found of past epochs.
 #[derive(Debug)]
-pub(super) struct ReclaimJob {
+pub(super) enum ReclaimJob {
+    /// A directory of an earlier epoch, to be removed with all that is in it.
+    Remove(Remove),
+    /// The end of what a scan of this epoch found.
+    Settle(Arc<Space>),
+}
+
+#[derive(Debug)]
+pub(super) struct Remove {
+    root: NamespaceId,
     directory: usize,
-    /// Directories below it, and last itself, as far as they were listed.
+    /// The epoch's directory.
+    top: PathBuf,
+    /// What is left to list, or to remove once it is empty.
     todo: Vec<(PathBuf, bool)>,
 }
 
 impl ReclaimJob {
-    pub(super) fn new(directory: usize, path: PathBuf) -> Self {
-        Self { directory, todo: vec![(path, false)] }
+    pub(super) fn remove(root: NamespaceId, directory: usize, top: PathBuf) -> Self {
+        Self::Remove(Remove { root, directory, todo: vec![(top.clone(), false)], top })
     }
 }
 
-/// A namespace whose epoch has passed: its files are unreachable, and still in the index.
-#[derive(Debug)]
-pub(super) struct RetireJob {
-    number: u32,
-    cursor: u32,
-}
-
 enum Chore {
-    Unlink(kvdepot_core::BlockKey),
-    Retire(RetireJob),
+    Unlink(Vec<kvdepot_core::BlockKey>),
     Reclaim(ReclaimJob),
     Floor,
     Trim,
@@ -60,8 +72,12 @@ impl Shared {
     fn next_unlink(&self, floor_at: &mut Instant) -> Option<Chore> {
         let mut state = self.lock();
         loop {
-            if state.chores.stop {
-                return None;
+            if let Some(until) = state.chores.stop_at {
+                // Removed blocks must not be there again at the next start; all else is found again.
+                let in_time = Instant::now() + CLOSE_WAIT_MAX / 2 < until;
+                let keys = if in_time { state.take_some_leaving() } else { Vec::new() };
+                state.chores.unlinking = !keys.is_empty();
+                return (!keys.is_empty()).then_some(Chore::Unlink(keys));
             }
             let over = self.is_over_cap(&state) || self.is_over_headroom(&state);
             let trim = over && !state.chores.trim_failed;
@@ -69,7 +85,7 @@ impl Shared {
                 state.chores.unlinking = true;
                 return Some(chore);
             }
-            if self.unlinks.wait_until(&mut state, *floor_at).timed_out() {
+            if state.wait_until(&self.unlinks, *floor_at) {
                 *floor_at = Instant::now() + FLOOR_INTERVAL;
                 state.chores.floor = self.config.free_floor_percent > 0;
             }
@@ -80,24 +96,30 @@ impl Shared {
     /// An error only where work is left that is not queued.
     fn do_unlink(&self, chore: Chore) -> Result<()> {
         match chore {
-            Chore::Unlink(key) => {
-                if let Err(error) = self.unlink_leaving(&key) {
+            Chore::Unlink(keys) => {
+                if let Err(error) = self.unlink_all(&keys) {
                     tracing::warn!(%error, "a block file stays until the next sweep");
                 }
             }
-            Chore::Retire(job) => self.clear_retired(job),
-            Chore::Reclaim(job) => {
-                let (directory, whole) = (job.directory, job.todo.first().map(|(path, _)| path.clone()));
+            Chore::Reclaim(ReclaimJob::Settle(space)) => {
+                let mut state = self.lock();
+                state.chores.looks -= 1;
+                state.settle_waste(&space);
+            }
+            Chore::Reclaim(ReclaimJob::Remove(job)) => {
+                let (root, directory, top) = (job.root, job.directory, job.top.clone());
                 let rest = self.reclaim_step(job);
                 let mut state = self.lock();
                 state.chores.looks -= 1;
                 match rest {
-                    Ok(Some(rest)) => state.chores.reclaims.push_front(rest),
+                    Ok(Some(rest)) => state.chores.reclaims.push_front(ReclaimJob::Remove(rest)),
                     Ok(None) => state.swept.epochs += 1,
                     Err(error) => {
-                        state.discovered &= state.counted;
+                        // Files that other nodes add meanwhile do not keep what is known from counting.
+                        state.discovered &= state.counted || error.kind() == ErrorKind::Busy;
+                        state.waste.is_stuck(root, directory);
                         tracing::warn!(
-                            %error, directory, path = ?whole,
+                            %error, directory, path = %top.display(),
                             "an earlier epoch's directory stays until the next sweep"
                         );
                     }
@@ -114,12 +136,15 @@ impl Shared {
     pub(super) fn retire_namespace(&self, root: NamespaceId) {
         let mut state = self.lock();
         let Some(id) = state.roots.remove(&root) else { return };
-        state.spaces.remove(&id);
+        let space = state.spaces.remove(&id);
         if !state.scanned.remove(&id) && !state.counted {
             // Its files were not counted, and now no scan of its own will.
             state.discovered = false;
         }
         state.chores.scans.retain(|job| job.space.id != id);
+        if let Some(space) = space {
+            state.retire_bad(&space);
+        }
         if let Some(number) = state.index.retire(id) {
             state.chores.retired.push_back(RetireJob { number, cursor: 0 });
         }
@@ -127,27 +152,8 @@ impl Shared {
         self.unlinks.notify_one();
     }
 
-    fn clear_retired(&self, job: RetireJob) {
-        let mut state = self.lock();
-        let (taken, next) = state.index.take_retired(job.number, job.cursor, PIECE_SLOTS / 8);
-        let keys: Vec<_> = taken.iter().map(|taken| taken.key).collect();
-        for taken in taken {
-            state.note_removed(taken.key);
-            state.begin_leaving(taken, Leave::Running);
-        }
-        drop(state);
-        for key in keys {
-            if let Err(error) = self.unlink_leaving(&key) {
-                tracing::warn!(%error, "a block file of an earlier epoch stays until the next sweep");
-            }
-        }
-        if let Some(cursor) = next {
-            self.lock().chores.retired.push_front(RetireJob { cursor, ..job });
-        }
-    }
-
     /// Clears or removes one directory; gives the job back if there is more.
-    fn reclaim_step(&self, mut job: ReclaimJob) -> Result<Option<ReclaimJob>> {
+    fn reclaim_step(&self, mut job: Remove) -> Result<Option<Remove>> {
         let Some((path, cleared)) = job.todo.pop() else { return Ok(None) };
         let device = self.device(job.directory);
         if cleared {
@@ -155,43 +161,69 @@ impl Shared {
                 // The epoch's own directory: the only witness of its number may be about to go.
                 self.keep_epoch_of(job.directory, &path)?;
             }
-            device.remove_dir(&path)?;
+            if !device.remove_dir(&path)? && device.stat(&path)?.is_some() {
+                return Err(Error::new(ErrorKind::Busy, "a past epoch's directory does not become empty")
+                    .with("path", device.root().join(path).display()));
+            }
         } else {
             let (mut files, mut dirs) = (Vec::new(), Vec::new());
             device.list(&path, &mut |entry| {
                 if entry.is_dir { dirs.push(entry.name) } else { files.push(entry.name) }
             })?;
-            for some in files.chunks(PIECE) {
-                if self.lock().chores.stop {
+            for some in files.chunks(UNLINKS) {
+                if self.lock().chores.stop_at.is_some() {
                     job.todo.push((path, false));
                     return Ok(Some(job));
                 }
-                some.iter().try_for_each(|file| device.unlink(&path.join(file)).map(drop))?;
+                some.iter().try_for_each(|file| self.reclaim_file(&job, &path.join(file)))?;
+                self.changed.notify_all();
             }
-            let is_top = job.todo.is_empty();
+            let depth = path.components().count() - job.top.components().count();
             job.todo.push((path.clone(), true));
-            if is_top {
+            if depth < DEPTH_MAX {
                 job.todo.extend(dirs.into_iter().map(|dir| (path.join(dir), false)));
             }
         }
         Ok((!job.todo.is_empty()).then_some(job))
+    }
+
+    fn reclaim_file(&self, job: &Remove, path: &Path) -> Result<()> {
+        let device = self.device(job.directory);
+        // Files of a directory that a reset renamed are charged as waste, others by their names.
+        let name = job.top.file_name().and_then(|name| name.to_str());
+        let renamed = name.is_some_and(|name| below_of_dir(name).is_some());
+        let charged = renamed && !self.lock().waste.is_empty();
+        let bytes = if charged { device.stat(path)?.map_or(0, |stat| stat.bytes) } else { 0 };
+        if device.unlink(path)? && bytes > 0 {
+            let bytes = bytes.next_multiple_of(BLOCK_ALIGN_BYTES);
+            self.lock().release_waste(job.root, job.directory, bytes);
+            self.free_space.credit(job.directory, bytes);
+        }
+        Ok(())
     }
 }
 
 impl State {
     /// The most urgent unlink: single blocks first, whose keys may be written again.
     fn take_unlink(&mut self) -> Option<Chore> {
-        if let Some(key) = self.take_leaving() {
-            return Some(Chore::Unlink(key));
+        let keys = self.take_some_leaving();
+        if !keys.is_empty() {
+            return Some(Chore::Unlink(keys));
         }
         if std::mem::take(&mut self.chores.floor) {
             return Some(Chore::Floor);
         }
-        if let Some(job) = self.chores.retired.pop_front() {
-            return Some(Chore::Retire(job));
+        if self.pull_retired() {
+            // Perhaps of no files.
+            return Some(Chore::Unlink(self.take_some_leaving()));
         }
         let job = self.chores.reclaims.pop_front()?;
         self.chores.looks += 1;
         Some(Chore::Reclaim(job))
+    }
+
+    /// Some files to unlink, marked as taken up.
+    fn take_some_leaving(&mut self) -> Vec<kvdepot_core::BlockKey> {
+        std::iter::from_fn(|| self.take_leaving()).take(UNLINKS).collect()
     }
 }

@@ -1,0 +1,58 @@
+//! A hold of the tier's lock, whose length is noted.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use parking_lot::{Condvar, MutexGuard};
+
+use super::state::State;
+
+/// The tier's state, locked.
+pub(super) struct Held<'a> {
+    state: MutexGuard<'a, State>,
+    since: Instant,
+    longest_ns: &'a AtomicU64,
+}
+
+impl<'a> Held<'a> {
+    pub(super) fn new(state: MutexGuard<'a, State>, longest_ns: &'a AtomicU64) -> Self {
+        Self { state, since: Instant::now(), longest_ns }
+    }
+
+    /// Lets go of the lock until somebody wakes `condvar`; `true` if the deadline passed first.
+    pub(super) fn wait_until(&mut self, condvar: &Condvar, deadline: Instant) -> bool {
+        self.note();
+        let late = condvar.wait_until(&mut self.state, deadline).timed_out();
+        self.since = Instant::now();
+        late
+    }
+
+    fn note(&self) {
+        let held = u64::try_from(self.since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        // Relaxed: a figure that nothing is ordered by, and written by who holds the lock.
+        if held > self.longest_ns.load(Ordering::Relaxed) {
+            self.longest_ns.fetch_max(held, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.note();
+    }
+}
+
+impl Deref for Held<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.state
+    }
+}
+
+impl DerefMut for Held<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.state
+    }
+}

@@ -1,0 +1,276 @@
+//! P1, P5: a crash between any two writes of a tier leaves directories that the next tier opens, from which it serves
+//! no wrong byte and nothing of a past epoch, and whose cap it keeps.
+//!
+//! A device in memory keeps an image after every mutation. Two crashes are tried on each: the process dies, which
+//! leaves the image; or the machine loses power, which also takes bytes of files that were not synced, though their
+//! names are there (delayed allocation). Names are taken to reach the disk in their order, and to be safe once their
+//! directory was synced, as journalling file systems do it.
+#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+
+mod common;
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use common::config;
+use kvdepot_io::Device;
+use kvdepot_io::faults::{Fault, FaultDevice, FaultOp, Faults, Image, Loss, MemoryDevice, Mutation};
+use kvdepot_tier::conformance::Bench;
+use kvdepot_tier::{PosixConfig, PosixTier, Presence, Tier, Written};
+
+const FILE_BYTES: u64 = 16_384;
+const CAP: u64 = 6 * FILE_BYTES;
+/// Blocks of the workload are below this number.
+const BLOCKS: u64 = 12;
+/// Epochs of the workload are below this number.
+const EPOCHS: u32 = 5;
+/// Block `n` in version `v` has the bytes of block `n + v * VERSION`.
+const VERSION: u64 = 1000;
+
+fn open_on(device: &Arc<dyn Device>, shared: bool) -> Arc<PosixTier> {
+    let config = PosixConfig { capacity_bytes: CAP, shared, ..config(Path::new("memory")) };
+    Arc::new(PosixTier::open_on_devices(config, vec![Arc::clone(device)]).unwrap())
+}
+
+/// A write: when it began, when it was acknowledged, which version of its block.
+type Write = (usize, Option<usize>, u64);
+
+/// What was done when; "when" is the number of mutations so far.
+#[derive(Default)]
+struct History {
+    /// Writes by epoch and block.
+    writes: HashMap<(u32, u64), Vec<Write>>,
+    /// Resets: when they had returned, the new epoch.
+    resets: Vec<(usize, u32)>,
+}
+
+struct Workload {
+    memory: MemoryDevice,
+    device: Arc<dyn Device>,
+    faults: Faults,
+    shared: bool,
+    history: History,
+}
+
+impl Workload {
+    fn new(shared: bool) -> Self {
+        let (memory, faults) = (MemoryDevice::default(), Faults::default());
+        let device: Arc<dyn Device> = Arc::new(FaultDevice::new(Arc::new(memory.clone()), faults.clone()));
+        Self { memory, device, faults, shared, history: History::default() }
+    }
+
+    fn open(&self) -> Bench {
+        Bench::new(open_on(&self.device, self.shared))
+    }
+
+    fn write(&mut self, bench: &Bench, n: u64) {
+        let versions = self.history.writes.entry((bench.epoch, n)).or_default();
+        let version = versions.len() as u64;
+        versions.push((self.memory.mutations(), None, version));
+        let write = bench.begin_write(n, bench.filled(n + version * VERSION), Bench::soon());
+        if let Ok(Written::New) = Bench::answer(&write) {
+            versions.last_mut().unwrap().1 = Some(self.memory.mutations());
+        } else {
+            versions.pop();
+        }
+    }
+
+    fn replace(&mut self, bench: &Bench, n: u64) {
+        bench.tier.remove(bench.key(n));
+        self.write(bench, n);
+    }
+
+    fn reset(&mut self, bench: &mut Bench) {
+        bench.epoch = bench.tier.advance_epoch(&bench.spec, bench.epoch + 1).unwrap();
+        self.history.resets.push((self.memory.mutations(), bench.epoch));
+    }
+
+    fn run(mut self) -> Self {
+        let mut bench = self.open();
+        bench.drain();
+        // Beyond the cap: the last ones evict.
+        (0..9).for_each(|n| self.write(&bench, n));
+        self.replace(&bench, 8);
+        self.replace(&bench, 7);
+        self.reset(&mut bench);
+        (0..4).for_each(|n| self.write(&bench, n));
+        bench.drain();
+        // With a checkpoint and a recorded total.
+        drop(bench);
+        let mut bench = self.open();
+        (4..8).for_each(|n| self.write(&bench, n));
+        self.replace(&bench, 5);
+        self.faults.at(FaultOp::Read, 0, Fault::Flip);
+        assert!(!bench.read_is_right(6), "a corrupt block is put aside");
+        self.write(&bench, 6);
+        // A reset that meets a full disk is stored by a rename.
+        self.faults.at_name(FaultOp::Grow, "e2", Fault::NoSpace);
+        self.reset(&mut bench);
+        (0..3).for_each(|n| self.write(&bench, n));
+        bench.drain();
+        // The disk fills up below the cap.
+        let used: u64 = self.last().files().map(|(_, bytes)| bytes.next_multiple_of(4096)).sum();
+        self.memory.set_disk_bytes(Some(used + FILE_BYTES));
+        (3..BLOCKS).for_each(|n| self.write(&bench, n));
+        self.memory.set_disk_bytes(None);
+        bench.drain();
+        drop(bench);
+        self
+    }
+
+    fn last(&self) -> Image {
+        self.memory.images().pop().unwrap()
+    }
+
+    /// The epoch that may not be forgotten after mutation `at`: of a reset that had returned, and whose last sync of
+    /// the directory is not later.
+    fn epoch_at(&self, images: &[Image], at: usize) -> u32 {
+        let synced = |when: usize| {
+            let is_barrier =
+                |image: &Image| image.mutation == Mutation::SyncDir && !image.path.as_os_str().is_empty();
+            (0..=when).rev().find(|&at| is_barrier(&images[at])).unwrap()
+        };
+        let kept = self.history.resets.iter().filter(|(when, _)| synced(*when) <= at);
+        kept.map(|(_, epoch)| *epoch).max().unwrap_or(0)
+    }
+
+    /// Versions that block `n` may have after mutation `at`: from the last one acknowledged to the last one begun.
+    fn versions(&self, epoch: u32, n: u64, at: usize) -> std::ops::Range<u64> {
+        let writes = self.history.writes.get(&(epoch, n)).map_or(&[][..], Vec::as_slice);
+        let acknowledged = writes.iter().filter(|(_, end, _)| end.is_some_and(|end| end <= at));
+        let begun = writes.iter().filter(|(begun, ..)| *begun <= at);
+        let least = acknowledged.map(|(.., version)| *version).max().unwrap_or(0);
+        least..begun.map(|(.., version)| version + 1).max().unwrap_or(0)
+    }
+}
+
+/// Bytes of what a cap counts: all that lies in the directories of epochs.
+fn block_bytes(image: &Image) -> u64 {
+    let below = image.files().filter(|(path, _)| path.components().count() > 2);
+    below.map(|(_, bytes)| bytes.next_multiple_of(4096)).sum()
+}
+
+fn whole_blocks(image: &Image, epoch: u32) -> usize {
+    let dir = format!("e{epoch}");
+    let is_ours = |path: &Path| path.iter().nth(1).is_some_and(|part| *part == *dir);
+    let whole = image.files().filter(|(path, bytes)| {
+        is_ours(path) && *bytes == FILE_BYTES && path.extension().is_some_and(|suffix| suffix == "kvb")
+    });
+    whole.count()
+}
+
+/// Reads every block of every epoch; how many were found.
+fn read_all(work: &Workload, bench: &Bench, at: usize, what: &str) -> usize {
+    let mut found = 0;
+    for epoch in 0..EPOCHS {
+        let old = Bench { tier: Arc::clone(&bench.tier), spec: bench.spec.clone(), epoch };
+        for n in 0..BLOCKS {
+            let Ok(bytes) = old.read(n) else { continue };
+            assert_eq!(epoch, bench.epoch, "{what}: block {n} of a past epoch is served (P1)");
+            let is_right = |version| bytes == old.bytes(n + version * VERSION);
+            let versions = work.versions(epoch, n, at);
+            assert!(versions.clone().any(is_right), "{what}: wrong bytes of block {n}, not of {versions:?}");
+            found += 1;
+        }
+    }
+    found
+}
+
+/// Opens a tier on what a crash left after mutation `at`, and checks all that is promised.
+fn check(work: &Workload, images: &[Image], at: usize, loss: Option<Loss>) {
+    let mut image = images[at].clone();
+    let what = format!("after {at}, {:?} {}, {loss:?}", image.mutation, image.path.display());
+    // The writer is dead: this process's own temporaries would be taken for a living one's.
+    let own = PosixTier::writer_identity();
+    let (process, start) = own.rsplit_once('-').unwrap();
+    let dead = format!("{process}-{}", start.parse::<u64>().unwrap() + 1);
+    image.replace_in_names(&own, &dead);
+    if let Some(loss) = loss {
+        image.lose(loss);
+    }
+    let memory = MemoryDevice::from_image(image.clone());
+    let device: Arc<dyn Device> = Arc::new(memory.clone());
+    let tier = open_on(&device, work.shared);
+    let bench = Bench::new(Arc::clone(&tier) as _);
+    assert!(bench.epoch >= work.epoch_at(images, at), "{what}: epoch {} came back", bench.epoch);
+    // Writes need not wait for the scan, and keep the cap all the same. What they evict before it is guessed from a
+    // checkpoint, so half of the crashes look at what is found first.
+    let scan_first = at.is_multiple_of(2);
+    let scan = || assert!(tier.wait_scanned(Bench::soon()), "{what}: the scan ends");
+    if scan_first {
+        scan();
+        let found = read_all(work, &bench, at, &what);
+        let whole = if loss.is_none() { whole_blocks(&image, bench.epoch) } else { 0 };
+        assert!(found >= whole, "{what}: {found} of {whole} whole blocks are found");
+        if loss.is_none() {
+            let is_bad = |(path, _): &(&Path, u64)| path.extension().is_some_and(|suffix| suffix == "bad");
+            let aside = image.files().filter(is_bad).count();
+            assert_eq!(tier.quarantined(&bench.spec), aside, "{what}: no half block was visible");
+        }
+    }
+    for n in [500, 501] {
+        let written = bench.write(n);
+        assert!(matches!(written, Ok(Written::New)), "{what}: {written:?}");
+        assert!(bench.read_is_right(n), "{what}: a new block is served");
+    }
+    scan();
+    let usage = tier.usage().bytes;
+    assert!(usage <= CAP && usage == block_bytes(&memory.images().pop().unwrap()), "{what}: {usage}");
+    read_all(work, &bench, at, &what);
+    // What was torn is written anew.
+    for n in 0..4 {
+        bench.write(n).unwrap();
+        assert!(bench.peek(n) == Presence::Present, "{what}");
+    }
+    bench.drain();
+    let most = memory.images().iter().skip(1).map(block_bytes).max().unwrap_or(0);
+    assert!(most <= CAP.max(block_bytes(&image)), "{what}: {most} bytes at one time (P5)");
+    assert_eq!(tier.usage().bytes, block_bytes(&memory.images().pop().unwrap()), "{what}");
+}
+
+fn check_all(shared: bool) {
+    let work = Workload::new(shared).run();
+    let images = work.memory.images();
+    for (at, image) in images.iter().enumerate() {
+        let (bytes, path) = (block_bytes(image), image.path.display());
+        assert!(
+            bytes <= CAP,
+            "{bytes} bytes after {at}, {:?} {path}: the cap is passed (P5)",
+            image.mutation
+        );
+    }
+    assert!(work.history.resets.len() == 2 && images.len() > 200);
+    let mut crashes: Vec<(usize, Option<Loss>)> = (0..images.len()).map(|at| (at, None)).collect();
+    for (at, image) in images.iter().enumerate() {
+        let changed = matches!(image.mutation, Mutation::Write | Mutation::Create | Mutation::Rename);
+        if changed && image.clone().lose(Loss::Empty) > 0 {
+            let losses = [Loss::Empty, Loss::Torn, Loss::Zeros, Loss::Foreign];
+            crashes.extend(losses.map(|loss| (at, Some(loss))));
+        }
+    }
+    println!("{} boundaries, {} images with what a power loss takes", images.len(), crashes.len());
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                // Relaxed: the number alone is shared.
+                while let Some((at, loss)) =
+                    crashes.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
+                {
+                    check(&work, &images, *at, *loss);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn every_crash_of_a_node_s_own_directory_is_survived() {
+    check_all(false);
+}
+
+#[test]
+fn every_crash_of_a_shared_directory_is_survived() {
+    check_all(true);
+}

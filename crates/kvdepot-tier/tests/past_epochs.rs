@@ -1,0 +1,179 @@
+//! What a reset or a removal leaves behind: it counts until it is really gone (P5), it goes before live blocks do, and
+//! nothing of it stays for ever or comes back.
+#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{block_file, config, disk_bytes, files_with, open, open_faulty, until};
+use kvdepot_core::{BlockLayout, ErrorKind};
+use kvdepot_io::faults::{Fault, FaultOp, Faults};
+use kvdepot_tier::conformance::{Bench, spec};
+use kvdepot_tier::{PosixConfig, PosixTier, Tier};
+
+const FILE_BYTES: u64 = 16_384;
+
+fn capped(dir: &Path, capacity_bytes: u64) -> PosixConfig {
+    PosixConfig { capacity_bytes, shared: false, ..config(dir) }
+}
+
+fn named(tier: &Arc<PosixTier>, model: &str) -> Bench {
+    Bench::with(Arc::clone(tier) as _, spec(model, BlockLayout::new(vec![vec![10_000]]).unwrap()))
+}
+
+/// After a reset that was stored by a rename the files lie under a name that the index does not know.
+#[test]
+fn files_of_a_renamed_epoch_count_until_they_are_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let faults = Faults::default();
+    let cap = 6 * FILE_BYTES;
+    let mut bench = Bench::new(open_faulty(capped(dir.path(), cap), &faults));
+    bench.write_all(4);
+    bench.drain();
+    // No unlink comes before the rename, and the renamed directory is not cleared before the look at it returns.
+    faults.hang(FaultOp::Unlink);
+    faults.at_name(FaultOp::Grow, "e1", Fault::NoSpace).at_name(FaultOp::Meta, "below1", Fault::Hang);
+    bench.epoch = bench.tier.advance_epoch(&bench.spec, 1).unwrap();
+    assert!(faults.wait_hung(1, Bench::soon()));
+    faults.release();
+    until("the files are looked for", || faults.count(FaultOp::Unlink) >= 4);
+    // By the same thread, so the files were not found and are accounted for.
+    assert!(faults.wait_hung(1, Bench::soon()), "the renamed directory is listed");
+    assert_eq!(files_with(dir.path(), ".kvb").len(), 4);
+    for n in 10..16 {
+        bench.write(n).unwrap();
+        assert!(disk_bytes(dir.path()) <= cap, "block {n}");
+    }
+    assert_eq!(bench.tier.usage().bytes, disk_bytes(dir.path()));
+    faults.release();
+    bench.drain();
+    assert!(files_with(dir.path(), ".kvb").len() <= 2, "the past epoch has gone");
+    assert!((20..26).all(|n| bench.write(n).is_ok()));
+    assert_eq!(
+        (disk_bytes(dir.path()), bench.tier.usage().bytes),
+        (cap, cap),
+        "all of the cap is used again"
+    );
+}
+
+#[test]
+fn what_was_put_aside_goes_with_its_epoch() {
+    let dir = tempfile::tempdir().unwrap();
+    let faults = Faults::default();
+    let tier = open_faulty(capped(dir.path(), 40 * FILE_BYTES), &faults);
+    let mut bench = Bench::new(Arc::clone(&tier) as _);
+    bench.write_all(4);
+    let path = block_file(dir.path(), &bench, 1);
+    std::fs::remove_file(&path).unwrap();
+    std::fs::create_dir_all(path.join("deeper")).unwrap();
+    std::fs::write(path.join("deeper/file"), b"x").unwrap();
+    assert!(!bench.read_is_right(1));
+    faults.at(FaultOp::Read, 0, Fault::Flip);
+    assert!(!bench.read_is_right(2));
+    assert_eq!(tier.quarantined(&bench.spec), 1);
+    bench.epoch = tier.advance_epoch(&bench.spec, 1).unwrap();
+    assert_eq!(tier.quarantined(&bench.spec), 0, "a corrupt file is of its epoch");
+    bench.drain();
+    assert!(!dir.path().join(bench.spec.root().to_string()).join("e0").exists());
+    assert_eq!((tier.usage().bytes, disk_bytes(dir.path())), (0, 0));
+}
+
+#[test]
+fn a_corrupt_file_that_cannot_be_removed_keeps_its_room() {
+    let dir = tempfile::tempdir().unwrap();
+    let faults = Faults::default();
+    let cap = 2 * FILE_BYTES;
+    let tier = open_faulty(capped(dir.path(), cap), &faults);
+    let bench = Bench::new(Arc::clone(&tier) as _);
+    bench.write_all(1);
+    bench.drain();
+    faults.at(FaultOp::Read, 0, Fault::Flip);
+    assert!(!bench.read_is_right(0));
+    faults.chance(FaultOp::Unlink, Fault::Eio, 1.0);
+    bench.write(1).unwrap();
+    for n in 2..5 {
+        assert!(bench.write(n).is_err());
+        assert!(disk_bytes(dir.path()) <= cap);
+    }
+    faults.set_enabled(false);
+    tier.sweep(Bench::soon());
+    assert!((2..5).all(|n| bench.write(n).is_ok()));
+    assert_eq!((disk_bytes(dir.path()), tier.usage().bytes), (cap, cap));
+}
+
+/// The unlink thread is held up: writers that need room remove the past epoch's files themselves.
+#[test]
+fn room_is_made_of_past_epochs_before_live_blocks() {
+    let dir = tempfile::tempdir().unwrap();
+    let faults = Faults::default();
+    let tier = open_faulty(capped(dir.path(), 84 * FILE_BYTES), &faults);
+    let (live, mut reset) = (named(&tier, "live"), named(&tier, "reset"));
+    live.write_all(4);
+    reset.write_all(80);
+    live.drain();
+    faults.at(FaultOp::Unlink, 0, Fault::Hang);
+    reset.epoch = tier.advance_epoch(&reset.spec, 1).unwrap();
+    assert!(faults.wait_hung(1, Bench::soon()));
+    reset.write_all(40);
+    assert!((0..4).all(|n| live.read_is_right(n)), "no live block was evicted");
+    faults.release();
+    live.drain();
+    assert_eq!(tier.usage().bytes, disk_bytes(dir.path()));
+}
+
+#[test]
+fn evicting_down_to_the_floor_ends_with_the_deadline() {
+    let dir = tempfile::tempdir().unwrap();
+    let faults = Faults::default();
+    let disk = 100 * FILE_BYTES;
+    faults.set_disk_bytes(Some(disk));
+    let floored = PosixConfig { shared: false, free_floor_percent: 10, ..config(dir.path()) };
+    let bench = Bench::new(open_faulty(floored.clone(), &faults));
+    bench.write_all(20);
+    drop(bench);
+    std::fs::write(dir.path().join("of-somebody-else"), vec![1; (disk / 100 * 75) as usize]).unwrap();
+    // A tier that has yet to ask for the free space.
+    let bench = Bench::new(open_faulty(floored, &faults));
+    bench.drain();
+    faults.hang(FaultOp::Unlink);
+    let deadline = Instant::now() + Duration::from_millis(1000);
+    let write = bench.begin_write(100, bench.filled(100), deadline);
+    assert!(faults.wait_hung(1, Bench::soon()), "the floor is met, and a block goes");
+    until("the deadline passes", || Instant::now() > deadline);
+    faults.release();
+    assert_eq!(Bench::answer(&write).unwrap_err().kind(), ErrorKind::Busy);
+}
+
+#[test]
+fn removed_blocks_do_not_come_back_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let bench = Bench::new(open(config(dir.path())));
+    bench.write_all(400);
+    bench.drain();
+    (0..400).for_each(|n| bench.tier.remove(bench.key(n)));
+    drop(bench);
+    assert_eq!(files_with(dir.path(), ".kvb").len(), 0);
+}
+
+/// Only the second directory has something of the namespace, and nothing says what.
+#[test]
+fn files_without_a_description_are_counted_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let dirs = ["a", "b"].map(|name| dir.path().join(name));
+    dirs.iter().for_each(|dir| std::fs::create_dir(dir).unwrap());
+    let unnamed = dirs[1].join("0123456789abcdef0123456789abcdef");
+    std::fs::create_dir_all(unnamed.join("e0/00")).unwrap();
+    std::fs::write(unnamed.join("e0/00/file.kvb"), vec![1; FILE_BYTES as usize]).unwrap();
+    let config = PosixConfig { directories: dirs.to_vec(), ..capped(dir.path(), 40 * FILE_BYTES) };
+    let tier = open(config);
+    for _ in 0..3 {
+        tier.sweep(Bench::soon());
+        assert_eq!(tier.usage().bytes, FILE_BYTES);
+    }
+    std::fs::remove_dir_all(unnamed).unwrap();
+    tier.sweep(Bench::soon());
+    assert_eq!(tier.usage().bytes, 0);
+}
