@@ -67,6 +67,11 @@ impl Block {
         Self::new(Phase::Fetching)
     }
 
+    /// A block that another depot sealed in this place, and handed over.
+    pub fn handed_over(saved: bool) -> Self {
+        Self { saved, ..Self::new(Phase::Sealed) }
+    }
+
     fn new(phase: Phase) -> Self {
         Self {
             phase,

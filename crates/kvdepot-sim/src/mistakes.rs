@@ -27,11 +27,17 @@ pub enum Mistake {
     DisplacedWritten,
     /// A new value is written beside the one before it.
     ValueKept,
+    /// A depot that takes a pool over does not learn who still copies.
+    HoldersForgotten,
+    /// A depot that takes a pool over takes blocks of an earlier epoch for those of the current one.
+    EpochForgotten,
+    /// A slot that is still being filled is handed over as a block.
+    FillingHandedOver,
 }
 
 impl Mistake {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 14] = [
         Self::SealedEarly,
         Self::LeaseKept,
         Self::NoQuarantine,
@@ -43,6 +49,9 @@ impl Mistake {
         Self::LeasedAfterReset,
         Self::DisplacedWritten,
         Self::ValueKept,
+        Self::HoldersForgotten,
+        Self::EpochForgotten,
+        Self::FillingHandedOver,
     ];
 
     /// The mistake of that name.
@@ -57,6 +66,7 @@ impl Mistake {
             Self::RemovalOvertaken => Some(Flaw::NoTurnBehindWrite),
             Self::LeasedAfterReset => Some(Flaw::LeaseAfterReset),
             Self::DisplacedWritten => Some(Flaw::WriteDisplaced),
+            Self::FillingHandedOver => Some(Flaw::HandOverFilling),
             Self::ValueKept => Some(Flaw::AlreadyThereIsStored),
             _ => None,
         }

@@ -29,7 +29,8 @@ fn every_seed_keeps_all_promises() {
         }
         reached.extend(report.reached);
     }
-    let expected = ["crash", "hit", "killed", "published", "read", "reset", "settled"];
+    let expected =
+        ["crash", "hit", "killed", "not taken over", "published", "read", "reset", "settled", "taken over"];
     assert_eq!(reached.into_iter().collect::<Vec<_>>(), expected, "the runs are idle");
 }
 

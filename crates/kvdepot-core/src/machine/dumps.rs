@@ -158,6 +158,8 @@ impl Machine {
             self.flow.displace(&mut self.pool, old);
         }
         self.counters.dump_blocks_sealed += 1;
+        // Whatever it was reserved as: a tier may have another one under its key.
+        self.pool.edit(slot, |slot| slot.value = true);
         self.sealed(slot, true);
         Ok(Reply::Done)
     }

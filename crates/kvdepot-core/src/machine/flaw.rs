@@ -13,6 +13,8 @@ pub enum Flaw {
     WriteDisplaced,
     /// A tier that has the value before counts as having the new one.
     AlreadyThereIsStored,
+    /// A slot that is being filled is handed over as a block.
+    HandOverFilling,
 }
 
 /// The mistake of a machine, if it has one.
