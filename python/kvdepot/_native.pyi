@@ -284,14 +284,23 @@ def bench_copies(device: str = "0", cache_dir: str | None = None, *, smoke: bool
     Raises:
         UnavailableError, UnsupportedError, ConfigError: there is no driver or no such device."""
 
-def serve(config_json: str, socket_path: str, *, idle_exit_ms: int = 0, wire_json: str | None = None) -> None:
+def serve(
+    config_json: str,
+    socket_path: str,
+    *,
+    idle_exit_ms: int = 0,
+    wire_json: str | None = None,
+    take_over: bool = False,
+) -> None:
     """Runs a depot with its local door at ``socket_path`` until a signal handler raises, or until nobody was attached
     for ``idle_exit_ms`` (0 = never). Returns when another depot already serves that socket. ``wire_json`` opens a wire
     door, too; then it is never idle. What is in no tier yet is written before it returns, for ``drain_timeout_ms`` of the
-    configuration. A panic in a thread of the depot aborts the process.
+    configuration. A panic in a thread of the depot aborts the process. ``take_over``: with the pool and the blocks of the
+    depot that serves the socket, which ends then; with an empty pool where none does.
 
     Raises:
-        ConfigError, StorageError.
+        ConfigError, StorageError. With ``take_over`` also when the running depot's pool has another size.
+        VersionError: with ``take_over``, the running depot has another version.
         UnavailableError: another process holds the socket's lock, and no depot answers.
     """
 

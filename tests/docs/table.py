@@ -84,6 +84,11 @@ RUNS: tuple[Run | Serve, ...] = (
         CONFIG,
     ),
     Serve(
+        "serve --take-over",
+        "kvdepot serve --config {tmp}/depot.yaml --socket {tmp}/depot.sock --take-over",
+        CONFIG,
+    ),
+    Serve(
         "serve --core-json",
         f"kvdepot serve --core-json '{CORE}' --socket {{tmp}}/depot.sock --idle-exit-s 600 --log-level warn "
         "--log-file {tmp}/depot.log",
@@ -215,6 +220,8 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "kvdepot stat": ("serve", "serve --core-json"),
     "kvdepot serve": ("serve",),
     "kvdepot serve --config FILE": ("serve",),
+    "kvdepot serve --config FILE --take-over": ("serve --take-over",),
+    "kvdepot serve --take-over": ("serve --take-over",),
     "kvdepot serve --drain-timeout": ("serve",),
     "kvdepot serve --service-port …": ("serve --service-port",),
     "head -c 32 /dev/urandom | base64 > /etc/kvdepot/token && chmod 600 /etc/kvdepot/token": ("serve --service-port",),

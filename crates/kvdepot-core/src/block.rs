@@ -88,6 +88,11 @@ impl Block {
         Self::new(Phase::Fetching)
     }
 
+    /// A block that another depot sealed in this place, and handed over.
+    pub fn handed_over(saved: bool) -> Self {
+        Self { marks: if saved { SAVED } else { 0 }, ..Self::new(Phase::Sealed) }
+    }
+
     fn new(phase: Phase) -> Self {
         Self { filling: None, leases: 0, phase, marks: 0, shard_count: 0 }
     }

@@ -76,6 +76,11 @@ impl LeaseTable {
         self.granted_ever
     }
 
+    /// Every lease: who holds it, and on which slot.
+    pub fn all(&self) -> impl Iterator<Item = (u64, SlotId)> + '_ {
+        self.owners.iter().flat_map(|(&owner, leases)| leases.values().map(move |&slot| (owner, slot)))
+    }
+
     /// How many leases `owner` holds.
     pub fn count(&self, owner: u64) -> usize {
         self.owners.get(&owner).map_or(0, BTreeMap::len)

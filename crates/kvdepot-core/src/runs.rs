@@ -116,6 +116,31 @@ impl RunAllocator {
         Some(runs)
     }
 
+    /// Takes exactly these runs. False when one of them is not free, is empty, or crosses an extent; then nothing is taken.
+    pub fn take(&mut self, runs: &[Run]) -> bool {
+        for (taken, &run) in runs.iter().enumerate() {
+            let sound = run.len > 0
+                && run.offset.checked_add(run.len).is_some()
+                && run.offset.is_multiple_of(BLOCK_ALIGN_BYTES)
+                && run.len.is_multiple_of(BLOCK_ALIGN_BYTES);
+            let free = self.free_by_offset.range(..=run.offset).next_back();
+            let free = free.map(|(&offset, &len)| Run { offset, len });
+            let Some(free) = free.filter(|free| sound && run.end() <= free.end()) else {
+                self.free(&runs[..taken]);
+                return false;
+            };
+            self.unlink(free);
+            if free.offset < run.offset {
+                self.link(Run { offset: free.offset, len: run.offset - free.offset });
+            }
+            if run.end() < free.end() {
+                self.link(Run { offset: run.end(), len: free.end() - run.end() });
+            }
+            self.free_bytes -= run.len;
+        }
+        true
+    }
+
     /// Gives back what `alloc` handed out. Freeing a byte twice, or one that was never added, is a bug here and
     /// would hand one slot to two blocks (P1), so it panics in every build.
     pub fn free(&mut self, runs: &[Run]) {

@@ -1,6 +1,7 @@
 //! The allocator against a map of pages: nothing is handed out twice, nothing is lost, no run crosses an extent.
 
 use kvdepot_core::limits::{BLOCK_ALIGN_BYTES as PAGE, SLOT_RUNS_MAX};
+use kvdepot_core::runs::Run;
 use kvdepot_core::{RunAllocator, Runs};
 use proptest::prelude::*;
 
@@ -142,4 +143,23 @@ fn space_is_added_once() {
     let mut allocator = RunAllocator::new(EXTENT_PAGES * PAGE);
     allocator.add_extent(0, 4 * PAGE);
     allocator.add_extent(3 * PAGE, PAGE);
+}
+
+#[test]
+fn exactly_these_runs_are_taken_or_none() {
+    let run = |page: u64, pages: u64| Run { offset: page * PAGE, len: pages * PAGE };
+    let mut alloc = RunAllocator::new(8 * PAGE);
+    alloc.add_extent(0, 16 * PAGE);
+    assert!(alloc.take(&[run(2, 3), run(10, 6)]));
+    assert_eq!((alloc.free_bytes(), alloc.largest_run_bytes()), (7 * PAGE, 3 * PAGE));
+    // Taken, across two extents, outside, empty, no whole page, twice the same: each with a free run before it.
+    let crooked = Run { offset: 1, len: PAGE };
+    let endless = Run { offset: u64::MAX - PAGE + 1, len: PAGE };
+    for bad in [run(4, 1), run(7, 2), run(15, 2), run(5, 0), crooked, endless, run(0, 2)] {
+        assert!(!alloc.take(&[run(0, 1), bad]), "{bad:?}");
+        assert_eq!(alloc.free_bytes(), 7 * PAGE, "{bad:?}");
+    }
+    alloc.free(&[run(2, 3), run(10, 6)]);
+    assert!(alloc.take(&[run(0, 8), run(8, 8)]));
+    assert_eq!(alloc.free_bytes(), 0);
 }

@@ -28,7 +28,7 @@ const TIERS_MAX: usize = 8;
 
 /// A running depot. Dropping it writes what is dirty, within bounds, and stops its threads.
 pub struct Depot {
-    runner: Arc<Runner>,
+    pub(crate) runner: Arc<Runner>,
     threads: Vec<JoinHandle<()>>,
     /// Kept for the tiers, which hold them weakly.
     _listeners: Vec<Arc<Listener>>,
@@ -48,7 +48,8 @@ impl Depot {
         Self::start_on(config, pool)
     }
 
-    fn start_on(config: DepotConfig, pool: PoolMapping) -> Result<Self> {
+    /// As [`Self::start`], in memory that another depot has left.
+    pub fn start_on(config: DepotConfig, pool: PoolMapping) -> Result<Self> {
         let spec = PipelineSpec::parse(&config.pipeline)?;
         let mut tiers = Vec::new();
         for kind in &spec.tiers {

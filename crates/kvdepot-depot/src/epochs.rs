@@ -56,6 +56,16 @@ pub(crate) fn open(runner: &Arc<Runner>, spec: NamespaceSpec) -> Result<Opened> 
     Ok(opened)
 }
 
+/// Makes a namespace known of which the pool may hold blocks from before: not without the answer of every tier, because one
+/// that fails may know of a reset.
+pub(crate) fn reopen(runner: &Arc<Runner>, spec: &Arc<NamespaceSpec>, epoch: u32) -> Result<Opened> {
+    let told = tell(runner, spec, epoch);
+    match told.error {
+        None => follow(runner, spec, told.epoch),
+        Some(error) => Err(error),
+    }
+}
+
 /// Whether a failure may end by itself; the others are for people to mend.
 fn is_passing(error: &Error) -> bool {
     !matches!(error.kind(), ErrorKind::Config | ErrorKind::Version | ErrorKind::Unsupported)

@@ -10,6 +10,7 @@ pub mod direct;
 mod directory;
 mod ending;
 mod epochs;
+pub mod handover;
 mod locate;
 mod looks;
 pub mod message;

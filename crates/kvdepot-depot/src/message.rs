@@ -133,6 +133,10 @@ pub enum Request<'a> {
     /// Not answered. A connection that ends without it may belong to a process that was killed, whose devices may still
     /// copy.
     Goodbye,
+    /// A new depot asks for the pool. Nothing else follows on this connection but `TakenOver`.
+    HandOver { version: u32, pool_bytes: u64 },
+    /// It has what it needs, and waits for the old depot's exit.
+    TakenOver,
 }
 
 impl Request<'_> {
@@ -210,6 +214,9 @@ pub enum Response {
     Ok,
     /// The request failed as a whole.
     Failed { kind: String, message: String },
+    /// To `HandOver`; the list of blocks comes with the frame. An `Ok` with the lock's descriptor follows, and one for each
+    /// of so many connections whose clients may still copy, with their pidfds where there are any.
+    HandOver { holders: u32 },
 }
 
 impl Response {

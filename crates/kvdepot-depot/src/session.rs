@@ -144,6 +144,12 @@ impl Session {
                 let wait = Duration::from_millis(wait_ms.min(DRAIN_WAIT_MS_MAX).into());
                 Response::Drained(runner.drain(Instant::now() + wait, Waits::UntilTheEnd))
             }
+            Request::HandOver { .. } | Request::TakenOver => {
+                return Err(Error::new(
+                    ErrorKind::Unsupported,
+                    "only the local door of a depot process hands a pool over",
+                ));
+            }
             Request::Stats => Response::Stats(self.stats().to_string()),
         })
     }

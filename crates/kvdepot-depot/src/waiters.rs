@@ -49,6 +49,11 @@ impl Waiters {
         }
     }
 
+    /// Whose replies are waited for.
+    pub(crate) fn tokens(&self) -> Vec<Token> {
+        self.waiting.lock().keys().copied().collect()
+    }
+
     pub(crate) fn forget(&self, token: Token) {
         self.waiting.lock().remove(&token);
     }

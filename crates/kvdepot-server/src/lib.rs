@@ -1,6 +1,7 @@
 //! The doors of a depot process: local, a unix socket for the engines of the node; and wire, for other machines.
 
 mod descriptors;
+mod handover;
 pub mod local;
 pub mod lock;
 mod log_limit;
@@ -23,7 +24,9 @@ use std::time::Duration;
 
 use kvdepot_core::Result;
 use kvdepot_core::limits::CONNECTIONS_MAX;
-use kvdepot_depot::{Depot, DepotConfig};
+use kvdepot_depot::{Depot, DepotConfig, Session};
+
+use crate::peer::Peer;
 
 /// How a `serve` ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +37,8 @@ pub enum Ended {
     Idle,
     /// Another depot serves this socket already.
     AlreadyServed,
+    /// Another depot has taken the pool over.
+    HandedOver,
     /// The lock file was deleted, and another depot has taken the socket over.
     Replaced,
 }
@@ -67,11 +72,38 @@ pub fn serve_doors(
         }
         Place::Stopped => return Ok(Ended::Stopped),
     };
-    // Before the depot opens files.
+    let (connections, wire) = reserve_descriptors(wire);
+    let depot = Depot::start(config)?;
+    serve_depot(&lock, depot, connections, idle_exit, wire, keep_on)
+}
+
+/// As [`serve_doors`], with the pool of the depot that serves `socket` now, and all blocks in it. That depot ends, once
+/// it has handed them over; it goes on serving when it cannot, or when this one cannot take them. Where no depot answers,
+/// this is [`serve_doors`].
+pub fn serve_taking_over(
+    config: DepotConfig,
+    socket: &Path,
+    idle_exit: Option<Duration>,
+    wire: Option<WireConfig>,
+    keep_on: &mut dyn FnMut() -> bool,
+) -> Result<Ended> {
+    let _serving = panics::abort_on_panic();
+    let Some(inheritance) = handover::ask(socket, &config)? else {
+        tracing::info!("no depot serves {}: there is nothing to take over", socket.display());
+        return serve_doors(config, socket, idle_exit, wire, keep_on);
+    };
+    let Some(inherited) = inheritance.wait_for_exit(keep_on)? else { return Ok(Ended::Stopped) };
+    let (connections, wire) = reserve_descriptors(wire);
+    let (lock, depot, held) = inherited.start(config)?;
+    serve_held(&lock, depot, held, connections, idle_exit, wire, keep_on)
+}
+
+/// Before the depot opens files: how many local connections there may be, and the wire door's configuration with how many
+/// of its own.
+fn reserve_descriptors(wire: Option<WireConfig>) -> (usize, Option<WireConfig>) {
     let connections = descriptors::reserve(CONNECTIONS_MAX, wire.as_ref());
     let wire = wire.map(|wire| WireConfig { connections_max: connections.wire, ..wire });
-    let depot = Depot::start(config)?;
-    serve_depot(&lock, depot, connections.local, idle_exit, wire, keep_on)
+    (connections.local, wire)
 }
 
 /// Serves a depot that has been started; the lock is held until it has ended.
@@ -83,23 +115,56 @@ pub fn serve_depot(
     wire: Option<WireConfig>,
     keep_on: &mut dyn FnMut() -> bool,
 ) -> Result<Ended> {
+    serve_held(lock, depot, Vec::new(), connections_max, idle_exit, wire, keep_on)
+}
+
+/// As [`serve_depot`], of a depot some of whose slots clients of the one before may still copy into or out of.
+fn serve_held(
+    lock: &DoorLock,
+    depot: Depot,
+    held: Vec<(Session, Box<dyn Peer>)>,
+    connections_max: usize,
+    idle_exit: Option<Duration>,
+    wire_config: Option<WireConfig>,
+    keep_on: &mut dyn FnMut() -> bool,
+) -> Result<Ended> {
     let _serving = panics::abort_on_panic();
     let depot = Arc::new(depot);
     let mut door = LocalDoor::open(lock)?.with_connections_max(connections_max);
-    let idle_exit = idle_exit.filter(|_| wire.is_none());
-    let wire = wire.map(|wire| WireDoor::open(wire, &depot)).transpose()?;
-    tracing::info!(
-        "serving {} at {} (pid {})",
-        depot.config().pipeline,
-        lock.socket().display(),
-        std::process::id()
-    );
-    let ended = door.run(&depot, idle_exit, keep_on);
-    if let Some(wire) = wire {
-        wire.close();
+    door.quarantine.hold_all(held);
+    let idle_exit = idle_exit.filter(|_| wire_config.is_none());
+    loop {
+        let wire = wire_config.clone().map(|wire| WireDoor::open(wire, &depot)).transpose()?;
+        tracing::info!(
+            "serving {} at {} (pid {})",
+            depot.config().pipeline,
+            lock.socket().display(),
+            std::process::id()
+        );
+        let ended = door.run(&depot, idle_exit, keep_on);
+        if let Some(wire) = wire {
+            wire.close();
+        }
+        if let (Ok(Ended::HandedOver), Some(asking)) = (&ended, door.take_asking()) {
+            match asking.hand_over(&depot, &mut door, lock) {
+                Ok(heir) => {
+                    drop(door);
+                    depot.leave();
+                    drop(depot);
+                    // The other depot learns from the end of this process that nothing of it touches the pool.
+                    drop(heir);
+                    return ended;
+                }
+                Err(error) => {
+                    tracing::error!("the pool was not handed over, and this depot goes on: {error}");
+                    depot.thaw();
+                    continue;
+                }
+            }
+        }
+        // Clients miss from here on, instead of waiting for a depot that only writes.
+        drop(door);
+        depot.finish();
+        return ended;
     }
-    // Clients miss from here on, instead of waiting for a depot that only writes.
-    drop(door);
-    depot.finish();
-    ended
 }

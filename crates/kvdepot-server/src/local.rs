@@ -17,10 +17,11 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::net::{Shutdown, SocketFlags, sockopt};
 
 use crate::Ended;
+use crate::handover::Asking;
 use crate::lock::{DoorLock, FileId, Standing};
 use crate::log_limit::LogLimit;
 use crate::peer::{Peer, Process};
-use crate::quarantine::{Quarantine, Waits};
+use crate::quarantine::{Held, Quarantine, Waits};
 use crate::refusal::Refusals;
 
 /// How often the door looks whether it is to close, and how long it accepts nobody after it could not.
@@ -29,6 +30,11 @@ const TICK: Duration = Duration::from_millis(100);
 const PLACE_CHECK: Duration = Duration::from_secs(1);
 /// How long a new connection may take to say hello.
 const HELLO_WAIT: Duration = Duration::from_secs(5);
+/// How long clients may go on copying when another depot takes the pool over; slots of those that do then stay leased
+/// until they have exited.
+const COPIES_WAIT: Duration = Duration::from_secs(5);
+/// How often it is looked whether they have ended.
+const COPIES_LOOK: Duration = Duration::from_millis(5);
 /// Frames read in search of a goodbye after a connection failed; a claim is the most that a client sends ahead.
 const UNREAD_FRAMES_MAX: usize = 2 + CLAIM_HASHES_MAX / BATCH_HASHES_MAX;
 /// Connections that may wait to be accepted.
@@ -43,10 +49,12 @@ pub struct LocalDoor<'a> {
     /// The socket that this door made.
     socket: FileId,
     open: Arc<AtomicUsize>,
-    quarantine: Arc<Quarantine>,
+    pub(crate) quarantine: Arc<Quarantine>,
     connections_max: usize,
     refusals: Refusals,
     log: LogLimits,
+    /// The depot that asks for this one's pool.
+    asking: Option<Asking>,
 }
 
 /// Log lines that a peer or a system without resources can cause again and again.
@@ -61,7 +69,15 @@ struct LogLimits {
 
 struct Connection {
     fd: OwnedFd,
-    thread: JoinHandle<()>,
+    thread: JoinHandle<Option<Asking>>,
+}
+
+/// What became of a conversation that did not fail.
+enum Exchanged {
+    /// The client said goodbye.
+    Goodbye,
+    /// Another depot asks for the pool, with a request of this number.
+    HandOver { request: u64, version: u32, pool_bytes: u64 },
 }
 
 /// What became of an attempt to accept a connection.
@@ -90,6 +106,7 @@ impl<'a> LocalDoor<'a> {
             connections_max: CONNECTIONS_MAX,
             refusals: Refusals::default(),
             log: LogLimits::default(),
+            asking: None,
         })
     }
 
@@ -118,7 +135,15 @@ impl<'a> LocalDoor<'a> {
             self.wait()?;
             self.refusals.answer(self.connections_max);
             self.accept_waiting(depot, &mut connections);
-            connections.retain(|connection| !connection.thread.is_finished());
+            if self.look_for_heirs(depot, &mut connections) {
+                if self.let_copies_end(depot, keep_on) {
+                    break Ended::HandedOver;
+                }
+                // What is dirty is to be written, now.
+                self.asking = None;
+                depot.thaw();
+                break Ended::Stopped;
+            }
             if place_checked.elapsed() >= PLACE_CHECK {
                 place_checked = Instant::now();
                 if !self.keep_place() {
@@ -139,6 +164,49 @@ impl<'a> LocalDoor<'a> {
             let _ = connection.thread.join();
         }
         Ok(ended)
+    }
+
+    /// Forgets connections that have ended. Whether one of them was another depot that asks for the pool, and may have it.
+    fn look_for_heirs(&mut self, depot: &Depot, connections: &mut Vec<Connection>) -> bool {
+        for connection in connections.extract_if(.., |connection| connection.thread.is_finished()) {
+            let Ok(Some(asking)) = connection.thread.join() else { continue };
+            match depot.may_hand_over(asking.version, asking.pool_bytes) {
+                Ok(()) if self.asking.is_none() => self.asking = Some(asking),
+                Ok(()) => asking.refuse(&Error::new(ErrorKind::Busy, "another depot takes the pool over")),
+                Err(error) => {
+                    tracing::warn!("another depot may not take the pool over: {error}");
+                    asking.refuse(&error);
+                }
+            }
+        }
+        self.asking.is_some()
+    }
+
+    /// Stops the depot and waits, not for long, until no client copies. False when it was told to end meanwhile.
+    fn let_copies_end(&self, depot: &Depot, keep_on: &mut dyn FnMut() -> bool) -> bool {
+        tracing::info!("another depot takes the pool over: nothing new begins here");
+        depot.freeze();
+        let end = Instant::now() + COPIES_WAIT;
+        while depot.is_copied() && Instant::now() < end {
+            if !keep_on() {
+                return false;
+            }
+            std::thread::sleep(COPIES_LOOK);
+        }
+        true
+    }
+
+    /// The depot that asks, once.
+    pub(crate) const fn take_asking(&mut self) -> Option<Asking> {
+        self.asking.take()
+    }
+
+    /// Whose copies may still run, with the thread that waited for them.
+    pub(crate) fn take_held(&mut self) -> Result<Vec<Held>> {
+        let quarantine = Arc::new(Quarantine::start(Waits::default())?);
+        let before = std::mem::replace(&mut self.quarantine, quarantine);
+        // The connections' threads have ended, so nobody else has it.
+        Ok(Arc::into_inner(before).map_or_else(Vec::new, Quarantine::take_all))
     }
 
     /// Waits for a connection, or for the hello of one that is to be refused, until the next tick.
@@ -212,7 +280,7 @@ impl<'a> LocalDoor<'a> {
             let _open = open;
             let socket = SeqPacket::from_fd(fd);
             let peer = Process::of(&socket);
-            converse(&depot, socket, peer, &quarantine);
+            converse(&depot, socket, peer, &quarantine)
         });
         match spawned {
             Ok(thread) => Some(Connection { fd: watched, thread }),
@@ -326,10 +394,13 @@ pub(crate) fn converse(
     mut socket: SeqPacket,
     peer: impl Peer + 'static,
     quarantine: &Quarantine,
-) {
+) -> Option<Asking> {
     let session = depot.session();
     let is_clean = match exchange(depot, &session, &mut socket) {
-        Ok(()) => true,
+        Ok(Exchanged::Goodbye) => true,
+        Ok(Exchanged::HandOver { request, version, pool_bytes }) => {
+            return Some(Asking { socket, request, version, pool_bytes });
+        }
         Err(error) => {
             if error.kind() != ErrorKind::Closed {
                 tracing::warn!("a connection was closed: {error}");
@@ -341,10 +412,11 @@ pub(crate) fn converse(
     if !is_clean && session.end_claims() {
         quarantine.hold(session, Box::new(peer));
     }
+    None
 }
 
 /// Answers requests until the client says goodbye; an error when the connection ends otherwise.
-fn exchange(depot: &Depot, session: &Session, socket: &mut SeqPacket) -> Result<()> {
+fn exchange(depot: &Depot, session: &Session, socket: &mut SeqPacket) -> Result<Exchanged> {
     let mut buffer = FrameBuffer::default();
     let mut greeted = false;
     loop {
@@ -358,8 +430,12 @@ fn exchange(depot: &Depot, session: &Session, socket: &mut SeqPacket) -> Result<
                 return Err(error);
             }
         };
-        if matches!(request, Request::Goodbye) {
-            return Ok(());
+        match request {
+            Request::Goodbye => return Ok(Exchanged::Goodbye),
+            Request::HandOver { version, pool_bytes } if greeted => {
+                return Ok(Exchanged::HandOver { request: id, version, pool_bytes });
+            }
+            _ => {}
         }
         let hello = matches!(request, Request::Hello { .. });
         if hello == greeted {

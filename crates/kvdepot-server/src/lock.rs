@@ -3,6 +3,7 @@
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -77,6 +78,28 @@ impl DoorLock {
         let path = PathBuf::from(path);
         let file = lock(&path)?;
         Ok(file.map(|file| Self { socket: socket.to_owned(), path, file: Mutex::new(file) }))
+    }
+
+    /// Takes over the lock that another process holds, through its descriptor: nobody else gets it in between.
+    pub(crate) fn inherit(socket: &Path, file: OwnedFd) -> Result<Self> {
+        let mut path = socket.as_os_str().to_owned();
+        path.push(".lock");
+        let this =
+            Self { socket: socket.to_owned(), path: PathBuf::from(path), file: Mutex::new(File::from(file)) };
+        match this.renew()? {
+            Standing::Held => Ok(this),
+            Standing::Renewed | Standing::Lost => Err(Error::new(
+                ErrorKind::Unavailable,
+                "the running depot holds another lock than the one beside its socket",
+            )
+            .with("path", this.path.display())),
+        }
+    }
+
+    /// The lock's descriptor, for the process that takes over.
+    pub(crate) fn descriptor(&self) -> Result<OwnedFd> {
+        let file = self.file.lock().try_clone();
+        file.map(OwnedFd::from).map_err(|e| Error::io("cannot hand the lock over", e))
     }
 
     /// The socket that the holder may serve.

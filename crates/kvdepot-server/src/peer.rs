@@ -40,6 +40,16 @@ pub(crate) struct Process {
 }
 
 impl Process {
+    /// A process that another depot watched: its exit is all that is known of it.
+    pub(crate) const fn watched(pidfd: Option<OwnedFd>) -> Self {
+        Self { pid: None, pidfd }
+    }
+
+    /// Whether it is the calling process.
+    pub(crate) fn is_this(&self) -> bool {
+        self.pid == Some(rustix::process::getpid())
+    }
+
     /// The peer of a connection that was just accepted.
     pub(crate) fn of(socket: &SeqPacket) -> Self {
         let pid = peer_process(socket.as_fd());

@@ -64,10 +64,11 @@ struct State {
     is_closing: bool,
 }
 
+/// A session, and the process whose copies it waits for.
 #[derive(Debug)]
-struct Held {
-    _session: Session,
-    peer: Box<dyn Peer>,
+pub(crate) struct Held {
+    pub(crate) session: Session,
+    pub(crate) peer: Box<dyn Peer>,
     /// When to decide without an exit.
     due: Instant,
 }
@@ -98,12 +99,30 @@ impl Quarantine {
         while state.count >= QUARANTINED_CONNECTIONS_MAX && !state.is_closing {
             self.shared.room.wait(&mut state);
         }
+        self.enter(&mut state, session, peer);
+        drop(state);
+        self.shared.wake();
+    }
+
+    fn enter(&self, state: &mut State, session: Session, peer: Box<dyn Peer>) {
         let wait =
             if peer.exit().is_some() { self.shared.waits.running } else { self.shared.waits.unwatched };
         state.count += 1;
-        state.entered.push(Held { _session: session, peer, due: Instant::now() + wait });
+        state.entered.push(Held { session, peer, due: Instant::now() + wait });
+    }
+
+    /// Keeps sessions that another quarantine kept, however many.
+    pub(crate) fn hold_all(&self, sessions: impl IntoIterator<Item = (Session, Box<dyn Peer>)>) {
+        let mut state = self.shared.state.lock();
+        sessions.into_iter().for_each(|(session, peer)| self.enter(&mut state, session, peer));
         drop(state);
         self.shared.wake();
+    }
+
+    /// Ends the thread and takes all that it has, to be handed over, or to be held again.
+    pub(crate) fn take_all(mut self) -> Vec<Held> {
+        self.stop();
+        std::mem::take(&mut self.shared.state.lock().entered)
     }
 
     /// Lets go of threads that wait for room: the door closes.
@@ -113,13 +132,19 @@ impl Quarantine {
     }
 }
 
-impl Drop for Quarantine {
-    fn drop(&mut self) {
+impl Quarantine {
+    fn stop(&mut self) {
         self.shared.stopping.store(true, Ordering::Release);
         self.shared.wake();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
+    }
+}
+
+impl Drop for Quarantine {
+    fn drop(&mut self) {
+        self.stop();
     }
 }
 
@@ -150,6 +175,7 @@ impl Shared {
                 self.room.notify_all();
             }
         }
+        self.state.lock().entered.append(&mut held);
     }
 
     /// Waits until a process has exited, a session has come, or one is due: which processes have exited.
@@ -386,7 +412,7 @@ mod tests {
         {
             let now = Instant::now();
             let peer = Box::new(Fake { exit: Some(event()), activity });
-            let mut held = Held { _session: depot().session(), peer, due: now };
+            let mut held = Held { session: depot().session(), peer, due: now };
             assert_eq!(quarantine.shared.is_given_up(&mut held, now), given_up, "{activity:?}");
             assert_eq!(held.due > now, !given_up, "{activity:?} is looked at again");
         }

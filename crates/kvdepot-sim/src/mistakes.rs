@@ -29,11 +29,17 @@ pub enum Mistake {
     ValueKept,
     /// Every tier is given every block at its seal.
     PlacementIgnored,
+    /// A depot that takes a pool over does not learn who still copies.
+    HoldersForgotten,
+    /// A depot that takes a pool over takes blocks of an earlier epoch for those of the current one.
+    EpochForgotten,
+    /// A slot that is still being filled is handed over as a block.
+    FillingHandedOver,
 }
 
 impl Mistake {
     /// All of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 15] = [
         Self::SealedEarly,
         Self::LeaseKept,
         Self::NoQuarantine,
@@ -46,6 +52,9 @@ impl Mistake {
         Self::DisplacedWritten,
         Self::ValueKept,
         Self::PlacementIgnored,
+        Self::HoldersForgotten,
+        Self::EpochForgotten,
+        Self::FillingHandedOver,
     ];
 
     /// The mistake of that name.
@@ -60,6 +69,7 @@ impl Mistake {
             Self::RemovalOvertaken => Some(Flaw::NoTurnBehindWrite),
             Self::LeasedAfterReset => Some(Flaw::LeaseAfterReset),
             Self::DisplacedWritten => Some(Flaw::WriteDisplaced),
+            Self::FillingHandedOver => Some(Flaw::HandOverFilling),
             Self::ValueKept => Some(Flaw::AlreadyThereIsStored),
             Self::PlacementIgnored => Some(Flaw::PlacementIgnored),
             _ => None,

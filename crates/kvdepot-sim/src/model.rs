@@ -118,6 +118,11 @@ impl Model {
         self.versions[version].gone.is_some()
     }
 
+    /// A depot took the pool over, and counts leases anew: what is gone is not to be shown by any of them.
+    pub(crate) fn leases_begin_anew(&mut self) {
+        self.versions.iter_mut().filter(|entry| entry.gone.is_some()).for_each(|entry| entry.gone = Some(0));
+    }
+
     /// A client was told that a version is removed.
     pub(crate) fn removed(&mut self, version: usize) {
         self.versions[version].removed = true;

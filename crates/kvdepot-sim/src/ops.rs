@@ -17,7 +17,7 @@ use crate::world::World;
 type Op = fn(&mut World) -> Result<(), Fail>;
 
 /// How often each operation comes, and what it needs.
-const OPS: [(usize, Option<Feature>, Op); 28] = [
+const OPS: [(usize, Option<Feature>, Op); 29] = [
     (12, None, World::dump),
     (16, None, World::fill),
     (4, None, World::copy_on),
@@ -45,6 +45,7 @@ const OPS: [(usize, Option<Feature>, Op); 28] = [
     (5, None, World::pass_time),
     (3, Some(Feature::Expiries), World::expire_one),
     (4, None, World::misfortune),
+    (2, Some(Feature::TakeOvers), World::take_over),
     (2, Some(Feature::Nonsense), World::nonsense),
 ];
 

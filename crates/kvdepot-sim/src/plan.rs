@@ -20,6 +20,7 @@ pub enum Feature {
     StaleAnswers,
     InlineEnds,
     Crashes,
+    TakeOvers,
     Kills,
     Resets,
     Removals,
@@ -36,8 +37,9 @@ pub enum Feature {
 }
 
 /// All features, in the order in which shrinking tries to switch them off.
-pub const FEATURES: [Feature; 24] = [
+pub const FEATURES: [Feature; 25] = [
     Feature::Crashes,
+    Feature::TakeOvers,
     Feature::FullDisk,
     Feature::LostBlocks,
     Feature::CorruptReads,

@@ -162,14 +162,15 @@ impl World {
         self.spaces.iter().position(|space| space.id == key.namespace)
     }
 
-    /// Opens all namespaces at a machine that has just begun.
-    pub(crate) fn open_spaces(&mut self) -> Result<(), Fail> {
+    /// Opens all namespaces at a machine that has just begun, in epochs not before `at_least`.
+    pub(crate) fn open_spaces(&mut self, at_least: &[u32]) -> Result<(), Fail> {
         // Part of the pool is populated ahead of its use.
         let upto_bytes = self.rng.below(self.plan.shape.pool_pages) as u64 * BLOCK_ALIGN_BYTES;
         self.feed(Event::Populated { upto_bytes })?;
         for (number, spec) in specs::all().iter().enumerate() {
             let root = spec.root();
-            let epoch = self.tiers.iter().map(|tier| tier.epoch(root)).max().unwrap_or(0);
+            let stored = self.tiers.iter().map(|tier| tier.epoch(root)).max().unwrap_or(0);
+            let epoch = stored.max(at_least.get(number).copied().unwrap_or(0));
             let request = Request::OpenNamespace { spec: Arc::clone(spec), epoch };
             self.request_of(None, request, crate::replies::Asked::Done)?;
             let Some(opened) = self.opened.pop() else {
@@ -331,7 +332,7 @@ impl World {
         self.clients.clear();
         self.machine = machine(&self.plan, self.mistake);
         self.memory = Memory::new(self.plan.shape.pool_pages_max);
-        self.open_spaces()
+        self.open_spaces(&[])
     }
 }
 

@@ -79,6 +79,21 @@ fn a_block_written_earlier_than_its_tier_s_placement_says() {
 }
 
 #[test]
+fn a_pool_taken_over_from_under_a_client_that_copies() {
+    finds(Mistake::HoldersForgotten, &[Rule::Owners, Rule::Bytes, Rule::Presence]);
+}
+
+#[test]
+fn a_block_of_an_earlier_epoch_taken_over() {
+    finds(Mistake::EpochForgotten, &[Rule::Bytes, Rule::Stale]);
+}
+
+#[test]
+fn a_half_written_block_taken_over() {
+    finds(Mistake::FillingHandedOver, &[Rule::Bytes, Rule::Owners]);
+}
+
+#[test]
 fn a_failing_run_shrinks_to_a_few_operations() {
     let mistake = Some(Mistake::RemovalOvertaken);
     let failing = (0..SEEDS_MAX).map(Plan::new).find_map(|plan| {

@@ -29,8 +29,20 @@ fn every_seed_keeps_all_promises() {
         }
         reached.extend(report.reached);
     }
-    let expected =
-        ["cold", "crash", "hit", "killed", "promoted", "published", "read", "reset", "second use", "settled"];
+    let expected = [
+        "cold",
+        "crash",
+        "hit",
+        "killed",
+        "not taken over",
+        "promoted",
+        "published",
+        "read",
+        "reset",
+        "second use",
+        "settled",
+        "taken over",
+    ];
     assert_eq!(reached.into_iter().collect::<Vec<_>>(), expected, "the runs are idle");
 }
 

@@ -28,6 +28,11 @@ from kvdepot.errors import config_error
     help="End when nobody was attached for so many seconds; 0 = never.",
 )
 @click.option(
+    "--take-over",
+    is_flag=True,
+    help="Take pool and blocks over from the depot that serves the socket, which ends then.",
+)
+@click.option(
     "--drain-timeout",
     type=click.IntRange(0, 86_400),
     metavar="SECONDS",
@@ -44,6 +49,7 @@ def command(
     socket: str | None,
     block_bytes: int | None,
     idle_exit_s: int,
+    take_over: bool,
     drain_timeout: int | None,
     log_level: str | None,
     log_file: str | None,
@@ -55,6 +61,10 @@ def command(
     Engines with the same configuration find it by themselves. Ends with status 0 when another depot already serves the
     socket, with status 1 when another process holds its lock and no depot answers. With --service-port or any other
     option of the wire door, clients on other machines find it, too, and so do InfiniStore's.
+
+    With --take-over it asks the depot that serves the socket for its pool. That depot hands all of its blocks over and
+    ends with status 0. It goes on serving, and this one ends with an error, when the pools differ in size or the
+    versions do not fit. Where no depot serves the socket, this one starts with an empty pool.
     """
     if core_json is not None and (file is not None or socket is None):
         raise config_error("--core-json: goes with --socket and without --config")
@@ -70,10 +80,7 @@ def command(
         core_json = json.dumps(json.loads(core_json) | {"drain_timeout_ms": drain_timeout * 1000})
     _end_in_order_on_signals()
     _native.init_logging(log_level or config.effective_log_level(), log_file)
-    if wire_json is None:
-        _native.serve(core_json, socket, idle_exit_ms=idle_exit_s * 1000)
-    else:
-        _native.serve(core_json, socket, idle_exit_ms=idle_exit_s * 1000, wire_json=wire_json)
+    _native.serve(core_json, socket, idle_exit_ms=idle_exit_s * 1000, wire_json=wire_json, take_over=take_over)
 
 
 def _end_in_order_on_signals() -> None:

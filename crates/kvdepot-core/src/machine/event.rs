@@ -9,6 +9,8 @@ use crate::key::{BlockHash, BlockKey, NamespaceId, NamespaceSpec};
 use crate::lease::LeaseId;
 use crate::runs::Runs;
 
+use super::handover::Adopt;
+
 pub use super::catalog::NamespaceHandle;
 
 /// Time in nanoseconds since a moment of the caller's choice. It never goes back.
@@ -50,6 +52,14 @@ pub enum Event {
     Populated { upto_bytes: u64 },
     /// The depot is to end: who waits for a drain waits no longer.
     Ending,
+    /// The depot hands its pool over to another one: from now on nothing is reserved, leased, fetched, written or evicted.
+    /// Copies under way can still be committed.
+    Freeze,
+    /// The hand-over came to nothing: all goes on.
+    Thaw,
+    /// Slots that another depot, whose pool had this size, has handed over in the pool's memory. Their namespaces are to be
+    /// open.
+    Adopt { pool_bytes: u64, slots: Vec<Adopt> },
     /// Some time has passed: expired claims end, delayed writes are tried again.
     Tick,
 }

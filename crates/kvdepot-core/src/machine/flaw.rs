@@ -15,6 +15,8 @@ pub enum Flaw {
     AlreadyThereIsStored,
     /// Every tier is given every block at its seal.
     PlacementIgnored,
+    /// A slot that is being filled is handed over as a block.
+    HandOverFilling,
 }
 
 /// The mistake of a machine, if it has one.

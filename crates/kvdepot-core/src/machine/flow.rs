@@ -165,6 +165,11 @@ impl Flow {
         self.undrained.values().sum()
     }
 
+    /// Whether a tier reads into a slot now, or a key waits for a tier.
+    pub(crate) fn is_unsettled(&self) -> bool {
+        !self.turns.is_empty() || self.tiers.iter().any(|tier| !tier.reads_in_flight.is_empty())
+    }
+
     /// Whether tiers may still show a block under this key that was removed or replaced.
     pub(crate) fn is_leaving(&self, key: &PoolKey) -> bool {
         self.turns.contains_key(key)
@@ -200,7 +205,8 @@ impl Flow {
         if all { self.all() } else { self.placements.through }
     }
 
-    const fn all(&self) -> TierMask {
+    /// Every tier's bit.
+    pub(crate) const fn all(&self) -> TierMask {
         TierMask::MAX >> (TierMask::BITS as usize - self.tiers.len())
     }
 

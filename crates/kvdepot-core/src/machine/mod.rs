@@ -24,6 +24,7 @@ mod fetches;
 mod fills;
 mod flaw;
 mod flow;
+mod handover;
 mod index;
 mod loads;
 mod names;
@@ -53,6 +54,7 @@ pub use catalog::Namespace;
 pub use counters::Counters;
 pub use event::*;
 pub use flaw::Flaw;
+pub use handover::{Adopt, Handed, HandedState};
 pub use pace::Pace;
 pub use placement::{Placement, WriteWhen};
 pub use pool::{GROW_BYTES, Held, PoolConfig};
@@ -104,6 +106,8 @@ pub struct Machine {
     sweeps: Vec<(SpaceId, usize)>,
     /// Whether the depot is to end.
     ending: bool,
+    /// Whether the depot is handing its pool over: nothing new begins.
+    frozen: bool,
     now: Nanos,
     pace: Pace,
     flaws: Flaws,
@@ -122,6 +126,7 @@ impl Machine {
             removals: HashMap::new(),
             sweeps: Vec::new(),
             ending: false,
+            frozen: false,
             now: 0,
             pace: Pace::default(),
             flaws: Flaws::default(),
@@ -186,6 +191,12 @@ impl Machine {
                     out.replies.push((token, Ok(Reply::Drained(false))));
                 }
             }
+            Event::Freeze => self.frozen = true,
+            Event::Thaw => (self.frozen, self.ending) = (false, false),
+            Event::Adopt { pool_bytes, slots } => {
+                self.pool.enlarge_to(pool_bytes);
+                slots.iter().for_each(|slot| self.adopt(slot));
+            }
             Event::Tick => {
                 self.flow.tick();
                 self.pool.look_who_stopped();
@@ -198,18 +209,14 @@ impl Machine {
 
     /// What any event may lead to: room for who waits for it, commands, removals and drains that are over.
     fn follow_up(&mut self, out: &mut Effects) {
-        let (room, turn) = (self.pool.take_room(), self.claims.take_turn());
-        if room || turn {
-            let Self { catalog, pool, flow, counters, loads, claims, .. } = self;
-            let mut rooms = Rooms { catalog, pool, flow, counters };
-            if room {
-                loads.room_came(&mut rooms, out);
-            }
-            claims.room_came(&mut rooms, out);
+        if !self.frozen {
+            self.go_on_with_room(out);
         }
         self.tell_uses(out);
-        self.flow.demote(&mut self.pool, &mut self.counters);
-        self.flow.emit(self.now, &mut self.pool, &self.catalog, out);
+        if !self.frozen {
+            self.flow.demote(&mut self.pool, &mut self.counters);
+            self.flow.emit(self.now, &mut self.pool, &self.catalog, out);
+        }
         for token in self.flow.take_removed() {
             self.removal_ended(token, out);
         }
@@ -218,6 +225,19 @@ impl Machine {
         }
         for (key, visible) in self.pool.take_changes() {
             out.visible.push((self.catalog.block_key(&key), visible));
+        }
+    }
+
+    /// Who waits for room, or for its turn, gets it.
+    fn go_on_with_room(&mut self, out: &mut Effects) {
+        let (room, turn) = (self.pool.take_room(), self.claims.take_turn());
+        if room || turn {
+            let Self { catalog, pool, flow, counters, loads, claims, .. } = self;
+            let mut rooms = Rooms { catalog, pool, flow, counters };
+            if room {
+                loads.room_came(&mut rooms, out);
+            }
+            claims.room_came(&mut rooms, out);
         }
     }
 

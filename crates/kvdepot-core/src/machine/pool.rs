@@ -252,6 +252,11 @@ impl Pool {
         self.pool_bytes > before
     }
 
+    /// Lets the pool have at least so many bytes, where that was agreed.
+    pub(crate) fn enlarge_to(&mut self, bytes: u64) {
+        while self.pool_bytes < bytes && self.enlarge() {}
+    }
+
     /// Whether remote clients may reserve `bytes` more. Announced but unsent payload must not evict cached blocks; one
     /// slot at a time may be of any size.
     pub(crate) fn may_fill(&self, bytes: u64) -> Result<()> {
@@ -393,6 +398,40 @@ impl Pool {
             debug_assert!(before.is_none(), "the caller looked that the key is not there");
         }
         Ok(id)
+    }
+
+    /// A slot that another depot left at this place of the pool's memory. None when the place is not free, or the index
+    /// names another slot for its key.
+    pub(crate) fn adopt(&mut self, key: PoolKey, block: Block, runs: &Runs, indexed: bool) -> Option<SlotId> {
+        if indexed && self.find(&key).is_some() {
+            return None;
+        }
+        let end = runs.iter().map(|run| run.offset.saturating_add(run.len)).max()?;
+        self.enlarge_to(end);
+        self.grow(Some(end));
+        if !self.alloc.take(runs) {
+            return None;
+        }
+        self.serials = self.serials.wrapping_add(1);
+        let slot = Slot::new(key, block, runs, self.serials, indexed);
+        let (after, bytes) = (slot.standing(), slot.bytes());
+        let Some(id) = self.slots.insert(slot) else {
+            self.alloc.free(runs);
+            return None;
+        };
+        self.count(Standing::NONE, after, bytes, key);
+        if indexed {
+            self.index.insert(&self.slots, id);
+        }
+        if after.listed {
+            self.policy.insert(id, self.index.hash(&key));
+        }
+        Some(id)
+    }
+
+    /// Every lease: who holds it, and on which slot.
+    pub(crate) fn leases(&self) -> impl Iterator<Item = (u64, SlotId)> + '_ {
+        self.leases.all()
     }
 
     /// Lets the index name `id` for its key; the slot that it named before is unnamed now.

@@ -16,7 +16,9 @@ impl Machine {
     pub(super) fn forget(&mut self, key: names::PoolKey, location: &Location) -> bool {
         let mut saved = false;
         if let Some(slot) = self.pool.find(&key) {
-            saved = self.pool.slot(slot).saved != 0;
+            let found = self.pool.slot(slot);
+            // A tier that is still to have a value may have another one, whose removal is on its way.
+            saved = found.saved != 0 || (found.is_value() && found.to_write != 0);
             self.pool.unname(slot);
             self.flow.displace(&mut self.pool, slot);
         }

@@ -4,8 +4,26 @@ use super::claims::Open;
 use super::event::{Effects, NamespaceHandle, Owner, Reply, Request, Token};
 use super::loads::Rooms;
 use super::{Machine, split};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::eviction::SlotId;
+
+/// Whether a request may take slots, or ask something of a tier: what ends leases, and epochs, goes on in a hand-over.
+const fn begins_something(request: &Request) -> bool {
+    !matches!(
+        request,
+        Request::OpenNamespace { .. }
+            | Request::EnterEpoch { .. }
+            | Request::BeginAdvance { .. }
+            | Request::EndAdvance { .. }
+            | Request::Commit { .. }
+            | Request::Release { .. }
+            | Request::SetChecksum { .. }
+            | Request::ClaimRelease { .. }
+            | Request::EndClaims
+            | Request::Drain { .. }
+            | Request::Keys { .. }
+    )
+}
 
 impl Machine {
     pub(super) fn request(
@@ -15,6 +33,12 @@ impl Machine {
         request: Request,
         out: &mut Effects,
     ) -> Result<()> {
+        if self.frozen && begins_something(&request) {
+            return Err(Error::new(
+                ErrorKind::Unavailable,
+                "the depot is handing its pool over to another one, which will answer in a moment",
+            ));
+        }
         let reply = match request {
             Request::OpenNamespace { spec, epoch } => {
                 let (handle, left) = self.catalog.open(&spec, epoch)?;

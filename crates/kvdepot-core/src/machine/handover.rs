@@ -1,0 +1,173 @@
+//! A pool that changes hands: what one depot's machine says of its slots, and how another one's takes them in.
+//!
+//! The old machine is frozen and has settled: no tier reads into a slot, no key waits for a tier, and every lease belongs
+//! to a client that is named as a holder. A holder may still copy, so its slots stay leased at the new machine until its
+//! copies have ended (P4). Only sealed blocks that lookups found are handed over as blocks (P1), under the namespace id
+//! that they were sealed under: the new machine takes those in whose id is current there.
+
+use hashbrown::HashMap;
+use serde::{Deserialize, Serialize};
+
+use super::Machine;
+use super::event::Owner;
+use super::flaw::Flaw;
+use super::names::{PoolKey, SpaceId};
+use super::slots::TierMask;
+use crate::block::Block;
+use crate::eviction::SlotId;
+use crate::key::{BlockHash, BlockKey, NamespaceId};
+use crate::runs::Runs;
+
+/// A key of no block: no namespace's space has this number.
+const NOBODYS: PoolKey = PoolKey { space: SpaceId(0), hash: BlockHash([0; 16]) };
+
+/// A slot as a machine hands it over.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Handed {
+    /// Its place in the pool.
+    pub runs: Runs,
+    /// What is in it.
+    pub state: HandedState,
+    /// Which holders have it leased, by their places in the list that the machine was given.
+    pub holders: Vec<u32>,
+}
+
+/// What is in a slot that is handed over.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum HandedState {
+    /// A whole block.
+    Block {
+        /// Its key, with the epoch under which it was sealed.
+        key: BlockKey,
+        /// Tiers that hold it, a bit each.
+        saved: TierMask,
+        /// Tiers that are to have it still.
+        to_write: TierMask,
+        /// Whether it is a value, which can be replaced.
+        value: bool,
+        /// Its CRC-64/NVME, where it is known.
+        crc64: Option<u64>,
+    },
+    /// Nothing that anybody may read, but a holder may still copy into it or out of it.
+    Busy,
+}
+
+/// A slot to be taken in.
+#[derive(Clone, Debug)]
+pub struct Adopt {
+    /// The slot.
+    pub handed: Handed,
+    /// Who holds it now, in place of the holders.
+    pub owners: Vec<Owner>,
+}
+
+impl Machine {
+    /// Why a frozen machine cannot be handed over yet, if so. `holders` are the connections that may still copy.
+    pub fn unsettled(&self, holders: &[Owner]) -> Option<&'static str> {
+        if self.flow.is_unsettled() {
+            return Some("a tier has not ended a read or a removal");
+        }
+        if self.pool.leases().any(|(owner, _)| !holders.contains(&owner)) {
+            return Some("a connection has not given its slots back");
+        }
+        None
+    }
+
+    /// Which holders have leased which slots, for [`Self::handed`].
+    pub fn held_by(&self, holders: &[Owner]) -> HashMap<SlotId, Vec<u32>> {
+        let places: HashMap<Owner, u32> = (0..).zip(holders).map(|(place, &owner)| (owner, place)).collect();
+        let mut held: HashMap<SlotId, Vec<u32>> = HashMap::new();
+        for (owner, slot) in self.pool.leases() {
+            held.entry(slot).or_default().extend(places.get(&owner));
+        }
+        held.values_mut().for_each(|holders| holders.sort_unstable());
+        held
+    }
+
+    /// What is handed over of `count` slot numbers from `from` on, and where to go on. The machine is frozen.
+    pub fn handed(
+        &self,
+        held_by: &HashMap<SlotId, Vec<u32>>,
+        from: usize,
+        count: usize,
+    ) -> (Vec<Handed>, Option<usize>) {
+        let end = from.saturating_add(count).min(self.pool.numbers());
+        let handed = (from..end).filter_map(|id| self.handed_one(id as SlotId, held_by)).collect();
+        (handed, (end < self.pool.numbers()).then_some(end))
+    }
+
+    fn handed_one(&self, id: SlotId, held_by: &HashMap<SlotId, Vec<u32>>) -> Option<Handed> {
+        let slot = self.pool.get(id)?;
+        let holders = held_by.get(&id).cloned().unwrap_or_default();
+        let is_whole =
+            slot.block.is_readable() || (self.flaws.has(Flaw::HandOverFilling) && slot.standing().filling);
+        let is_block = is_whole && slot.is_indexed() && self.catalog.is_live(slot.key.space);
+        if !is_block {
+            return (!holders.is_empty()).then(|| Handed {
+                runs: slot.runs(),
+                state: HandedState::Busy,
+                holders,
+            });
+        }
+        // Of a value that a tier could not replace, and of a block whose writes wait for something, all tiers are told
+        // again.
+        let everywhere = slot.is_unreplaced() || (slot.block.is_dirty() && slot.to_write == 0);
+        // What is written late is decided anew by the tiers' placements.
+        let to_write = if everywhere { TierMask::MAX } else { slot.to_write & !slot.late };
+        let state = HandedState::Block {
+            key: self.catalog.block_key(&slot.key),
+            saved: slot.saved & !to_write,
+            to_write,
+            value: slot.is_value(),
+            crc64: slot.crc64(),
+        };
+        Some(Handed { runs: slot.runs(), state, holders })
+    }
+
+    /// Takes a slot in. A block whose namespace is not open here in the epoch of its key is none any more.
+    pub(super) fn adopt(&mut self, slot: &Adopt) {
+        if let HandedState::Block { key, saved, to_write, value, crc64 } = slot.handed.state
+            && let Some(bytes) = self.catalog.by_id(key.namespace).map(super::Namespace::slot_bytes)
+            && slot.handed.runs.iter().map(|run| run.len).sum::<u64>() == bytes
+            && let Some(pool_key) = self.catalog.pool_key(&key)
+        {
+            let tiers = if self.flow.has_tiers() { self.flow.all() } else { 0 };
+            let (to_write, saved) = (to_write & tiers, saved & tiers);
+            let block = Block::handed_over(saved != 0);
+            let Some(id) = self.pool.adopt(pool_key, block, &slot.handed.runs, true) else { return };
+            self.pool.edit(id, |slot| {
+                slot.saved = saved;
+                slot.set_value(value);
+                crc64.into_iter().for_each(|crc64| slot.set_crc64(crc64));
+            });
+            self.lease_for(id, &slot.owners);
+            if to_write != 0 {
+                self.flow.write_again(&mut self.pool, id, to_write);
+            }
+            self.pool.free_if_over(id);
+        } else if !slot.owners.is_empty()
+            && let Some(id) = self.pool.adopt(NOBODYS, Block::handed_over(false), &slot.handed.runs, false)
+        {
+            self.lease_for(id, &slot.owners);
+            // Free when the last of them has ended.
+            self.pool.doom(id);
+        }
+    }
+
+    fn lease_for(&mut self, id: SlotId, owners: &[Owner]) {
+        for &owner in owners {
+            if self.pool.lease(owner, id).is_err() {
+                // It has too many. Better a slot that is never free than one that is too early.
+                self.pool.pin(id);
+            }
+        }
+    }
+
+    /// The namespaces that are handed over: what was fingerprinted, and the epoch.
+    pub fn namespaces(&self) -> Vec<(std::sync::Arc<crate::key::NamespaceSpec>, u32, NamespaceId)> {
+        (0..self.catalog.len() as u32)
+            .filter_map(|handle| self.catalog.get(handle).ok())
+            .map(|namespace| (std::sync::Arc::clone(&namespace.spec), namespace.epoch, namespace.id))
+            .collect()
+    }
+}

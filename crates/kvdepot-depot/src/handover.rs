@@ -1,0 +1,298 @@
+//! A pool that changes hands while its depot runs: what the old depot writes down of it, and how the new one takes it in.
+//!
+//! The snapshot is a memfd: a head, pieces of slots, an empty piece. Each part is its length (4 bytes, little-endian) and
+//! postcard. It is written once nothing changes any more, and passed to one process, over the local door. Namespaces go by
+//! what was fingerprinted, so that a depot that would name them otherwise takes nothing over.
+
+use std::fs::File;
+use std::io::{BufReader, BufWriter, Read, Seek, Write};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use kvdepot_core::machine::{Adopt, Event, Handed, HandedState};
+use kvdepot_core::{Error, ErrorKind, NamespaceSpec, Result};
+use rustix::fs::MemfdFlags;
+use serde::{Deserialize, Serialize};
+
+use crate::config::DepotConfig;
+use crate::depot::Depot;
+use crate::epochs;
+use crate::runner::Runner;
+use crate::session::Session;
+
+/// Version of the snapshot. Depots hand over to those of the same version only.
+pub const HAND_OVER_VERSION: u32 = 1;
+/// First field of a snapshot.
+const MAGIC: u64 = 0x5245_564f_4456_4b00;
+/// Slot numbers in one piece, looked at under one hold of the lock.
+const PIECE_SLOTS: usize = 512;
+/// Largest part of a snapshot: namespaces are the longest.
+const PART_BYTES_MAX: usize = 64 << 20;
+/// How often it is looked whether the depot has settled.
+const SETTLE_TICK: Duration = Duration::from_millis(5);
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Head {
+    magic: u64,
+    version: u32,
+    /// Bytes that the pool has taken in use, of those that are mapped.
+    pool_bytes: u64,
+    mapped_bytes: u64,
+    /// The tiers, by their configuration: what a tier holds is taken over only for the same tiers.
+    tiers: String,
+    /// What was fingerprinted, and the epoch.
+    namespaces: Vec<(String, u32)>,
+    holders: u32,
+}
+
+/// What was taken over.
+#[derive(Debug)]
+pub struct TakenOver {
+    /// Blocks that are visible now.
+    pub blocks: usize,
+    /// Blocks that were handed over and not taken in: their namespace was reset, or could not be opened.
+    pub left_out: usize,
+    /// For each holder what it still has. Each is to be dropped when that holder's copies have ended.
+    pub held: Vec<Session>,
+}
+
+/// A snapshot whose head has been read and fits.
+#[derive(Debug)]
+pub struct Snapshot {
+    head: Head,
+    rest: BufReader<File>,
+}
+
+fn tiers_of(config: &DepotConfig) -> String {
+    let tiers = config.pipeline.split_once('|').map_or("", |(_, tiers)| tiers);
+    format!("{tiers} {} {} {}", config.posix, config.remote, config.fake)
+}
+
+fn unreadable(e: std::io::Error) -> Error {
+    Error::io("the other depot's list of blocks cannot be read", e)
+}
+
+impl Snapshot {
+    /// Reads the head. Refuses what a depot of another version or with a pool of another size wrote.
+    pub fn open(fd: OwnedFd, config: &DepotConfig) -> Result<Self> {
+        let mut file = File::from(fd);
+        file.rewind().map_err(unreadable)?;
+        let mut rest = BufReader::with_capacity(1 << 20, file);
+        let head: Head = read(&mut rest)?;
+        if head.magic != MAGIC || head.version != HAND_OVER_VERSION {
+            return Err(Error::new(
+                ErrorKind::Version,
+                "the other depot's list of blocks has another version",
+            )
+            .with("version", head.version)
+            .with("known", HAND_OVER_VERSION));
+        }
+        if head.mapped_bytes != config.mapped_bytes() {
+            return Err(other_size(head.mapped_bytes, config.mapped_bytes()));
+        }
+        Ok(Self { head, rest })
+    }
+
+    /// Connections whose clients may still copy.
+    pub const fn holders(&self) -> usize {
+        self.head.holders as usize
+    }
+}
+
+/// The error of a pool that does not fit.
+pub fn other_size(running: u64, configured: u64) -> Error {
+    Error::new(
+        ErrorKind::Config,
+        "the running depot's pool has another size than the configuration says: it cannot be taken over; set the same \
+         size, or end the running depot and start this one with an empty pool",
+    )
+    .with("running_bytes", running)
+    .with("configured_bytes", configured)
+}
+
+fn write(out: &mut impl Write, part: &impl Serialize) -> Result<()> {
+    let failed = |e| Error::io("the list of blocks cannot be written for the next depot", e);
+    let bytes = postcard::to_extend(part, Vec::new()).map_err(|e| {
+        Error::new(ErrorKind::Protocol, "the list of blocks cannot be encoded").with_source(e)
+    })?;
+    let length = u32::try_from(bytes.len()).ok().filter(|&length| length as usize <= PART_BYTES_MAX);
+    let length = length.ok_or_else(|| {
+        Error::new(ErrorKind::Unsupported, "the list of namespaces is too long").with("bytes", bytes.len())
+    })?;
+    out.write_all(&length.to_le_bytes()).map_err(failed)?;
+    out.write_all(&bytes).map_err(failed)
+}
+
+fn read<T: for<'a> Deserialize<'a>>(from: &mut impl Read) -> Result<T> {
+    let bad = || Error::new(ErrorKind::Corrupt, "the other depot's list of blocks is damaged");
+    let mut length = [0; 4];
+    from.read_exact(&mut length).map_err(unreadable)?;
+    let length = u32::from_le_bytes(length) as usize;
+    if length > PART_BYTES_MAX {
+        return Err(bad().with("bytes", length));
+    }
+    let mut bytes = vec![0; length];
+    from.read_exact(&mut bytes).map_err(unreadable)?;
+    postcard::from_bytes(&bytes).map_err(|e| bad().with_source(e))
+}
+
+impl Depot {
+    /// Begins to hand the pool over: nothing is reserved, leased, fetched, written or evicted from now on, and requests
+    /// that wait are answered with what is known. Copies under way can still be committed.
+    pub fn freeze(&self) {
+        let runner = &self.runner;
+        runner.tell_and_leave(Event::Freeze);
+        for token in runner.life.waiters.tokens() {
+            runner.tell_and_leave(Event::Expire { token });
+        }
+    }
+
+    /// The hand-over came to nothing: all goes on.
+    pub fn thaw(&self) {
+        self.runner.ending.store(false, Ordering::Release);
+        self.runner.tell(Event::Thaw);
+    }
+
+    /// Whether any client may be copying.
+    pub fn is_copied(&self) -> bool {
+        self.runner.look(|machine| !machine.held_by(&[]).is_empty())
+    }
+
+    /// Waits until a frozen depot can be handed over: tiers have ended what they read and removed, and nobody but the
+    /// `holders` has slots. `Busy` when that takes longer than `patience`.
+    pub fn settle(&self, holders: &[&Session], patience: Duration) -> Result<()> {
+        let owners: Vec<u64> = holders.iter().map(|session| session.owner()).collect();
+        let end = Instant::now() + patience;
+        loop {
+            self.runner.work_off();
+            let Some(why) = self.runner.look(|machine| machine.unsettled(&owners)) else { return Ok(()) };
+            if Instant::now() >= end {
+                return Err(
+                    Error::new(ErrorKind::Busy, "the pool cannot be handed over now").with("because", why)
+                );
+            }
+            std::thread::sleep(SETTLE_TICK);
+        }
+    }
+
+    /// Writes down what a settled depot's pool holds.
+    pub fn hand_over(&self, holders: &[&Session]) -> Result<OwnedFd> {
+        let runner = &self.runner;
+        let owners: Vec<u64> = holders.iter().map(|session| session.owner()).collect();
+        let fd = rustix::fs::memfd_create("kvdepot-handover", MemfdFlags::CLOEXEC)
+            .map_err(|e| Error::io("cannot make memory for the list of blocks", e.into()))?;
+        let mut out = BufWriter::with_capacity(1 << 20, File::from(fd));
+        let (pool_bytes, namespaces, held_by) = runner
+            .look(|machine| (machine.gauges().pool_bytes, machine.namespaces(), machine.held_by(&owners)));
+        let head = Head {
+            magic: MAGIC,
+            version: HAND_OVER_VERSION,
+            pool_bytes,
+            mapped_bytes: runner.config.mapped_bytes(),
+            tiers: tiers_of(&runner.config),
+            namespaces: namespaces
+                .iter()
+                .map(|(spec, epoch, _)| (spec.canonical().to_owned(), *epoch))
+                .collect(),
+            holders: u32::try_from(owners.len()).unwrap_or(u32::MAX),
+        };
+        write(&mut out, &head)?;
+        let mut from = Some(0);
+        while let Some(start) = from {
+            let (handed, next) = runner.look(|machine| machine.handed(&held_by, start, PIECE_SLOTS));
+            // An empty piece is the end.
+            if !handed.is_empty() {
+                write(&mut out, &handed)?;
+            }
+            from = next;
+        }
+        write(&mut out, &Vec::<Handed>::new())?;
+        let file = out.into_inner().map_err(|e| {
+            Error::io("the list of blocks cannot be written for the next depot", e.into_error())
+        })?;
+        Ok(file.into())
+    }
+
+    /// The pool was handed over: nothing is written any more when this depot ends.
+    pub fn leave(&self) {
+        self.runner.finished.store(true, Ordering::Release);
+        self.runner.stopping.store(true, Ordering::Release);
+    }
+
+    /// Takes in what another depot left in this one's pool, before anybody else asks for room in it. The other depot's
+    /// process has exited.
+    pub fn take_over(&self, mut snapshot: Snapshot) -> Result<TakenOver> {
+        let runner = &self.runner;
+        for (canonical, epoch) in &snapshot.head.namespaces {
+            let opened = NamespaceSpec::from_canonical(canonical)
+                .and_then(|spec| epochs::reopen(runner, &Arc::new(spec), *epoch));
+            if let Err(error) = opened {
+                tracing::warn!("blocks of a namespace that cannot be opened are not taken over: {error}");
+            }
+        }
+        let same_tiers = snapshot.head.tiers == tiers_of(&runner.config);
+        let held: Vec<Session> = (0..snapshot.holders()).map(|_| self.session()).collect();
+        let mut handed_blocks = 0;
+        loop {
+            let piece: Vec<Handed> = read(&mut snapshot.rest)?;
+            if piece.is_empty() {
+                break;
+            }
+            let mut slots = Vec::with_capacity(piece.len());
+            for mut handed in piece {
+                if let HandedState::Block { saved, to_write, .. } = &mut handed.state {
+                    handed_blocks += 1;
+                    if !same_tiers {
+                        (*saved, *to_write) = (0, u8::MAX);
+                    }
+                }
+                let mut owners = Vec::with_capacity(handed.holders.len());
+                for &holder in &handed.holders {
+                    let session = held.get(holder as usize).ok_or_else(|| {
+                        Error::new(ErrorKind::Corrupt, "the other depot's list of blocks is damaged")
+                            .with("holder", holder)
+                    })?;
+                    owners.push(session.owner());
+                }
+                slots.push(Adopt { handed, owners });
+            }
+            runner.tell_and_leave(Event::Adopt { pool_bytes: snapshot.head.pool_bytes, slots });
+        }
+        let blocks = runner.look(|machine| machine.gauges().pool_blocks);
+        Ok(TakenOver { blocks, left_out: handed_blocks - blocks.min(handed_blocks), held })
+    }
+}
+
+impl Runner {
+    /// The process that takes a pool over must have memory that other processes can map.
+    pub(crate) fn ensure_shared(&self) -> Result<()> {
+        self.pool.fd().map(drop).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Unsupported,
+                "the pool is this process's own memory: nobody can take it over",
+            )
+        })
+    }
+}
+
+impl Depot {
+    /// Refuses a hand-over that cannot come about, while nothing has been stopped for it.
+    pub fn may_hand_over(&self, version: u32, pool_bytes: u64) -> Result<()> {
+        self.runner.ensure_shared()?;
+        if version != HAND_OVER_VERSION {
+            return Err(Error::new(
+                ErrorKind::Version,
+                "the running depot hands its pool over to depots of its own version only",
+            )
+            .with("running_version", HAND_OVER_VERSION)
+            .with("asked_version", version));
+        }
+        let running = self.runner.config.mapped_bytes();
+        if pool_bytes != running {
+            return Err(other_size(running, pool_bytes));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,287 @@
+//! P1, P4 and P11: a depot's process takes pool and blocks over from the one that runs.
+//!
+//! Roles run in children: this very test binary, started again with `KVDEPOT_TEST_ROLE`.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Instant;
+
+use common::{Engine, LONG, config, hash, spec};
+use kvdepot_core::{BlockLayout, NamespaceSpec};
+use kvdepot_depot::client::{Attachment, Claim, ClaimGroupSpec};
+use kvdepot_depot::handover::HAND_OVER_VERSION;
+use kvdepot_depot::message::{HELLO_MAGIC, Hashes, PROTOCOL_VERSION, Request, Response, decode, encode};
+use kvdepot_depot::seqpacket::{FrameBuffer, SeqPacket};
+use kvdepot_server::{Ended, logging, serve, serve_taking_over};
+
+const ROLE: &str = "KVDEPOT_TEST_ROLE";
+const DIRECTORY: &str = "KVDEPOT_TEST_DIRECTORY";
+const POOL: u64 = 8 << 20;
+const BLOCK: u64 = 128 << 10;
+
+fn namespace() -> Arc<NamespaceSpec> {
+    spec("taken", BlockLayout::uniform(2, &[64 << 10]).unwrap())
+}
+
+/// A child in a role; killed when dropped.
+struct Role(Child);
+
+impl Role {
+    fn start(role: &str, directory: &Path) -> Self {
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "role_main", "--nocapture", "--test-threads=1"])
+            .env(ROLE, role)
+            .env(DIRECTORY, directory)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Self(child)
+    }
+
+    /// Waits for the child to say a line with this word.
+    fn says(&mut self, word: &str) {
+        let mut lines = BufReader::new(self.0.stdout.take().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap().contains(word)), "the child ends without a {word}");
+    }
+
+    fn ends(&mut self) -> bool {
+        let end = Instant::now() + LONG;
+        loop {
+            if let Some(status) = self.0.try_wait().unwrap() {
+                return status.success();
+            }
+            assert!(Instant::now() < end, "the process goes on");
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Drop for Role {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn socket(directory: &Path) -> PathBuf {
+    directory.join("d.sock")
+}
+
+/// What the children run; does nothing when called as a test.
+#[test]
+fn role_main() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let directory = PathBuf::from(std::env::var(DIRECTORY).unwrap());
+    let socket = socket(&directory);
+    let posix = serde_json::json!({"directories": [directory], "read_threads": 2, "write_threads": 2});
+    let on_disk = || config(POOL, serde_json::json!({"pipeline": "Cache|Posix", "posix": posix}));
+    let plain = || config(POOL, serde_json::json!({}));
+    logging::init("info", Some(&directory.join("log"))).unwrap();
+    let ended = match role.as_str() {
+        "depot" => serve(plain(), &socket, None, &mut || true),
+        "heir" => serve_taking_over(plain(), &socket, None, None, &mut || true),
+        "depot on disk" => serve(on_disk(), &socket, None, &mut || true),
+        "heir on disk" => serve_taking_over(on_disk(), &socket, None, None, &mut || true),
+        "heir of another size" => {
+            let larger = config(2 * POOL, serde_json::json!({}));
+            let refused = serve_taking_over(larger, &socket, None, None, &mut || true).unwrap_err();
+            assert!(refused.to_string().contains("another size"), "{refused}");
+            return;
+        }
+        "dumper" => {
+            let _held = reserve(&socket, &[77, 78, 79]);
+            println!("reserved");
+            std::thread::park();
+            return;
+        }
+        other => panic!("no such role: {other}"),
+    };
+    assert_eq!(ended.unwrap(), Ended::HandedOver);
+}
+
+fn eventually(what: &str, directory: &Path, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + LONG;
+    while !holds() {
+        let log = || std::fs::read_to_string(directory.join("log")).unwrap_or_default();
+        assert!(Instant::now() < end, "{what} did not come true:\n{}", log());
+        std::thread::yield_now();
+    }
+}
+
+fn attach(directory: &Path) -> Arc<Attachment> {
+    let socket = socket(directory);
+    eventually("a depot", directory, || SeqPacket::connect(&socket).is_ok());
+    let attachment = Attachment::connect(socket, None, LONG, LONG).unwrap();
+    assert!(attachment.attached());
+    attachment
+}
+
+fn ask(door: &mut SeqPacket, request: &Request<'_>) -> Response {
+    door.send(&encode(1, request).unwrap(), None).unwrap();
+    let mut buffer = FrameBuffer::default();
+    drop(door.recv(&mut buffer, Some(Instant::now() + LONG)).unwrap());
+    decode::<Response>(&buffer).unwrap().1
+}
+
+fn hello(socket: &Path) -> SeqPacket {
+    let mut door = SeqPacket::connect(socket).unwrap();
+    let hello = Request::Hello { magic: HELLO_MAGIC, version: PROTOCOL_VERSION, pid: std::process::id() };
+    assert!(matches!(ask(&mut door, &hello), Response::Welcome { .. }));
+    door
+}
+
+/// Reserves slots as a client that is about to copy into them.
+fn reserve(socket: &Path, blocks: &[u64]) -> SeqPacket {
+    let mut door = hello(socket);
+    let open = Request::OpenNamespace { canonical: namespace().canonical().to_owned().into() };
+    let Response::Namespace { handle, .. } = ask(&mut door, &open) else { panic!("not opened") };
+    let hashes: Vec<u8> = blocks.iter().flat_map(|&block| hash(block).0).collect();
+    let grants = ask(&mut door, &Request::Reserve { namespace: handle, hashes: Hashes(hashes.into()) });
+    assert!(matches!(grants, Response::Grants(ref grants) if grants.len() == blocks.len()), "{grants:?}");
+    door
+}
+
+fn hit(attachment: &Arc<Attachment>, blocks: &[u64]) -> usize {
+    let group = ClaimGroupSpec { namespaces: vec![namespace()], window_blocks: 0, hashes_per_block: 1 };
+    let wanted: Vec<_> = blocks.iter().map(|&block| hash(block)).collect();
+    let mut claim = Claim::open(attachment, &[group], &wanted, 0, blocks.len() as u32).unwrap();
+    let (settled, units, _) = claim.wait(LONG);
+    assert!(settled, "a claim does not settle");
+    units as usize
+}
+
+fn gauge(attachment: &Arc<Attachment>, name: &str) -> Option<u64> {
+    attachment.stats()["depot"][name].as_u64()
+}
+
+#[test]
+fn blocks_outlive_the_depot_that_hands_them_over() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let mut depot = Role::start("depot", directory);
+    let attachment = attach(directory);
+    let mut engine = Engine::new(&attachment, &namespace(), 8);
+    let (old, new) = ((0..8).collect::<Vec<u64>>(), (100..108).collect::<Vec<u64>>());
+    engine.fill(1);
+    assert!(engine.dump(&old, &engine.all_pages()).is_empty());
+    // What was reset before does not come back.
+    attachment.reset(&[namespace()]).unwrap();
+    engine.fill(2);
+    assert!(engine.dump(&new, &engine.all_pages()).is_empty());
+    for generation in 0..2 {
+        let heir = Role::start("heir", directory);
+        assert!(depot.ends(), "the depot before ends with status 0");
+        depot = heir;
+        eventually("the client is attached to the new depot", directory, || {
+            attachment.attached() && gauge(&attachment, "pid") == Some(u64::from(depot.0.id()))
+        });
+        eventually("the hit", directory, || hit(&attachment, &new) == 8);
+        assert_eq!(hit(&attachment, &old), 0, "generation {generation}: blocks from before the reset");
+        engine.clear();
+        assert!(engine.load(&new, &engine.all_pages()).is_empty());
+        assert!((0..8).all(|page| engine.holds(page, page, 2)), "generation {generation}");
+    }
+}
+
+#[test]
+fn a_dump_under_way_is_never_served_and_its_space_is_kept_until_the_client_has_exited() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let mut depot = Role::start("depot", directory);
+    let attachment = attach(directory);
+    let mut engine = Engine::new(&attachment, &namespace(), 8);
+    engine.fill(1);
+    assert!(engine.dump(&[1, 2], &[1, 2]).is_empty());
+    let mut dumper = Role::start("dumper", directory);
+    dumper.says("reserved");
+    let heir = Role::start("heir", directory);
+    assert!(depot.ends());
+    eventually("the client is attached to the new depot", directory, || {
+        attachment.attached() && gauge(&attachment, "pid") == Some(u64::from(heir.0.id()))
+    });
+    eventually("the hit", directory, || hit(&attachment, &[1, 2]) == 2);
+    assert_eq!(hit(&attachment, &[77]), 0, "nobody has committed it");
+    assert_eq!(gauge(&attachment, "pool_leased_bytes"), Some(3 * BLOCK));
+    // More than the pool holds: the dumper's space is not given to anybody.
+    for round in 0..16 {
+        let blocks: Vec<u64> = (0..8).map(|block| 1000 + round * 8 + block).collect();
+        assert!(engine.dump(&blocks, &engine.all_pages()).is_empty());
+    }
+    assert_eq!(gauge(&attachment, "pool_leased_bytes"), Some(3 * BLOCK));
+    drop(dumper);
+    eventually("its space is free", directory, || gauge(&attachment, "pool_leased_bytes") == Some(0));
+}
+
+#[test]
+fn a_depot_that_cannot_hand_over_goes_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let depot = Role::start("depot on disk", directory);
+    let attachment = attach(directory);
+    let mut engine = Engine::new(&attachment, &namespace(), 8);
+    engine.fill(1);
+    let blocks: Vec<u64> = (0..8).collect();
+    assert!(engine.dump(&blocks, &engine.all_pages()).is_empty());
+    assert!(Role::start("heir of another size", directory).ends(), "it is told why");
+    // Another version; one that dies with all in its hands.
+    let asked = |version| Request::HandOver { version, pool_bytes: POOL };
+    let refused = ask(&mut hello(&socket(directory)), &asked(HAND_OVER_VERSION + 1));
+    assert!(matches!(refused, Response::Failed { ref kind, .. } if kind == "version"), "{refused:?}");
+    assert!(attachment.attached(), "a refusal costs nobody the depot");
+    let mut heir = hello(&socket(directory));
+    let handed = ask(&mut heir, &asked(HAND_OVER_VERSION));
+    assert!(matches!(handed, Response::HandOver { holders: 0 }), "{handed:?}");
+    drop(heir);
+    let more: Vec<u64> = (100..108).collect();
+    eventually("the depot goes on", directory, || {
+        attachment.attached() && engine.dump(&more, &engine.all_pages()).is_empty()
+    });
+    assert_eq!(gauge(&attachment, "pid"), Some(u64::from(depot.0.id())));
+    assert_eq!((hit(&attachment, &blocks), hit(&attachment, &more)), (8, 8));
+    assert!(attachment.drain(LONG).unwrap(), "its tiers go on, too");
+}
+
+#[test]
+fn blocks_that_no_tier_had_are_written_by_the_depot_that_takes_over() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let mut depot = Role::start("depot on disk", directory);
+    let attachment = attach(directory);
+    let mut engine = Engine::new(&attachment, &namespace(), 8);
+    engine.fill(3);
+    let blocks: Vec<u64> = (0..8).collect();
+    assert!(engine.dump(&blocks, &engine.all_pages()).is_empty());
+    let heir = Role::start("heir on disk", directory);
+    assert!(depot.ends());
+    eventually("the client is attached to the new depot", directory, || {
+        attachment.attached() && gauge(&attachment, "pid") == Some(u64::from(heir.0.id()))
+    });
+    assert!(attachment.drain(LONG).unwrap());
+    drop(heir);
+    let depot = Role::start("depot on disk", directory);
+    eventually("a depot with an empty pool", directory, || {
+        attachment.attached() && gauge(&attachment, "pid") == Some(u64::from(depot.0.id()))
+    });
+    eventually("all blocks on disk", directory, || hit(&attachment, &blocks) == 8);
+    engine.clear();
+    assert!(engine.load(&blocks, &engine.all_pages()).is_empty());
+    assert!((0..8).all(|page| engine.holds(page, page, 3)));
+}
+
+#[test]
+fn without_a_depot_there_is_nothing_to_take_over() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let _depot = Role::start("heir", directory);
+    let attachment = attach(directory);
+    let mut engine = Engine::new(&attachment, &namespace(), 2);
+    engine.fill(1);
+    assert!(engine.dump(&[1, 2], &[0, 1]).is_empty());
+    assert_eq!(hit(&attachment, &[1, 2]), 2);
+}

@@ -1,0 +1,201 @@
+//! A depot hands its pool over to another one, in the middle of everything.
+//!
+//! What is under way at the tiers is let end, clients that have not ended their copies are named, and the old depot is
+//! gone before the new one begins. Between the two another depot may reset a namespace in the tiers.
+
+use std::collections::HashSet;
+
+use kvdepot_core::machine::{Adopt, Event, Handed, HandedState, Owner, Request};
+use kvdepot_core::{BlockKey, LeaseId};
+
+use crate::fail::{Fail, Rule, fail};
+use crate::mistakes::Mistake;
+use crate::plan::Feature;
+use crate::replies::Asked;
+use crate::running::Work;
+use crate::world::{World, machine};
+
+/// Rounds in which tiers may end what they have begun.
+const ROUNDS: usize = 40;
+/// What a client of the old depot holds has no number at the new one.
+const NO_LEASE: LeaseId = LeaseId(u64::MAX);
+
+impl World {
+    /// Another depot takes the pool over, unless something does not end: then the old one goes on.
+    pub(crate) fn take_over(&mut self) -> Result<(), Fail> {
+        self.note(|| "TAKE-OVER".to_owned());
+        self.feed(Event::Freeze)?;
+        self.end_waits()?;
+        for client in 0..self.clients.len() {
+            if self.clients[client].alive && self.rng.chance(50) {
+                self.end_copies(client)?;
+            }
+        }
+        let holders = self.end_connections()?;
+        for _ in 0..self.rng.below(ROUNDS) {
+            self.execute_one()?;
+            self.end_one()?;
+            self.go_on()?;
+        }
+        while !self.jobs.is_empty() {
+            self.go_on()?;
+        }
+        let is_touched = |work: &Work| matches!(work, Work::Read { .. } | Work::Remove { .. });
+        if self.running.iter().any(|running| is_touched(&running.work))
+            || self.machine.unsettled(&holders).is_some()
+        {
+            self.reached.insert("not taken over");
+            return self.feed_and_answer(Event::Thaw);
+        }
+        let handed = self.hand_over(&holders)?;
+        self.forget_the_old()?;
+        let pool_bytes = self.machine.gauges().pool_bytes;
+        let epochs: Vec<u32> = self.spaces.iter().map(|space| space.epoch).collect();
+        self.machine = machine(&self.plan, self.mistake);
+        self.model.leases_begin_anew();
+        for client in &mut self.clients {
+            client.fills.iter_mut().for_each(|fill| fill.lease = NO_LEASE);
+            client.readings.iter_mut().for_each(|reading| reading.lease = NO_LEASE);
+        }
+        self.reset_elsewhere();
+        let before: Vec<_> = self.spaces.iter().map(|s| (s.id, s.earlier.clone(), s.acknowledged)).collect();
+        self.open_spaces(&epochs)?;
+        for (space, (id, mut earlier, acknowledged)) in self.spaces.iter_mut().zip(before) {
+            // What the pool knows of a reset no tier may have stored.
+            space.acknowledged = acknowledged;
+            earlier.push(id);
+            earlier.retain(|&id| id != space.id);
+            space.earlier = earlier;
+        }
+        self.adopt(handed, &holders, pool_bytes)
+    }
+
+    /// Requests that wait get the answer that is known.
+    fn end_waits(&mut self) -> Result<(), Fail> {
+        let tokens: Vec<u64> = self.waiting.keys().copied().collect();
+        for token in tokens {
+            if self.waiting.contains_key(&token) {
+                self.expire(token)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A client commits some of what it dumps.
+    fn end_copies(&mut self, client: usize) -> Result<(), Fail> {
+        let fills = &self.clients[client].fills;
+        let blocks: Vec<usize> = (0..fills.len()).filter(|&fill| !fills[fill].value).collect();
+        let some: Vec<usize> = blocks.into_iter().filter(|_| self.rng.chance(60)).collect();
+        if some.is_empty() { Ok(()) } else { self.commit(client, &some, &[]) }
+    }
+
+    /// All connections end. The clients that may still copy are as those that were killed.
+    fn end_connections(&mut self) -> Result<Vec<Owner>, Fail> {
+        for client in 0..self.clients.len() {
+            self.request_of(Some(client), Request::EndClaims, Asked::Odd)?;
+            self.clients[client].claims.clear();
+            self.clients[client].alive = false;
+        }
+        let idle = |client: &crate::client::Client| client.fills.is_empty() && client.readings.is_empty();
+        let over: Vec<Owner> =
+            self.clients.iter().filter(|client| idle(client)).map(|client| client.owner).collect();
+        self.clients.retain(|client| !idle(client));
+        for owner in over {
+            self.feed_and_answer(Event::OwnerEnded { owner })?;
+        }
+        Ok(self.clients.iter().map(|client| client.owner).collect())
+    }
+
+    fn hand_over(&mut self, holders: &[Owner]) -> Result<Vec<Handed>, Fail> {
+        let held_by = self.machine.held_by(holders);
+        let (mut handed, mut from) = (Vec::new(), Some(0));
+        while let Some(start) = from {
+            let (some, next) = self.machine.handed(&held_by, start, 5);
+            handed.extend(some);
+            if next.is_some_and(|next| next <= start) {
+                return fail(Rule::Progress, "a walk over slots does not go on");
+            }
+            from = next;
+        }
+        Ok(handed)
+    }
+
+    /// The old depot is gone, its writes with it: each has happened as a whole or not at all.
+    fn forget_the_old(&mut self) -> Result<(), Fail> {
+        let running = std::mem::take(&mut self.running);
+        for operation in running {
+            let runs = match &operation.work {
+                Work::Write { runs, .. } => Some(runs.clone()),
+                _ => None,
+            };
+            self.crash_running(operation);
+            if let Some(runs) = runs {
+                self.memory.end_read(&runs);
+            }
+        }
+        self.outbox.clear();
+        self.forgotten.clear();
+        self.answers.clear();
+        self.presence.clear();
+        self.opened.clear();
+        if let Some(waiting) = self.waiting.values().next() {
+            return fail(Rule::Replies, format!("not answered before the take-over: {waiting:?}"));
+        }
+        Ok(())
+    }
+
+    /// Another depot, over the same tiers, resets a namespace meanwhile.
+    fn reset_elsewhere(&mut self) {
+        let space = self.rng.below(self.spaces.len());
+        if self.luck(Feature::Resets, 30) && !self.tiers.is_empty() {
+            let (root, epoch) = (self.spaces[space].root, self.spaces[space].epoch + 1);
+            self.tiers.iter_mut().for_each(|tier| {
+                tier.set_epoch(root, epoch);
+            });
+        }
+    }
+
+    fn adopt(&mut self, handed: Vec<Handed>, holders: &[Owner], pool_bytes: u64) -> Result<(), Fail> {
+        let mut expected: HashSet<BlockKey> = HashSet::new();
+        let mut dirty = 0;
+        let mut slots = Vec::new();
+        for mut handed in handed {
+            if self.mistake == Some(Mistake::EpochForgotten)
+                && let HandedState::Block { key, .. } = &mut handed.state
+                && let Some(space) = self.spaces.iter().find(|space| space.earlier.contains(&key.namespace))
+            {
+                key.namespace = space.id;
+            }
+            if let HandedState::Block { key, to_write, .. } = handed.state
+                && self.live_space(&key).is_some()
+            {
+                dirty += u64::from(to_write != 0 && !self.tiers.is_empty());
+                let stays = self.plan.shape.keeps
+                    || !handed.holders.is_empty()
+                    || (to_write != 0 && !self.tiers.is_empty());
+                if stays && !expected.insert(key) {
+                    return fail(Rule::Presence, "a block is handed over twice");
+                }
+            }
+            let owners = match self.mistake {
+                Some(Mistake::HoldersForgotten) => Vec::new(),
+                _ => handed.holders.iter().map(|&holder| holders[holder as usize]).collect(),
+            };
+            slots.push(Adopt { handed, owners });
+        }
+        while !slots.is_empty() {
+            let count = self.rng.between(1, slots.len().min(4));
+            let some = slots.drain(..count).collect();
+            self.feed_and_answer(Event::Adopt { pool_bytes, slots: some })?;
+        }
+        self.reached.insert("taken over");
+        if self.presence.len() != expected.len() || self.machine.gauges().dirty_blocks != dirty {
+            let gauges = self.machine.gauges();
+            return fail(
+                Rule::Presence,
+                format!("{} blocks and {dirty} dirty were handed over: {gauges:?}", expected.len()),
+            );
+        }
+        Ok(())
+    }
+}
