@@ -186,7 +186,9 @@ impl World {
         while !slots.is_empty() {
             let count = self.rng.between(1, slots.len().min(4));
             let some = slots.drain(..count).collect();
+            self.adopting = true;
             self.feed_and_answer(Event::Adopt { pool_bytes, slots: some })?;
+            self.adopting = false;
         }
         self.reached.insert("taken over");
         if self.presence.len() != expected.len() || self.machine.gauges().dirty_blocks != dirty {

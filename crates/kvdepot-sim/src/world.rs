@@ -66,6 +66,8 @@ pub(crate) struct World {
     pub(crate) commands_ever: u64,
     /// Bytes that no tier had after the step before.
     not_saved: u64,
+    /// Whether slots of a depot before are being taken in. They were within the share then, or their client had stopped.
+    pub(crate) adopting: bool,
     pub(crate) running: Vec<Running>,
     pub(crate) forgotten: Vec<(usize, Vec<BlockKey>, bool)>,
     pub(crate) jobs: Vec<Job>,
@@ -114,6 +116,7 @@ impl World {
             outbox: VecDeque::new(),
             commands_ever: 0,
             not_saved: 0,
+            adopting: false,
             running: Vec::new(),
             forgotten: Vec::new(),
             jobs: Vec::new(),
@@ -292,6 +295,7 @@ impl World {
         // Who has stopped does not count; when it goes on, more than the share may be dirty for a while.
         let stopped = gauges.stopped_bytes;
         if grew
+            && !self.adopting
             && !self.tiers.is_empty()
             && not_saved.saturating_sub(stopped) > gauges.pool_bytes.saturating_sub(stopped) * 70 / 100
         {
