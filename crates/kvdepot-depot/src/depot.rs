@@ -39,17 +39,27 @@ impl Depot {
     /// background.
     pub fn start(mut config: DepotConfig) -> Result<Self> {
         let pool = pool::make(&mut config, Reach::Shared)?;
-        Self::start_on(config, pool)
+        Self::start_over(config, pool)
     }
 
     /// Starts a depot for this process alone.
     pub fn start_private(mut config: DepotConfig) -> Result<Self> {
         let pool = pool::make(&mut config, Reach::Private)?;
-        Self::start_on(config, pool)
+        Self::start_over(config, pool)
     }
 
-    /// As [`Self::start`], in memory that another depot has left.
+    /// As [`Self::start`], in memory that another depot has left. It lies where that depot placed it.
     pub fn start_on(config: DepotConfig, pool: PoolMapping) -> Result<Self> {
+        if config.pool_mlock
+            && let Err(error) = pool::lock(&pool)
+        {
+            // What is in it is worth more than the lock.
+            tracing::warn!("{error}; the pool that was taken over is not locked");
+        }
+        Self::start_over(config, pool)
+    }
+
+    fn start_over(config: DepotConfig, pool: PoolMapping) -> Result<Self> {
         let spec = PipelineSpec::parse(&config.pipeline)?;
         let mut tiers = Vec::new();
         for kind in &spec.tiers {

@@ -49,7 +49,7 @@ pub(crate) fn make(config: &mut DepotConfig, reach: Reach) -> Result<PoolMapping
 }
 
 /// Keeps the pool's pages in memory from the moment that they are touched. Touches nothing itself.
-fn lock(pool: &PoolMapping) -> Result<()> {
+pub(crate) fn lock(pool: &PoolMapping) -> Result<()> {
     // SAFETY: the range is the mapping.
     let locked =
         unsafe { rustix::mm::mlock_with(pool.base.as_ptr().cast(), pool.mapped_len(), MlockFlags::ONFAULT) };

@@ -21,7 +21,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 pub(crate) use lent::{Readable, Writable};
-pub(crate) use make::{Reach, describe, make};
+pub(crate) use make::{Reach, describe, lock, make};
 pub(crate) use numa::NumaPlacement;
 pub(crate) use populate::{Population, THREADS_MAX as POPULATE_THREADS_MAX, threads as populate_threads};
 
