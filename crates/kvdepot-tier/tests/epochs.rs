@@ -165,7 +165,8 @@ fn a_reset_that_one_directory_missed_is_found_in_the_other() {
         drop(bench);
         // Still broken after the restart.
         let bench = two_directories(dirs, [&faults[0], &faults[1]]);
-        assert_eq!(bench.epoch, 1, "directory {broken} was not told");
+        // Each try to store it takes another number.
+        assert!(bench.epoch >= 1, "directory {broken} was not told");
         let old = Bench { tier: Arc::clone(&bench.tier), spec: bench.spec.clone(), epoch: 0 };
         assert!((0..20).all(|n| !old.read_is_right(n) && !bench.read_is_right(n)));
     }

@@ -177,3 +177,37 @@ fn files_without_a_description_are_counted_once() {
     tier.sweep(Bench::soon());
     assert_eq!(tier.usage().bytes, 0);
 }
+
+/// A sweep lists a directory and looks at its files while one of them goes.
+#[test]
+fn a_file_that_goes_while_it_is_looked_at_is_not_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let faults = Faults::default();
+    let flat = || PosixConfig { shard_directories: false, ..config(dir.path()) };
+    let other = Bench::new(open(flat()));
+    let tier = open_faulty(flat(), &faults);
+    let bench = Bench::new(Arc::clone(&tier) as _);
+    bench.drain();
+    other.write_all(3);
+    let parent = block_file(dir.path(), &other, 0).parent().unwrap().to_owned();
+    let listed =
+        std::fs::read_dir(parent).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let names: Vec<String> = listed.filter(|name| name.ends_with(".kvb")).collect();
+    let number = |name: &str| (0..3).find(|&n| name == format!("{}.kvb", bench.key(n).hash)).unwrap();
+    let [leaving, next, last] = &names[..] else { panic!("{names:?}") };
+    assert!(bench.read_is_right(number(leaving)), "this node knows it");
+    // The unlink hangs before the file has gone; the looks at the others hang one after another.
+    faults.at_name(FaultOp::Unlink, leaving, Fault::Hang);
+    faults.at_name(FaultOp::Meta, next, Fault::Hang).at_name(FaultOp::Meta, last, Fault::Hang);
+    bench.tier.remove(bench.key(number(leaving)));
+    assert!(faults.wait_hung(1, Bench::soon()));
+    let sweep = std::thread::spawn(move || tier.sweep(Bench::soon()));
+    assert!(faults.wait_hung(2, Bench::soon()));
+    faults.release();
+    until("the file has gone", || bench.tier.usage().bytes == 0);
+    assert!(faults.wait_hung(1, Bench::soon()));
+    faults.release();
+    sweep.join().unwrap();
+    bench.drain();
+    assert_eq!((bench.tier.usage().blocks, bench.tier.usage().bytes), (2, disk_bytes(dir.path())));
+}

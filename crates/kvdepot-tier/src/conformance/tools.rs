@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use kvdepot_core::{BlockHash, BlockKey, BlockLayout, NamespaceSpec, Result};
+use kvdepot_core::{BlockHash, BlockKey, BlockLayout, ErrorKind, NamespaceSpec, Result};
 use kvdepot_io::SlotBuf;
 
 use crate::{Presence, Tier, Written};
@@ -38,7 +38,14 @@ impl Bench {
 
     /// Opens this namespace.
     pub fn with(tier: Arc<dyn Tier>, spec: NamespaceSpec) -> Self {
-        let epoch = tier.open_namespace(&spec, 0).expect("a namespace opens");
+        let end = Self::soon();
+        let epoch = loop {
+            match tier.open_namespace(&spec, 0) {
+                // A busy disk: opening syncs, and gives up after a few seconds.
+                Err(error) if error.kind() == ErrorKind::Timeout && Instant::now() < end => {}
+                opened => break opened.expect("a namespace opens"),
+            }
+        };
         Self { tier, spec, epoch }
     }
 

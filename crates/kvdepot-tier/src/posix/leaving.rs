@@ -127,6 +127,7 @@ impl State {
     fn end_leaving(&mut self, key: &BlockKey, unlinked: bool) -> u64 {
         self.leaving_running -= 1;
         let Some(Leaving { space, directory, bytes, .. }) = self.leaving.remove(key) else { return 0 };
+        self.note_gone(*key);
         if unlinked {
             self.bytes -= bytes;
         } else if self.is_current(&space) {

@@ -156,6 +156,13 @@ impl Shared {
     }
 
     fn scan_directory(&self, job: &mut ScanJob, directory: usize, path: &Path) -> Result<()> {
+        self.lock().begin_listing();
+        let outcome = self.list_and_take_in(job, directory, path);
+        self.lock().end_listing();
+        outcome
+    }
+
+    fn list_and_take_in(&self, job: &mut ScanJob, directory: usize, path: &Path) -> Result<()> {
         let at_root = path == job.space.root_dir();
         if at_root {
             self.lock().waste.look_again(job.space.root, directory);

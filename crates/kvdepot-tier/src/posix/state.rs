@@ -42,6 +42,8 @@ pub(super) const PIECE: usize = 256;
 pub(super) const PIECE_SLOTS: u32 = 8192;
 /// Removals remembered until the checkpoint was replayed; more and it is not used.
 const REMOVED_EARLY_MAX: usize = 65_536;
+/// Most blocks that are noted to have gone while a directory is listed.
+const GONE_MAX: usize = 1 << 20;
 
 /// A corrupt file kept aside.
 #[derive(Debug)]
@@ -88,6 +90,8 @@ pub(super) struct State {
     pub(super) replayed: bool,
     /// Keys removed before the checkpoint was replayed, which must not bring them back; `None` after that.
     pub(super) removed_early: Option<HashSet<BlockKey>>,
+    /// Blocks whose files went while a directory is being listed: its list may still name them.
+    gone: Option<HashSet<BlockKey>>,
     /// Files indexed or removed, for the next checkpoint.
     pub(super) changes: u64,
     pub(super) chores: Chores,
@@ -187,6 +191,7 @@ impl Shared {
             discovered: false,
             replayed: false,
             removed_early: Some(HashSet::new()),
+            gone: None,
             changes: 0,
             chores: Chores::default(),
             events: Events::default(),
@@ -295,11 +300,37 @@ impl State {
         }
     }
 
+    /// A directory is about to be listed.
+    pub(super) fn begin_listing(&mut self) {
+        self.gone = Some(HashSet::new());
+    }
+
+    /// All that the list named was taken in.
+    pub(super) fn end_listing(&mut self) {
+        self.gone = None;
+    }
+
+    /// Notes that a block's file is not there any more.
+    pub(super) fn note_gone(&mut self, key: BlockKey) {
+        if let Some(gone) = self.gone.as_mut().filter(|gone| gone.len() < GONE_MAX) {
+            gone.insert(key);
+        }
+    }
+
+    /// Whether a file that was listed may have gone since. The next sweep finds those that have not.
+    fn may_have_gone(&self, key: &BlockKey) -> bool {
+        self.gone.as_ref().is_some_and(|gone| gone.len() >= GONE_MAX || gone.contains(key))
+    }
+
     /// Adds a file that is there: bytes are charged whether or not they fit, because they lie on the disk already.
     pub(super) fn adopt(&mut self, key: BlockKey, entry: Adopt) {
         self.absent.remove(&key);
         let known = self.index.get(&key).is_some() || self.leaving.contains_key(&key);
-        if known || self.reserved.contains_key(&key) || !self.is_current(&entry.space) {
+        if known
+            || self.reserved.contains_key(&key)
+            || !self.is_current(&entry.space)
+            || self.may_have_gone(&key)
+        {
             return;
         }
         self.charge_found(entry.bytes);
