@@ -72,12 +72,13 @@ def test_serve_passes_what_it_was_told(kvdepot, monkeypatch, tmp_path):
     monkeypatch.setattr(_native, "serve", lambda *given, **named: served.append((*given, *named.values())))
     monkeypatch.setattr(_native, "init_logging", lambda *arguments: logged.append(arguments))
     kvdepot("serve", "--core-json", "{}", "--socket", "/s", "--idle-exit-s", 2, "--log-level", "debug")
-    assert (served, logged) == ([("{}", "/s", 2000)], [("debug", None)])
+    assert (served, logged) == ([("{}", "/s", 2000, None, False)], [("debug", None)])
 
     file = tmp_path / "kvdepot.yaml"
     file.write_text(f"pipeline: Cache\npool_gb: 0.5\nsocket: {tmp_path}/s\nlog_level: error\n")
     kvdepot("serve", "--config", file)
-    core, socket, idle_exit_ms = served[1]
+    core, socket, idle_exit_ms, _, take_over = served[1]
+    assert not take_over
     assert json.loads(core)["pool_bytes"] == 1 << 29
     assert (socket, idle_exit_ms) == (f"{tmp_path}/s", 0)
     assert logged[1] == ("error", None)
@@ -109,6 +110,8 @@ def test_serve_ends_in_order_on_a_signal(kvdepot, monkeypatch, number):
     monkeypatch.setattr(_native, "serve", serve)
     monkeypatch.setattr(_native, "init_logging", lambda *arguments: None)
     before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    # Whoever runs the tests may ignore some of them, as nohup does.
+    signal.signal(number, signal.SIG_DFL)
     try:
         kvdepot("serve", "--core-json", "{}", "--socket", "/s", status=0)
     finally:
@@ -139,7 +142,7 @@ def test_serve_opens_the_wire_door_as_infinistore_s_options_say(kvdepot, monkeyp
     file.write_text(f"pipeline: Cache\npool_gb: 0.5\nsocket: {tmp_path}/s\n")
     common = ("serve", "--config", file)
     kvdepot(*common, "--service-port", 12345, "--prealloc-size", 0.25, "--log-level", "warning")
-    core, _, _, wire = served[0]
+    core, _, _, wire, _ = served[0]
     assert json.loads(core)["pool_bytes"] == 1 << 28
     wire = json.loads(wire)
     assert (wire["host"], wire["service_port"], wire["manage_port"]) == ("127.0.0.1", 12345, 18080)
@@ -147,7 +150,7 @@ def test_serve_opens_the_wire_door_as_infinistore_s_options_say(kvdepot, monkeyp
     assert wire["evict"] == {"periodic": False, "interval_ms": 5000, "min_percent": 60.0, "max_percent": 80.0}
     evict = ("--enable-periodic-evict", "--evict-interval", 1, "--evict-min-threshold", 0.5)
     kvdepot(*common, "--host", "localhost", "--minimal-allocate-size", 16, "--auto-increase", *evict)
-    core, _, _, wire = served[1]
+    core, _, _, wire, _ = served[1]
     core, wire = json.loads(core), json.loads(wire)
     assert core["pool_bytes"] == 1 << 29
     assert core["pool_bytes_max"] > core["pool_bytes"]

@@ -34,6 +34,36 @@ pub struct Depot {
     _listeners: Vec<Arc<Listener>>,
 }
 
+impl DepotConfig {
+    /// Whether a depot can be started from this, as far as that is known without opening a tier: what is there in each of its
+    /// keys, and whether they fit together.
+    pub fn ensure_can_start(&self) -> Result<()> {
+        let spec = PipelineSpec::parse(&self.pipeline)?;
+        spec.tiers.iter().try_for_each(|kind| kind.ensure_available())?;
+        let names: Vec<&'static str> = spec.tiers.iter().map(|kind| kind.as_str()).collect();
+        self.ensure_pool_fits(spec.pool, names.len())?;
+        eviction::by_name(&self.eviction)?;
+        self.placements(spec.pool, &names).map(drop)
+    }
+
+    /// Whether the pool can be over so many tiers.
+    fn ensure_pool_fits(&self, pool: PoolKind, tiers: usize) -> Result<()> {
+        if pool != PoolKind::Cache && tiers == 0 {
+            return Err(Error::new(
+                ErrorKind::Config,
+                "a Staging pool keeps nothing: it needs a tier below it",
+            )
+            .with("pipeline", &self.pipeline));
+        }
+        if tiers > TIERS_MAX {
+            return Err(Error::new(ErrorKind::Config, "the pipeline has too many tiers")
+                .with("tiers", tiers)
+                .with("tiers_max", TIERS_MAX));
+        }
+        Ok(())
+    }
+}
+
 impl Depot {
     /// Starts a depot whose pool other processes can map: opens its tiers, makes its pool, and populates it in the
     /// background.
@@ -84,18 +114,7 @@ impl Depot {
         pool: PoolMapping,
     ) -> Result<Self> {
         let keeps = pool_kind == PoolKind::Cache;
-        if !keeps && tiers.is_empty() {
-            return Err(Error::new(
-                ErrorKind::Config,
-                "a Staging pool keeps nothing: it needs a tier below it",
-            )
-            .with("pipeline", &config.pipeline));
-        }
-        if tiers.len() > TIERS_MAX {
-            return Err(Error::new(ErrorKind::Config, "the pipeline has too many tiers")
-                .with("tiers", tiers.len())
-                .with("tiers_max", TIERS_MAX));
-        }
+        config.ensure_pool_fits(pool_kind, tiers.len())?;
         let pool = Arc::new(pool);
         let pool_config = PoolConfig {
             pool_bytes: config.pool_bytes,

@@ -160,14 +160,23 @@ impl Depot {
         self.runner.look(|machine| !machine.held_by(&[]).is_empty())
     }
 
-    /// Waits until a frozen depot can be handed over: tiers have ended what they read and removed, and nobody but the
-    /// `holders` has slots. `Busy` when that takes longer than `patience`.
+    /// Waits until a frozen depot can be handed over: tiers have ended all that they were told, removals in the background
+    /// too, and nobody but the `holders` has slots. `Busy` when that takes longer than `patience`.
     pub fn settle(&self, holders: &[&Session], patience: Duration) -> Result<()> {
         let owners: Vec<u64> = holders.iter().map(|session| session.owner()).collect();
         let end = Instant::now() + patience;
         loop {
             self.runner.work_off();
-            let Some(why) = self.runner.look(|machine| machine.unsettled(&owners)) else { return Ok(()) };
+            let why = match self.runner.look(|machine| machine.unsettled(&owners)) {
+                Some(why) => why,
+                // Told while they end their writes, tiers may have more to remove.
+                None if self.runner.locator.tiers.iter().all(|tier| tier.drain(end))
+                    && self.runner.look(|machine| machine.unsettled(&owners)).is_none() =>
+                {
+                    return Ok(());
+                }
+                None => "a tier has not ended its writes and removals",
+            };
             if Instant::now() >= end {
                 return Err(
                     Error::new(ErrorKind::Busy, "the pool cannot be handed over now").with("because", why)
@@ -209,6 +218,11 @@ impl Depot {
             from = next;
         }
         write(&mut out, &Vec::<Handed>::new())?;
+        if let Some(why) = runner.look(|machine| machine.unsettled(&owners)) {
+            return Err(
+                Error::new(ErrorKind::Busy, "the pool cannot be handed over now").with("because", why)
+            );
+        }
         let file = out.into_inner().map_err(|e| {
             Error::io("the list of blocks cannot be written for the next depot", e.into_error())
         })?;

@@ -167,6 +167,12 @@ impl SeqPacket {
                         return Err(Error::new(ErrorKind::Protocol, "a frame is too long")
                             .with("bytes_max", FRAME_BYTES_MAX));
                     }
+                    if message.flags.contains(ReturnFlags::CTRUNC) {
+                        return Err(Error::new(
+                            ErrorKind::Busy,
+                            "no descriptor was free for one that came over the local door: raise ulimit -n",
+                        ));
+                    }
                     if message.bytes == 0 {
                         return Err(Error::new(
                             ErrorKind::Closed,

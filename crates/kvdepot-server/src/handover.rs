@@ -46,6 +46,20 @@ const TICK: Duration = Duration::from_millis(100);
 /// How often a wait for the running depot's exit is logged.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
+/// A pool changes hands between processes of one user only: what is in it is believed, and the socket stays that user's.
+fn ensure_own_user(connection: BorrowedFd<'_>, what: &str) -> Result<()> {
+    let peer = rustix::net::sockopt::socket_peercred(connection)
+        .map_err(|e| Error::io("cannot tell whose process the other one is", e.into()))?
+        .uid;
+    let own = rustix::process::geteuid();
+    if peer == own {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::Permission, what.to_owned())
+        .with("uid", own.as_raw())
+        .with("other_uid", peer.as_raw()))
+}
+
 fn unexpected() -> Error {
     Error::new(ErrorKind::Protocol, "an answer that does not belong to a hand-over")
 }
@@ -60,6 +74,11 @@ pub(crate) struct Asking {
 }
 
 impl Asking {
+    /// Refuses a process of another user.
+    pub(crate) fn ensure_own_user(&self) -> Result<()> {
+        ensure_own_user(self.socket.as_fd(), "a pool is handed over to a process of the same user only")
+    }
+
     /// Tells it no.
     pub(crate) fn refuse(&self, error: &Error) {
         // One that has gone needs no answer.
@@ -148,13 +167,15 @@ impl Conversation {
     }
 }
 
-/// Asks the depot that serves `socket` for its pool. None when there is none.
-pub(crate) fn ask(socket: &Path, config: &DepotConfig) -> Result<Option<Inheritance>> {
+/// Asks the depot that serves `socket` for its pool. None when there is none. A pool that may grow less far than
+/// `config` says, because the machine allows no more, is taken as it is, and `config` is told.
+pub(crate) fn ask(socket: &Path, config: &mut DepotConfig) -> Result<Option<Inheritance>> {
     let connected = match SeqPacket::connect(socket) {
         Ok(connected) => connected,
         Err(error) if error.kind() == ErrorKind::Unavailable => return Ok(None),
         Err(error) => return Err(error),
     };
+    ensure_own_user(connected.as_fd(), "the running depot is another user's: take over as that user")?;
     let running = Process::of(&connected);
     if running.is_this() {
         return Err(Error::new(ErrorKind::Unsupported, "a process cannot take over its own depot"));
@@ -172,8 +193,12 @@ pub(crate) fn ask(socket: &Path, config: &DepotConfig) -> Result<Option<Inherita
         return Err(unexpected());
     };
     let configured = config.mapped_bytes();
-    if pool_bytes != configured {
+    if !(config.pool_bytes..=configured).contains(&pool_bytes) {
         return Err(other_size(pool_bytes, configured));
+    }
+    if pool_bytes < configured {
+        tracing::warn!("the pool that is taken over may grow to {pool_bytes} bytes, not to {configured}");
+        config.pool_bytes_max = pool_bytes;
     }
     let pool = PoolMapping::map(pool, pool_bytes)?;
     talk.send(&Request::HandOver { version: HAND_OVER_VERSION, pool_bytes })?;

@@ -20,13 +20,18 @@ pub use wire::{WireConfig, WireDoor};
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvdepot_core::Result;
 use kvdepot_core::limits::CONNECTIONS_MAX;
 use kvdepot_depot::{Depot, DepotConfig, Session};
 
 use crate::peer::Peer;
+
+/// How long a wire door is tried to be opened again.
+const REOPEN_WAIT: Duration = Duration::from_secs(5);
+/// Between two tries.
+const REOPEN_TICK: Duration = Duration::from_millis(100);
 
 /// How a `serve` ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,21 +86,43 @@ pub fn serve_doors(
 /// it has handed them over; it goes on serving when it cannot, or when this one cannot take them. Where no depot answers,
 /// this is [`serve_doors`].
 pub fn serve_taking_over(
-    config: DepotConfig,
+    mut config: DepotConfig,
     socket: &Path,
     idle_exit: Option<Duration>,
     wire: Option<WireConfig>,
     keep_on: &mut dyn FnMut() -> bool,
 ) -> Result<Ended> {
     let _serving = panics::abort_on_panic();
-    let Some(inheritance) = handover::ask(socket, &config)? else {
+    // While the running depot still can go on.
+    config.ensure_can_start()?;
+    wire.as_ref().map_or(Ok(()), WireDoor::check)?;
+    let (connections, wire) = reserve_descriptors(wire);
+    let Some(inheritance) = handover::ask(socket, &mut config)? else {
         tracing::info!("no depot serves {}: there is nothing to take over", socket.display());
         return serve_doors(config, socket, idle_exit, wire, keep_on);
     };
     let Some(inherited) = inheritance.wait_for_exit(keep_on)? else { return Ok(Ended::Stopped) };
-    let (connections, wire) = reserve_descriptors(wire);
     let (lock, depot, held) = inherited.start(config)?;
     serve_held(&lock, depot, held, connections, idle_exit, wire, keep_on)
+}
+
+/// The wire door again, after a hand-over that came to nothing. The local door must not wait for it for long: None when it
+/// cannot be opened.
+fn reopened(config: &WireConfig, depot: &Arc<Depot>) -> Option<WireDoor> {
+    let end = Instant::now() + REOPEN_WAIT;
+    loop {
+        match WireDoor::open(config.clone(), depot) {
+            Ok(wire) => return Some(wire),
+            Err(_) if Instant::now() < end => std::thread::sleep(REOPEN_TICK),
+            Err(error) => {
+                tracing::error!(
+                    "the wire door cannot be opened again; local engines are served, restart the depot for the others: \
+                     {error}"
+                );
+                return None;
+            }
+        }
+    }
 }
 
 /// Before the depot opens files: how many local connections there may be, and the wire door's configuration with how many
@@ -133,8 +160,8 @@ fn serve_held(
     let mut door = LocalDoor::open(lock)?.with_connections_max(connections_max);
     door.quarantine.hold_all(held);
     let idle_exit = idle_exit.filter(|_| wire_config.is_none());
+    let mut wire = wire_config.clone().map(|wire| WireDoor::open(wire, &depot)).transpose()?;
     loop {
-        let wire = wire_config.clone().map(|wire| WireDoor::open(wire, &depot)).transpose()?;
         tracing::info!(
             "serving {} at {} (pid {})",
             depot.config().pipeline,
@@ -142,7 +169,7 @@ fn serve_held(
             std::process::id()
         );
         let ended = door.run(&depot, idle_exit, keep_on);
-        if let Some(wire) = wire {
+        if let Some(wire) = wire.take() {
             wire.close();
         }
         if let (Ok(Ended::HandedOver), Some(asking)) = (&ended, door.take_asking()) {
@@ -158,6 +185,7 @@ fn serve_held(
                 Err(error) => {
                     tracing::error!("the pool was not handed over, and this depot goes on: {error}");
                     depot.thaw();
+                    wire = wire_config.as_ref().and_then(|wire| reopened(wire, &depot));
                     continue;
                 }
             }

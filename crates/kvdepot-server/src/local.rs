@@ -399,7 +399,12 @@ pub(crate) fn converse(
     let is_clean = match exchange(depot, &session, &mut socket) {
         Ok(Exchanged::Goodbye) => true,
         Ok(Exchanged::HandOver { request, version, pool_bytes }) => {
-            return Some(Asking { socket, request, version, pool_bytes });
+            let asking = Asking { socket, request, version, pool_bytes };
+            if let Err(error) = asking.ensure_own_user() {
+                asking.refuse(&error);
+                return None;
+            }
+            return Some(asking);
         }
         Err(error) => {
             if error.kind() != ErrorKind::Closed {

@@ -86,9 +86,16 @@ impl DoorLock {
         path.push(".lock");
         let this =
             Self { socket: socket.to_owned(), path: PathBuf::from(path), file: Mutex::new(File::from(file)) };
+        let not_ours = |e: rustix::io::Errno| {
+            Error::io("the running depot has not handed its lock over", e.into())
+                .with("path", this.path.display())
+        };
+        // The lock belongs to the open file, which both processes have.
+        rustix::fs::flock(&*this.file.lock(), FlockOperation::NonBlockingLockExclusive).map_err(not_ours)?;
         match this.renew()? {
-            Standing::Held => Ok(this),
-            Standing::Renewed | Standing::Lost => Err(Error::new(
+            // The lock file was deleted meanwhile: the one that is there now is locked instead.
+            Standing::Held | Standing::Renewed => Ok(this),
+            Standing::Lost => Err(Error::new(
                 ErrorKind::Unavailable,
                 "the running depot holds another lock than the one beside its socket",
             )

@@ -124,7 +124,10 @@ fn nothing_is_said_to_arrive_once_a_block_has_failed() {
             (begun && failed).then_some(true)
         });
         if failed_amid {
-            until("nothing arrives", || claim.arriving().is_none().then_some(()));
+            until("nothing arrives", || {
+                claim.poll();
+                claim.arriving().is_none().then_some(())
+            });
             let (settled, units, _) = claim.settle_now();
             assert!(settled && (units as usize) < BLOCKS);
             assert!(claim.arriving().is_none());

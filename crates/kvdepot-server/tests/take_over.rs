@@ -94,6 +94,16 @@ fn role_main() {
             assert!(refused.to_string().contains("another size"), "{refused}");
             return;
         }
+        "heir that cannot start" => {
+            let nothing_kept = config(POOL, serde_json::json!({"pipeline": "Staging"}));
+            let refused = serve_taking_over(nothing_kept, &socket, None, None, &mut || true).unwrap_err();
+            assert!(refused.to_string().contains("needs a tier"), "{refused}");
+            return;
+        }
+        "heir that may grow" => {
+            let growing = config(POOL, serde_json::json!({"pool_bytes_max": 4 * POOL}));
+            serve_taking_over(growing, &socket, None, None, &mut || true)
+        }
         "dumper" => {
             let _held = reserve(&socket, &[77, 78, 79]);
             println!("reserved");
@@ -218,6 +228,25 @@ fn a_dump_under_way_is_never_served_and_its_space_is_kept_until_the_client_has_e
     eventually("its space is free", directory, || gauge(&attachment, "pool_leased_bytes") == Some(0));
 }
 
+/// As when the machine let the running depot grow less far than both configurations say.
+#[test]
+fn a_pool_that_may_grow_less_far_is_taken_as_it_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let mut depot = Role::start("depot", directory);
+    let attachment = attach(directory);
+    let mut engine = Engine::new(&attachment, &namespace(), 8);
+    engine.fill(1);
+    let blocks: Vec<u64> = (0..8).collect();
+    assert!(engine.dump(&blocks, &engine.all_pages()).is_empty());
+    let heir = Role::start("heir that may grow", directory);
+    assert!(depot.ends());
+    eventually("the heir serves", directory, || {
+        attachment.attached() && gauge(&attachment, "pid") == Some(u64::from(heir.0.id()))
+    });
+    assert_eq!(hit(&attachment, &blocks), 8);
+}
+
 #[test]
 fn a_depot_that_cannot_hand_over_goes_on() {
     let directory = tempfile::tempdir().unwrap();
@@ -229,6 +258,7 @@ fn a_depot_that_cannot_hand_over_goes_on() {
     let blocks: Vec<u64> = (0..8).collect();
     assert!(engine.dump(&blocks, &engine.all_pages()).is_empty());
     assert!(Role::start("heir of another size", directory).ends(), "it is told why");
+    assert!(Role::start("heir that cannot start", directory).ends(), "it finds out before it asks");
     // Another version; one that dies with all in its hands.
     let asked = |version| Request::HandOver { version, pool_bytes: POOL };
     let refused = ask(&mut hello(&socket(directory)), &asked(HAND_OVER_VERSION + 1));

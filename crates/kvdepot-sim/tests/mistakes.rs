@@ -85,7 +85,7 @@ fn a_pool_taken_over_from_under_a_client_that_copies() {
 
 #[test]
 fn a_block_of_an_earlier_epoch_taken_over() {
-    finds(Mistake::EpochForgotten, &[Rule::Bytes, Rule::Stale]);
+    finds(Mistake::EpochForgotten, &[Rule::Bytes, Rule::Stale, Rule::Placement]);
 }
 
 #[test]

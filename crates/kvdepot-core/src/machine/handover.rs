@@ -111,7 +111,9 @@ impl Machine {
         }
         // Of a value that a tier could not replace, and of a block whose writes wait for something, all tiers are told
         // again.
-        let everywhere = slot.is_unreplaced() || (slot.block.is_dirty() && slot.to_write == 0);
+        let unwritten_value = slot.is_value() && slot.saved == 0;
+        let everywhere =
+            unwritten_value || slot.is_unreplaced() || (slot.block.is_dirty() && slot.to_write == 0);
         // What is written late is decided anew by the tiers' placements.
         let to_write = if everywhere { TierMask::MAX } else { slot.to_write & !slot.late };
         let state = HandedState::Block {
@@ -126,15 +128,15 @@ impl Machine {
 
     /// Takes a slot in. A block whose namespace is not open here in the epoch of its key is none any more.
     pub(super) fn adopt(&mut self, slot: &Adopt) {
+        let tiers = if self.flow.has_tiers() { self.flow.all() } else { 0 };
         if let HandedState::Block { key, saved, to_write, value, crc64 } = slot.handed.state
             && let Some(bytes) = self.catalog.by_id(key.namespace).map(super::Namespace::slot_bytes)
             && slot.handed.runs.iter().map(|run| run.len).sum::<u64>() == bytes
             && let Some(pool_key) = self.catalog.pool_key(&key)
+            && let Some(id) =
+                self.pool.adopt(pool_key, Block::handed_over(saved & tiers != 0), &slot.handed.runs, true)
         {
-            let tiers = if self.flow.has_tiers() { self.flow.all() } else { 0 };
             let (to_write, saved) = (to_write & tiers, saved & tiers);
-            let block = Block::handed_over(saved != 0);
-            let Some(id) = self.pool.adopt(pool_key, block, &slot.handed.runs, true) else { return };
             self.pool.edit(id, |slot| {
                 slot.saved = saved;
                 slot.set_value(value);

@@ -100,6 +100,11 @@ impl Direct {
         self.session.runner().set_epoch(handle, epoch).map(OpenNamespace::from)
     }
 
+    /// Moves a namespace to its next epoch, which no other depot has; may wait for a tier's disk.
+    pub fn advance(&self, handle: NamespaceHandle) -> Result<OpenNamespace> {
+        crate::epochs::advance(self.session.runner(), handle).map(OpenNamespace::from)
+    }
+
     /// Moves namespaces to their next epochs; may wait for a tier's disk.
     pub fn reset(&self, handles: &[NamespaceHandle]) -> Result<()> {
         self.session.runner().reset(handles).map(drop)

@@ -36,10 +36,13 @@ impl NumaPlacement {
         }
     }
 
-    /// The nodes to take in turn; none when there is nothing to choose. `present` are the nodes that have memory.
-    fn nodes(&self, present: &[u32]) -> Result<Option<Vec<u32>>> {
+    /// The nodes to take in turn; none when there is nothing to choose. `present` are the nodes that have memory, `usual`
+    /// those of them that are taken unless the configuration names others.
+    fn nodes(&self, present: &[u32], usual: &[u32]) -> Result<Option<Vec<u32>>> {
         match self {
-            Self::Auto | Self::Interleave => Ok((present.len() > 1).then(|| present.to_vec())),
+            Self::Auto | Self::Interleave => {
+                Ok((present.len() > 1 && !usual.is_empty()).then(|| usual.to_vec()))
+            }
             Self::Nodes(wanted) => match wanted.iter().find(|node| !present.contains(node)) {
                 Some(missing) => {
                     Err(Error::new(ErrorKind::Config, "this machine has no such NUMA node with memory")
@@ -74,6 +77,17 @@ pub(crate) fn present(root: &Path) -> Vec<u32> {
     text.and_then(|text| parse_list(&text)).filter(|nodes| !nodes.is_empty()).unwrap_or_else(|| vec![0])
 }
 
+/// Those of the nodes that have processors and that this process may use. A node without processors is a GPU's or an
+/// expander's memory, which is taken only where the configuration says so.
+fn usual(root: &Path, present: &[u32]) -> Vec<u32> {
+    let text = std::fs::read_to_string(root.join("sys/devices/system/node/has_cpu")).ok();
+    let with_processors = text.and_then(|text| parse_list(&text));
+    let allowed = allowed(root);
+    let is_in =
+        |nodes: &Option<Vec<u32>>, node: u32| nodes.as_ref().is_none_or(|nodes| nodes.contains(&node));
+    present.iter().copied().filter(|&node| is_in(&with_processors, node) && is_in(&allowed, node)).collect()
+}
+
 /// The nodes that this process may have memory of; none where the kernel does not say.
 pub(crate) fn allowed(root: &Path) -> Option<Vec<u32>> {
     let text = std::fs::read_to_string(root.join("proc/self/status")).ok()?;
@@ -95,7 +109,8 @@ fn mask(nodes: &[u32]) -> Vec<libc::c_ulong> {
 /// The nodes take pages in turn. When one is full, others give them: memory elsewhere is slower, and no memory at all
 /// would end processes.
 pub(crate) fn place(pool: &PoolMapping, placement: &NumaPlacement, root: &Path) -> Result<Option<Vec<u32>>> {
-    let Some(nodes) = placement.nodes(&present(root))? else { return Ok(None) };
+    let present = present(root);
+    let Some(nodes) = placement.nodes(&present, &usual(root, &present))? else { return Ok(None) };
     let mask = mask(&nodes);
     let len = pool.mapped_len();
     // SAFETY: the range is the mapping, and the mask has `NODES_MAX` bits; the call moves no memory.
@@ -153,17 +168,34 @@ mod tests {
     #[test]
     fn a_machine_of_one_node_has_nothing_to_choose() {
         for placement in [NumaPlacement::Auto, NumaPlacement::Interleave, NumaPlacement::Nodes(vec![0])] {
-            assert_eq!(placement.nodes(&[0]).unwrap(), None, "{placement:?}");
+            assert_eq!(placement.nodes(&[0], &[0]).unwrap(), None, "{placement:?}");
         }
-        assert_eq!(NumaPlacement::Nodes(vec![1]).nodes(&[0]).unwrap_err().kind(), ErrorKind::Config);
+        assert_eq!(NumaPlacement::Nodes(vec![1]).nodes(&[0], &[0]).unwrap_err().kind(), ErrorKind::Config);
     }
 
     #[test]
     fn several_nodes_take_turns_and_a_list_says_which() {
-        assert_eq!(NumaPlacement::Auto.nodes(&[0, 1]).unwrap(), Some(vec![0, 1]));
-        assert_eq!(NumaPlacement::Nodes(vec![1]).nodes(&[0, 1]).unwrap(), Some(vec![1]));
-        assert!(NumaPlacement::Nodes(vec![1, 2]).nodes(&[0, 1]).unwrap_err().to_string().contains('2'));
+        assert_eq!(NumaPlacement::Auto.nodes(&[0, 1], &[0, 1]).unwrap(), Some(vec![0, 1]));
+        assert_eq!(NumaPlacement::Nodes(vec![1]).nodes(&[0, 1], &[0]).unwrap(), Some(vec![1]));
+        assert!(NumaPlacement::Nodes(vec![1, 2]).nodes(&[0, 1], &[0]).unwrap_err().to_string().contains('2'));
         assert_eq!(mask(&[0, 65])[..2], [1, 2]);
+    }
+
+    /// As on a machine whose GPU's memory is a node of its own.
+    #[test]
+    fn memory_without_processors_is_not_taken_unless_it_is_named() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("sys/devices/system/node");
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::write(dir.join("has_memory"), "0-2\n").unwrap();
+        std::fs::write(dir.join("has_cpu"), "0-1\n").unwrap();
+        let present = present(root.path());
+        let usual = usual(root.path(), &present);
+        assert_eq!(NumaPlacement::Auto.nodes(&present, &usual).unwrap(), Some(vec![0, 1]));
+        assert_eq!(NumaPlacement::Nodes(vec![2]).nodes(&present, &usual).unwrap(), Some(vec![2]));
+        std::fs::create_dir_all(root.path().join("proc/self")).unwrap();
+        std::fs::write(root.path().join("proc/self/status"), "Mems_allowed_list:\t1-2\n").unwrap();
+        assert_eq!(super::usual(root.path(), &present), [1], "as numactl --membind says");
     }
 
     #[test]

@@ -40,7 +40,6 @@ fn stored(direct: &Direct, now: u64) -> Result<u64> {
         direct.set_epoch(open.handle, clock)?;
     }
     // One that no other process has, also of those that begin at this moment.
-    direct.reset(&[open.handle])?;
-    let epoch = direct.open_namespace(spec()?.canonical())?.epoch;
+    let epoch = direct.advance(open.handle)?.epoch;
     Ok(u64::from(epoch) << COUNTER_BITS)
 }

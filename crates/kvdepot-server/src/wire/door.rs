@@ -42,6 +42,13 @@ pub struct WireDoor {
 }
 
 impl WireDoor {
+    /// Whether what the configuration names can be read: the token, certificate and key.
+    pub fn check(config: &WireConfig) -> Result<()> {
+        config.token()?;
+        config.tls.as_ref().map(|tls| tls::acceptor(&tls.certificate_file, &tls.key_file)).transpose()?;
+        Ok(())
+    }
+
     /// Opens a wire door to a depot; with RDMA where the configuration has it.
     pub fn open(mut config: WireConfig, depot: &Arc<Depot>) -> Result<Self> {
         let token = config.token()?;

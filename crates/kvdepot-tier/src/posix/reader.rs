@@ -137,6 +137,7 @@ impl Reading {
         let kept = self.shared.put_aside(&self.space, self.directory, self.key);
         let mut state = self.shared.lock();
         let bytes = state.index.get(&self.key).map_or(self.space.file_bytes, |entry| entry.bytes);
+        state.note_gone(self.key);
         state.forget(&self.key, self.generation);
         let path = self.space.bad_path(self.key.hash);
         let surplus = if kept {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use kvdepot_core::limits::FOREIGN_TEMPORARY_AGE_S;
-use kvdepot_core::{BlockHash, NamespaceId, Result};
+use kvdepot_core::{BlockHash, Error, ErrorKind, NamespaceId, Result};
 use kvdepot_io::directory::PROBE_PREFIX;
 use kvdepot_io::{FileStat, ListEntry};
 
@@ -158,8 +158,14 @@ impl Shared {
     fn scan_directory(&self, job: &mut ScanJob, directory: usize, path: &Path) -> Result<()> {
         self.lock().begin_listing();
         let outcome = self.list_and_take_in(job, directory, path);
-        self.lock().end_listing();
-        outcome
+        let overflow = self.lock().end_listing();
+        // What was left out for that is not counted yet.
+        outcome.and(if overflow {
+            Err(Error::new(ErrorKind::Busy, "too many files went while a directory was listed")
+                .with("path", path.display()))
+        } else {
+            Ok(())
+        })
     }
 
     fn list_and_take_in(&self, job: &mut ScanJob, directory: usize, path: &Path) -> Result<()> {
@@ -273,6 +279,9 @@ impl Shared {
                 let key = job.space.key(hash);
                 // Only where look-ups would look, else the path in the index would be another file's.
                 if path == job.space.block_dir(hash) {
+                    if state.may_have_gone(&key) {
+                        continue;
+                    }
                     let space = Arc::clone(&job.space);
                     state.adopt(key, Adopt { space, directory, bytes, used: Some(stat.modified) });
                     // A second copy, from a time with another number of directories, goes aside.

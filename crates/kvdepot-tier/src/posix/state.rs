@@ -305,9 +305,9 @@ impl State {
         self.gone = Some(HashSet::new());
     }
 
-    /// All that the list named was taken in.
-    pub(super) fn end_listing(&mut self) {
-        self.gone = None;
+    /// All that the list named was taken in; whether more files went than can be noted.
+    pub(super) fn end_listing(&mut self) -> bool {
+        self.gone.take().is_some_and(|gone| gone.len() >= GONE_MAX)
     }
 
     /// Notes that a block's file is not there any more.
@@ -318,7 +318,7 @@ impl State {
     }
 
     /// Whether a file that was listed may have gone since. The next sweep finds those that have not.
-    fn may_have_gone(&self, key: &BlockKey) -> bool {
+    pub(super) fn may_have_gone(&self, key: &BlockKey) -> bool {
         self.gone.as_ref().is_some_and(|gone| gone.len() >= GONE_MAX || gone.contains(key))
     }
 
@@ -326,11 +326,7 @@ impl State {
     pub(super) fn adopt(&mut self, key: BlockKey, entry: Adopt) {
         self.absent.remove(&key);
         let known = self.index.get(&key).is_some() || self.leaving.contains_key(&key);
-        if known
-            || self.reserved.contains_key(&key)
-            || !self.is_current(&entry.space)
-            || self.may_have_gone(&key)
-        {
+        if known || self.reserved.contains_key(&key) || !self.is_current(&entry.space) {
             return;
         }
         self.charge_found(entry.bytes);
