@@ -158,7 +158,7 @@ def test_serve_opens_the_wire_door_as_infinistore_s_options_say(kvdepot, monkeyp
     assert wire["evict"] == {"periodic": True, "interval_ms": 1000, "min_percent": 50.0, "max_percent": 80.0}
     assert "rdma" not in wire
     kvdepot(*common, "--idle-exit-s", 3)
-    assert served[2][2:] == (3000,)
+    assert served[2][2:] == (3000, None, False)
     nothing = {"device": None, "port": None, "link": None, "gid_index": None}
     for options, rdma in (
         (("--dev-name", "mlx5_1"), {"device": "mlx5_1"}),
