@@ -102,8 +102,8 @@ class DepotKeys(BaseModel):
     pool_numa: str = key(
         "auto",
         "NUMA nodes of the pool's memory, which take pages in turn: `auto` (all that have processors, and the kernel's "
-        "choice where it refuses), `interleave` (these, or an error), or a list such as `0,2-3`. Nothing to choose on a "
-        "machine of one node.",
+        "choice where it refuses), `interleave` (these, or an error), or a list such as `0,2-3`. Nothing to choose on "
+        "a machine of one node.",
         max_length=256,
     )
     pool_populate_threads: int = key(
