@@ -112,6 +112,10 @@ pub fn other_size(running: u64, configured: u64) -> Error {
     .with("configured_bytes", configured)
 }
 
+fn not_now(why: &'static str) -> Error {
+    Error::new(ErrorKind::Busy, "the pool cannot be handed over now").with("because", why)
+}
+
 fn write(out: &mut impl Write, part: &impl Serialize) -> Result<()> {
     let failed = |e| Error::io("the list of blocks cannot be written for the next depot", e);
     let bytes = postcard::to_extend(part, Vec::new()).map_err(|e| {
@@ -178,9 +182,7 @@ impl Depot {
                 None => "a tier has not ended its writes and removals",
             };
             if Instant::now() >= end {
-                return Err(
-                    Error::new(ErrorKind::Busy, "the pool cannot be handed over now").with("because", why)
-                );
+                return Err(not_now(why));
             }
             std::thread::sleep(SETTLE_TICK);
         }
@@ -219,9 +221,7 @@ impl Depot {
         }
         write(&mut out, &Vec::<Handed>::new())?;
         if let Some(why) = runner.look(|machine| machine.unsettled(&owners)) {
-            return Err(
-                Error::new(ErrorKind::Busy, "the pool cannot be handed over now").with("because", why)
-            );
+            return Err(not_now(why));
         }
         let file = out.into_inner().map_err(|e| {
             Error::io("the list of blocks cannot be written for the next depot", e.into_error())

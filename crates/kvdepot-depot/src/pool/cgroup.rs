@@ -5,8 +5,6 @@ use std::path::{Path, PathBuf};
 
 use kvdepot_core::{Error, ErrorKind, Result};
 
-use crate::config::DepotConfig;
-
 /// Share of a limit above which a pool leaves too little for everything else.
 const WARN_PERCENT: u64 = 80;
 /// Version 1 writes "no limit" as the largest number of whole pages.
@@ -132,15 +130,19 @@ pub(crate) fn available_bytes(root: &Path) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
+/// How large a pool is to be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    pub(crate) pool_bytes: u64,
+    /// The size that it may grow to; not above `pool_bytes` means that it does not grow.
+    pub(crate) pool_bytes_max: u64,
+}
+
 /// Refuses a pool that cannot fit under the hard limit, lowers the size that it may grow to, and says in words what is
 /// tight.
-pub(crate) fn fit(
-    config: &mut DepotConfig,
-    memory: &Memory,
-    available_bytes: Option<u64>,
-) -> Result<Vec<String>> {
+pub(crate) fn fit(sizes: &mut Sizes, memory: &Memory, available_bytes: Option<u64>) -> Result<Vec<String>> {
     let share = |bytes: u64| bytes / 100 * WARN_PERCENT;
-    let pool = config.pool_bytes;
+    let pool = sizes.pool_bytes;
     let mut tight = Vec::new();
     if let Some(limit) = &memory.limit {
         if pool > limit.bytes {
@@ -161,14 +163,14 @@ pub(crate) fn fit(
             ));
         }
         let grown_max = share(limit.bytes).max(pool);
-        if config.pool_bytes_max > grown_max {
+        if sizes.pool_bytes_max > grown_max {
             tight.push(format!(
                 "the pool grows to {grown_max} bytes, not to {}: its cgroup may have {} bytes ({})",
-                config.pool_bytes_max,
+                sizes.pool_bytes_max,
                 limit.bytes,
                 limit.file.display()
             ));
-            config.pool_bytes_max = grown_max - grown_max % kvdepot_core::limits::BLOCK_ALIGN_BYTES;
+            sizes.pool_bytes_max = grown_max - grown_max % kvdepot_core::limits::BLOCK_ALIGN_BYTES;
         }
     }
     if let Some(high) = memory.high.as_ref().filter(|high| pool > share(high.bytes)) {

@@ -12,10 +12,8 @@ fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
     root
 }
 
-fn config(pool_bytes: u64, pool_bytes_max: u64) -> DepotConfig {
-    let text =
-        serde_json::json!({"pipeline": "Cache", "pool_bytes": pool_bytes, "pool_bytes_max": pool_bytes_max});
-    DepotConfig::from_json(&text.to_string()).unwrap()
+const fn sizes(pool_bytes: u64, pool_bytes_max: u64) -> Sizes {
+    Sizes { pool_bytes, pool_bytes_max }
 }
 
 #[test]
@@ -93,19 +91,19 @@ fn limited(bytes: u64) -> Memory {
 
 #[test]
 fn a_pool_beyond_the_hard_limit_is_refused_and_both_sizes_are_named() {
-    let error = fit(&mut config(5 * GIB, 0), &limited(4 * GIB), None).unwrap_err();
+    let error = fit(&mut sizes(5 * GIB, 0), &limited(4 * GIB), None).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
     let text = error.to_string();
     for said in [(5 * GIB).to_string(), (4 * GIB).to_string(), "/limit".into(), "pool_gb".into()] {
         assert!(text.contains(&said), "{text} says nothing of {said}");
     }
-    assert!(fit(&mut config(4 * GIB, 0), &limited(4 * GIB), None).is_ok());
+    assert!(fit(&mut sizes(4 * GIB, 0), &limited(4 * GIB), None).is_ok());
 }
 
 #[test]
 fn a_pool_that_leaves_little_is_warned_of() {
     let warnings =
-        |pool, memory: &Memory, available| fit(&mut config(pool, 0), memory, available).unwrap().len();
+        |pool, memory: &Memory, available| fit(&mut sizes(pool, 0), memory, available).unwrap().len();
     assert_eq!(warnings(3 * GIB, &limited(4 * GIB), Some(4 * GIB)), 0);
     assert_eq!(warnings(7 * GIB / 2, &limited(4 * GIB), None), 1);
     assert_eq!(warnings(7 * GIB / 2, &limited(4 * GIB), Some(4 * GIB)), 2);
@@ -115,10 +113,10 @@ fn a_pool_that_leaves_little_is_warned_of() {
 
 #[test]
 fn a_pool_grows_no_further_than_its_cgroup_bears() {
-    let mut grows = config(GIB, 64 * GIB);
+    let mut grows = sizes(GIB, 64 * GIB);
     assert_eq!(fit(&mut grows, &limited(10 * GIB), None).unwrap().len(), 1);
     assert!(grows.pool_bytes_max <= 8 * GIB && grows.pool_bytes_max > 7 * GIB, "{}", grows.pool_bytes_max);
-    let mut fits = config(GIB, 2 * GIB);
+    let mut fits = sizes(GIB, 2 * GIB);
     assert!(fit(&mut fits, &limited(10 * GIB), None).unwrap().is_empty());
     assert_eq!(fits.pool_bytes_max, 2 * GIB);
 }

@@ -6,7 +6,7 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use rustix::mm::MlockFlags;
 use rustix::process::{Resource, getrlimit};
 
-use super::cgroup::{self, Memory};
+use super::cgroup::{self, Memory, Sizes};
 use super::numa::{self, NumaPlacement};
 use super::{PoolMapping, pages};
 use crate::config::DepotConfig;
@@ -25,9 +25,11 @@ pub(crate) fn make(config: &mut DepotConfig, reach: Reach) -> Result<PoolMapping
     let root = Path::new("/");
     let placement = NumaPlacement::parse(&config.pool_numa)?;
     let memory = Memory::read(root);
-    for tight in cgroup::fit(config, &memory, cgroup::available_bytes(root))? {
+    let mut sizes = Sizes { pool_bytes: config.pool_bytes, pool_bytes_max: config.pool_bytes_max };
+    for tight in cgroup::fit(&mut sizes, &memory, cgroup::available_bytes(root))? {
         tracing::warn!("{tight}");
     }
+    config.pool_bytes_max = sizes.pool_bytes_max;
     let bytes = config.mapped_bytes();
     let pool = match reach {
         Reach::Shared => PoolMapping::create(bytes)?,
