@@ -203,13 +203,10 @@ impl Passing {
 
     /// Reports all groups that have not ended.
     fn fail(&self, error: &Error) {
-        let mut state = self.state.lock();
-        for group in 0..state.ended.len() {
-            state.end(group, Err(error.clone()));
-        }
+        self.state.lock().fail(error);
     }
 
-    /// The deadline has passed.
+    /// The deadline has passed. Whoever sees that it is late sees what was reported of it, too.
     fn expire(&self, mutation: Mutation) {
         let mut state = self.state.lock();
         if state.ended.iter().all(|&ended| ended) {
@@ -217,13 +214,12 @@ impl Passing {
         }
         state.late = true;
         let may_write = self.direction == Direction::ToDevice && state.begun;
-        drop(state);
         if !may_write || mutation.is(Mistake::ReportLoadAtDeadline) {
-            self.fail(&late());
+            state.fail(&late());
         }
-        if mutation.is(Mistake::LetGoAtDeadline) {
-            self.state.lock().sink = None;
-        }
+        let let_go = if mutation.is(Mistake::LetGoAtDeadline) { state.sink.take() } else { None };
+        drop(state);
+        drop(let_go);
     }
 }
 
@@ -237,6 +233,12 @@ pub fn late() -> Error {
 }
 
 impl Groups {
+    fn fail(&mut self, error: &Error) {
+        for group in 0..self.ended.len() {
+            self.end(group, Err(error.clone()));
+        }
+    }
+
     fn end(&mut self, group: usize, outcome: Result<()>) {
         if let Some(ended) = self.ended.get_mut(group)
             && !std::mem::replace(ended, true)
