@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvdepot_core::BlockKey;
-use kvdepot_core::machine::WriteWhen;
+use kvdepot_core::machine::{Gauges, WriteWhen};
 
 use crate::fail::{Fail, Rule, fail};
 use crate::model::name;
@@ -38,11 +38,14 @@ impl Placed {
 }
 
 impl World {
+    /// Notes, after every step, whether the pool is short: what became cold may be written much later, when a reset has
+    /// made room again. The machine begins at an eighth; within a step it may have been shorter than it shows.
+    pub(crate) fn note_room(&mut self, gauges: &Gauges) {
+        self.placed.short |= gauges.pool_free_bytes * 2 < gauges.pool_bytes || gauges.evicted > 0;
+    }
+
     /// A tier is to write a block.
     pub(crate) fn check_placed(&mut self, tier: usize, key: &BlockKey) -> Result<(), Fail> {
-        let gauges = self.machine.gauges();
-        // The machine begins at an eighth; blocks of a namespace that was reset may have gone since in this step.
-        self.placed.short |= gauges.pool_free_bytes * 2 < gauges.pool_bytes || gauges.evicted > 0;
         let placement = self.plan.shape.tiers[tier].placement;
         let placed = &self.placed;
         let value = placed.values.contains(key);

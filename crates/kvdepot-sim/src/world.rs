@@ -302,6 +302,7 @@ impl World {
             return fail(Rule::Caps, format!("more than the share that may be dirty: {held:?}"));
         }
         self.check_dirty(held.dirty)?;
+        self.note_room(&gauges);
         // Between the steps of one claim a dump may take the room that it was promised, and a block that was pinned when
         // the claim looked may have become free: then its hit is shorter than it could be.
         let at_once = !self.has(Feature::SmallSteps) && !self.has(Feature::StaleAnswers);
