@@ -142,9 +142,9 @@ class Lab:
         return EngineRun(json.loads(found[-1].removeprefix("RESULT ")), log)
 
     def options(self, options: dict[str, Any]) -> dict[str, Any]:
-        """The connector's configuration for this lab's depot."""
+        """The connector's configuration for this lab's depot; an option of None leaves its key out."""
         (self.root / "blocks").mkdir(exist_ok=True)
-        return {
+        chosen = {
             "socket": self.socket,
             "pipeline": "Cache|Posix",
             "directories": [str(self.root / "blocks")],
@@ -154,3 +154,4 @@ class Lab:
             "call_timeout_ms": 3000,
             **options,
         }
+        return {key: value for key, value in chosen.items() if value is not None}

@@ -10,6 +10,8 @@ A phase names what it does in ``do``, a method of ``Run``:
 - ``reset`` (vLLM's own cache), ``reset_all`` (the depot's, too)
 - ``control``: the rest is written to the fake depot's control file
 - ``settle`` (all dumps are in files), ``kill_depot`` (kill -9): ``socket``
+- ``upgrade``: ``command`` is started, and ``prompts`` go on, with a new one in each round (``fresh``), until the depot
+  at ``socket`` is that process; ``name`` gets the rounds
 - ``attached``: the engine's connectors have a depot (again)
 - ``sleep``: ``s``
 """
@@ -19,6 +21,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -30,6 +33,7 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
 
 ATTACHED_S = 60
+UPGRADE_S = 120
 TRIES = 30
 METRICS = ("vllm:num_preemptions", "vllm:external_prefix_cache_hits", "vllm:prompt_tokens_cached_by_source")
 ENGINE = {
@@ -140,6 +144,30 @@ class Run:
     def kill_depot(self, phase: dict[str, Any]) -> None:
         stats = with_depot(phase["socket"], lambda depot: json.loads(depot.stats_json()))
         os.kill(stats["depot"]["pid"], signal.SIGKILL)
+
+    def upgrade(self, phase: dict[str, Any]) -> None:
+        def serving() -> int:
+            return int(with_depot(phase["socket"], lambda depot: json.loads(depot.stats_json()))["depot"]["pid"])
+
+        def start() -> "subprocess.Popen[bytes]":
+            with open(phase["log"], "a", encoding="utf-8") as log:
+                return subprocess.Popen(phase["command"], stdout=log, stderr=log, start_new_session=True)
+
+        child, rounds, over = start(), [], False
+        end_s = time.monotonic() + UPGRADE_S
+        while not over:
+            if time.monotonic() > end_s:
+                raise TimeoutError(f"no depot has taken over within {UPGRADE_S} s, see {phase['log']}")
+            # Refused, as by a depot that is too busy to freeze in time: the old one goes on, and is asked again.
+            if child.poll() is not None:
+                child = start()
+            # Asked before the round: the last one begins at the new depot.
+            over = serving() == child.pid
+            self.reset({})
+            fresh = [[phase["fresh"] + len(rounds), 300]]
+            self.generate({**phase, "name": phase["name"], "prompts": [*phase["prompts"], fresh]})
+            rounds.append(self.results[phase["name"]])
+        self.results[phase["name"]] = rounds
 
     def metrics(self) -> dict[str, float]:
         found = {}
