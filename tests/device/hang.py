@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from flow import BLOCKS, Engine, Request
 
-TASK_MS = 2_000
+TASK_MS = 6_000
 """Time of a task: long enough for one that does not hang on a busy machine."""
 HANG_MS = 120_000
 """A hang of this program, not a measure of speed."""

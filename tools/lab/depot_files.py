@@ -3,6 +3,8 @@
 import os
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +76,7 @@ class DepotFiles:
             LeakError: they do.
         """
         found = 0
-        for path in self.blocks.rglob("*"):
-            try:
-                stat = path.lstat()
-            except FileNotFoundError:
-                continue
+        for path, stat in self._files():
             if path.name.endswith(BLOCK_SUFFIX) or path.name.startswith(TEMPORARY_PREFIX):
                 found += max(stat.st_size, stat.st_blocks * 512)
                 self.temporaries_seen += path.name.startswith(TEMPORARY_PREFIX)
@@ -104,14 +102,30 @@ class DepotFiles:
         if used != stats["pool_blocks"] * self._block_bytes:
             raise LeakError(f"{used} bytes of the pool are taken by {stats['pool_blocks']} blocks")
         self.check_caps()
-        temporaries = [path.name for path in self.blocks.rglob(f"{TEMPORARY_PREFIX}*")]
-        if temporaries:
-            raise LeakError(f"temporary files in {self.blocks} after all is written: {temporaries[:4]}")
-        tier = stats["tiers"][0]
-        files = [path for path in self.blocks.rglob(f"*{BLOCK_SUFFIX}") if path.is_file()]
-        sizes = sum(path.stat().st_size for path in files)
-        if (len(files), sizes) != (tier["blocks"], tier["bytes"]):
-            raise LeakError(f"{len(files)} block files of {sizes} bytes, and the depot counts {tier}")
+        while (problem := self._difference(stats["tiers"][0])) is not None:
+            # A thread of the tier may be removing what is counted no more.
+            if time.monotonic() > end_s:
+                raise LeakError(problem)
+            time.sleep(POLL_S)
+            stats = self.stats() or stats
+
+    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
+        """Every file below the directory; what goes meanwhile is passed over, and so are directories that go."""
+        for place, _, names in os.walk(self.blocks):
+            for name in names:
+                path = Path(place, name)
+                with suppress(FileNotFoundError):
+                    yield path, path.lstat()
+
+    def _difference(self, tier: dict[str, Any]) -> str | None:
+        """What the directory has that the tier does not count, or the other way round."""
+        found = [(path.name, stat.st_size) for path, stat in self._files()]
+        if temporaries := [name for name, _ in found if name.startswith(TEMPORARY_PREFIX)]:
+            return f"temporary files in {self.blocks} after all is written: {temporaries[:4]}"
+        sizes = [size for name, size in found if name.endswith(BLOCK_SUFFIX)]
+        if (len(sizes), sum(sizes)) != (tier["blocks"], tier["bytes"]):
+            return f"{len(sizes)} block files of {sum(sizes)} bytes, and the depot counts {tier}"
+        return None
 
     def check_log(self) -> None:
         """The depot's log has no word of a bug.

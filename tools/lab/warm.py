@@ -130,7 +130,7 @@ class Warm:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
         self._process.stdin.flush()
-        return Fork(self, int(self.answer(END_S * 6)["pid"]))
+        return Fork(self, int(self.answer(END_S * 30)["pid"]))
 
     def answer(self, timeout_s: float) -> dict[str, Any]:
         """The next line of the warm process.

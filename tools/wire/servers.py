@@ -26,7 +26,7 @@ from tools.lab.ports import LOOPBACK, free_port
 ROOT = Path(__file__).resolve().parent.parent.parent
 KINDS = ("kvdepot", "infinistore")
 START_S = 60.0
-CALL_S = 5.0
+CALL_S = 30.0
 POOL_GIB = 1
 LINK_TYPE = "IB"
 LIBRARY = "libibverbs.so.1"

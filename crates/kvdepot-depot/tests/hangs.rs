@@ -19,7 +19,7 @@ const BLOCKS: usize = 4;
 /// A hang of the test itself, not a measure of speed.
 const HANG: Duration = Duration::from_secs(60);
 /// Time of the task that hangs: its slots must have been reserved by then.
-const TASK: Duration = Duration::from_secs(2);
+const TASK: Duration = Duration::from_secs(6);
 
 /// A device that copies when the test lets it.
 #[derive(Debug)]

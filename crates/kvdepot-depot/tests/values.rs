@@ -11,7 +11,7 @@ use kvdepot_io::faults::{Fault, FaultDevice, FaultOp, Faults};
 use kvdepot_io::{Device, DirDevice, DirectUse};
 use kvdepot_tier::{PosixConfig, PosixTier};
 
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(120);
 const POOL: u64 = 16 << 20;
 
 fn config(more: &serde_json::Value) -> DepotConfig {

@@ -89,7 +89,7 @@ mod tests {
     }
 
     fn is_readable(socket: &TcpStream, wait_ms: i64) -> bool {
-        let wait = Timespec { tv_sec: 0, tv_nsec: wait_ms * 1_000_000 };
+        let wait = Timespec { tv_sec: wait_ms / 1000, tv_nsec: wait_ms % 1000 * 1_000_000 };
         poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&wait)).unwrap() > 0
     }
 
@@ -100,12 +100,12 @@ mod tests {
         there.write_all(&[7; 999]).unwrap();
         assert!(!is_readable(&here, 20), "999 bytes are not enough");
         there.write_all(&[7; 1]).unwrap();
-        assert!(is_readable(&here, 900));
+        assert!(is_readable(&here, 60_000));
         let mut room = [0; 600];
         here.read_exact(&mut room).unwrap();
         assert!(!is_readable(&here, 0), "400 bytes are left");
         drop(there);
-        assert!(is_readable(&here, 900), "more will not come");
+        assert!(is_readable(&here, 60_000), "more will not come");
         let mut rest = Vec::new();
         here.read_to_end(&mut rest).unwrap();
         assert_eq!(rest.len(), 400);
@@ -144,6 +144,6 @@ mod tests {
         there.write_all(&[7; 10]).unwrap();
         assert!(!is_readable(&here, 20));
         set_low_water(here.as_fd(), 1).unwrap();
-        assert!(is_readable(&here, 900));
+        assert!(is_readable(&here, 60_000));
     }
 }

@@ -13,7 +13,7 @@ use kvdepot_io::{
     PsyncConfig, PsyncEngine, ReadFile, Request, SlotBuf, WriteFile,
 };
 
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(120);
 
 fn engine(read_threads: usize, write_threads: usize, queue_depth: usize) -> PsyncEngine {
     PsyncEngine::new(PsyncConfig { read_threads, write_threads, queue_depth, ..PsyncConfig::default() })
@@ -92,7 +92,7 @@ fn stuck_threads_are_replaced_and_end_when_let_go() {
     let (began, begun) = unbounded();
     let mut releases = Vec::new();
     for class in [Class::Read, Class::Write] {
-        let (request, release) = plug(class, Duration::from_secs(1), &began);
+        let (request, release) = plug(class, Duration::from_secs(5), &began);
         engine.submit(vec![request]);
         next(&begun);
         releases.push(release);

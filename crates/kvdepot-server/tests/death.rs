@@ -331,7 +331,8 @@ fn a_hung_depot_costs_one_bounded_wait() {
     let group =
         || ClaimGroupSpec { namespaces: vec![Arc::clone(&spec)], window_blocks: 0, hashes_per_block: 1 };
     let claim = || Claim::open(&attachment, &[group()], &[hash(1), hash(2)], 0, 2).unwrap();
-    assert_eq!(claim().wait(LONG), (true, 2, 0));
+    // A claim that a busy machine answers late is a miss.
+    eventually("the hit", || claim().wait(LONG) == (true, 2, 0));
     kill_process(pid, Signal::STOP).unwrap();
     let stopped =
         rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::UNTRACED).unwrap().unwrap();
@@ -344,7 +345,7 @@ fn a_hung_depot_costs_one_bounded_wait() {
     assert!(begun.elapsed() < call_timeout * 100, "a thousand claims waited: {:?}", begun.elapsed());
     kill_process(pid, Signal::CONT).unwrap();
     eventually("attached again", || attachment.attached());
-    assert_eq!(claim().wait(LONG), (true, 2, 0), "what it held is still there");
+    eventually("what it held is still there", || claim().wait(LONG) == (true, 2, 0));
     child.kill().unwrap();
     child.wait().unwrap();
 }
@@ -371,8 +372,8 @@ fn lookups_at_a_stopped_depot_wait_for_call_timeout_and_not_for_the_task_s() {
         assert!(stopped.unwrap().unwrap().1.stopped());
         let begun = Instant::now();
         assert_eq!(lookup(), 0, "a stopped depot is a miss");
-        // A task of the engine may take ten seconds.
-        assert!(begun.elapsed() < Duration::from_secs(5), "the lookup took {:?}", begun.elapsed());
+        // A task of the engine may take twice as long.
+        assert!(begun.elapsed() < LONG / 2, "the lookup took {:?}", begun.elapsed());
         assert!(!attachment.attached());
         kill_process(pid, Signal::CONT).unwrap();
         eventually("attached again", || attachment.attached());

@@ -64,9 +64,9 @@ fn a_claim_over_too_many_hashes_is_refused_and_the_connection_goes_on() {
     let mut ask = |ahead: &[&[u8]], request: &Request<'_>| {
         for &hashes in ahead {
             let hashes = Request::ClaimHashes { hashes: Hashes(hashes.into()) };
-            socket.send(&encode(1, &hashes).unwrap(), None).unwrap();
+            socket.send_by(&encode(1, &hashes).unwrap(), Instant::now() + LONG).unwrap();
         }
-        socket.send(&encode(2, request).unwrap(), None).unwrap();
+        socket.send_by(&encode(2, request).unwrap(), Instant::now() + LONG).unwrap();
         let mut buffer = FrameBuffer::default();
         socket.recv(&mut buffer, Some(Instant::now() + LONG)).unwrap();
         decode::<Response>(&buffer).unwrap()

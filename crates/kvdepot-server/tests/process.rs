@@ -107,7 +107,9 @@ fn role_main() {
         "no descriptors for a while" => {
             limit(256);
             let (mut hoard, mut turns, begin) = (Vec::new(), 0, directory.join("connected"));
-            serve_doors(on_disk, &socket, None, None, &mut || {
+            // Without a tier, which would open and close files of its own meanwhile.
+            let plain = config(4 << 20, serde_json::json!({}));
+            serve_doors(plain, &socket, None, None, &mut || {
                 if turns == 0 {
                     hoard.extend(std::iter::from_fn(|| File::open("/dev/null").ok()));
                 }
@@ -294,6 +296,8 @@ fn a_socket_that_was_deleted_is_made_anew() {
     drop(served.attach());
     std::fs::remove_file(&served.socket).unwrap();
     eventually("the socket", || SeqPacket::connect(&served.socket).is_ok());
+    // Whoever is answered knows that the depot has noted which socket is its own.
+    assert!(matches!(hello(&served.socket).1, Response::Welcome { .. }));
     // Moved there by somebody: nobody could reach the depot either.
     let other = served.socket.with_file_name("other.sock");
     let listener = SeqPacket::listen(&other, 1).unwrap();
@@ -311,6 +315,8 @@ fn a_lock_that_was_deleted_is_taken_anew() {
     let lock = served.socket.with_file_name("depot.sock.lock");
     std::fs::remove_file(&lock).unwrap();
     eventually("the lock", || lock.exists());
+    // The thread that takes the lock answers, too.
+    assert!(matches!(hello(&served.socket).1, Response::Welcome { .. }));
     assert!(DoorLock::take(&served.socket).unwrap().is_none(), "it is held");
 }
 
@@ -323,6 +329,7 @@ fn a_depot_whose_place_was_taken_ends_and_leaves_the_other_socket() {
         move || kvdepot_server::serve(config(2 << 20, serde_json::json!({})), &socket, None, &mut || true)
     });
     eventually("a depot", || SeqPacket::connect(&at("d.sock")).is_ok());
+    assert!(matches!(hello(&at("d.sock")).1, Response::Welcome { .. }));
     // Another depot comes in one step, as if the lock file had been deleted before it started.
     let lock = DoorLock::take(&at("other.sock")).unwrap().unwrap();
     let door = LocalDoor::open(&lock).unwrap();
@@ -376,5 +383,5 @@ fn a_lock_that_is_held_without_a_depot_is_an_error() {
     assert!(matches!(free, Ok(Place::Free(_))), "{free:?}");
     let served = Served::start(config(4 << 20, serde_json::json!({})));
     drop(served.attach());
-    assert!(matches!(Place::take(&served.socket, Duration::ZERO, &mut || true), Ok(Place::Served)));
+    assert!(matches!(Place::take(&served.socket, LONG, &mut || true), Ok(Place::Served)));
 }

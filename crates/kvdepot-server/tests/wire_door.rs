@@ -19,7 +19,7 @@ const MIB: u64 = 1 << 20;
 
 #[test]
 fn two_thousand_idle_connections_leave_room_for_work() {
-    let wired = Wired::open(config(16 * MIB, json!({})), json!({}));
+    let wired = Wired::open(config(16 * MIB, json!({})), json!({"stall_timeout_ms": 3_600_000}));
     // Half a request each on some of them: none holds up another.
     let idle: Vec<_> = (0..2000)
         .map(|i| {
@@ -62,7 +62,7 @@ fn the_cap_on_connections_holds_and_frees_up() {
 
 #[test]
 fn who_stops_in_the_middle_is_shown_out_and_who_idles_is_not() {
-    let wired = Wired::open(config(64 * MIB, json!({})), json!({"stall_timeout_ms": 200}));
+    let wired = Wired::open(config(64 * MIB, json!({})), json!({"stall_timeout_ms": 5_000}));
     let mut client = wired.infini();
     client.put("large", &bytes(30_000_000, 1));
     // Half a header; half a value; an answer that nobody takes.

@@ -134,7 +134,7 @@ fn memory_that_the_pool_grows_by_is_registered_when_it_is_used() {
 /// P2: leases do not wait for ever on a client that takes no answers.
 #[test]
 fn a_client_that_takes_no_answers_is_ended() {
-    let lab = Lab::open_with(2, config(8 * MIB, json!({})), json!({}), json!({"stall_timeout_ms": 300}));
+    let lab = Lab::open_with(2, config(8 * MIB, json!({})), json!({}), json!({"stall_timeout_ms": 5_000}));
     let mut witness = lab.client();
     witness.memory.write(0, &bytes(50_000, 1));
     witness.write(&[("key", 0)], 50_000);

@@ -110,7 +110,7 @@ fn values_come_back_through_tls_until_the_door_closes() {
 fn who_stops_in_the_middle_of_an_answer_is_shown_out() {
     const LEN: usize = 30_000_000;
     let directory = tempfile::tempdir().unwrap();
-    let (wired, trust) = open_with(directory.path(), json!({"stall_timeout_ms": 500}));
+    let (wired, trust) = open_with(directory.path(), json!({"stall_timeout_ms": 5_000}));
     let mut stopped = tls(wired.at, &trust);
     assert_eq!(put(&mut stopped, "large", &bytes(LEN, 1)), Reply::Code(200));
     ask_for(&mut stopped, "large");

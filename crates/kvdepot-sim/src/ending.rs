@@ -144,6 +144,12 @@ impl World {
                     }
                 }
             }
+            // A load that ended meanwhile leased blocks, and a claim may wait for their room.
+            let held = |client: &Client| !client.readings.is_empty() || !client.fills.is_empty();
+            if unsettled > 0 && settled.is_none() && self.clients.iter().any(held) {
+                self.end_clients()?;
+                continue;
+            }
             if unsettled > 0 && settled.is_none() {
                 return fail(
                     Rule::Progress,

@@ -15,7 +15,7 @@ use crate::request::{Phase, Request};
 use crate::state::State;
 
 /// Looks at a queue pair that is not ready, a millisecond apart, before the asker hears of it.
-const ATTEMPTS_MAX: u32 = 2_000;
+const ATTEMPTS_MAX: u32 = 60_000;
 
 impl State {
     /// Hands a request to the process that has the peer.

@@ -18,8 +18,16 @@ const FOREIGN: Speaks = Speaks::Foreign { answers_unknown: true };
 
 fn config(servers: &[&PoolServer]) -> RemoteConfig {
     let mut config = RemoteConfig::new(servers.iter().map(|server| server.name()));
-    config.timeout = Duration::from_secs(1);
+    config.timeout = PATIENCE / 2;
     config.connections = 2;
+    config
+}
+
+/// For tests that sit out a silence. On a busy machine even a server that answers may be silent for as long: what must
+/// succeed is tried again.
+fn hasty(servers: &[&PoolServer]) -> RemoteConfig {
+    let mut config = config(servers);
+    config.timeout = Duration::from_secs(1);
     config
 }
 
@@ -29,6 +37,10 @@ fn open(config: RemoteConfig) -> Bench {
 
 fn can_write(bench: &Bench, n: u64) -> bool {
     bench.write(n).is_ok()
+}
+
+fn write_all(bench: &Bench, count: u64) {
+    (0..count).for_each(|n| until(|| can_write(bench, n)));
 }
 
 #[test]
@@ -48,8 +60,8 @@ fn faults_of_a_get_are_misses_and_the_server_is_used_again_after() {
                 continue;
             }
             let server = PoolServer::start(speaks, None);
-            let bench = open(config(&[&server]));
-            bench.write_all(4);
+            let bench = open(hasty(&[&server]));
+            write_all(&bench, 4);
             server.set(fault);
             let begun = Instant::now();
             for n in 0..4 {
@@ -58,7 +70,7 @@ fn faults_of_a_get_are_misses_and_the_server_is_used_again_after() {
             assert!(begun.elapsed() < PATIENCE, "{fault:?}: in bounded time (P2)");
             server.set(Fault::None);
             until(|| can_write(&bench, 100));
-            assert!(bench.read_is_right(100), "{speaks:?} {fault:?}");
+            until(|| bench.read_is_right(100));
         }
     }
 }
@@ -103,15 +115,17 @@ fn answers_may_come_in_any_order() {
 #[test]
 fn a_hung_server_costs_one_silence_and_then_nothing() {
     let server = PoolServer::own();
-    let bench = open(RemoteConfig { connections: 1, ..config(&[&server]) });
-    bench.write_all(1);
+    let bench = open(RemoteConfig { connections: 1, ..hasty(&[&server]) });
+    write_all(&bench, 1);
     server.set(Fault::Hung);
     let reads: Vec<_> = (0..50).map(|_| bench.begin_read(0, bench.slot(), Bench::soon())).collect();
+    // Before the silence is over, or the client would find a server that shakes hands.
+    until(|| server.state.hanging.load(Ordering::SeqCst) > 0);
+    server.set(Fault::HungHello);
     for read in &reads {
         let kind = Bench::answer(read).unwrap_err().kind();
         assert!(matches!(kind, ErrorKind::Timeout | ErrorKind::Unavailable), "{kind}");
     }
-    server.set(Fault::HungHello);
     until(|| bench.peek(0) == Presence::Absent);
     let error = bench.read(0).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "at once: {error}");
@@ -124,19 +138,21 @@ fn a_hung_server_costs_one_silence_and_then_nothing() {
 fn a_hung_server_costs_one_silence_whatever_the_connections() {
     for speaks in [Speaks::Own, FOREIGN] {
         let server = PoolServer::start(speaks, None);
-        let bench = open(RemoteConfig { connections: 8, ..config(&[&server]) });
-        bench.write_all(1);
+        let bench = open(RemoteConfig { connections: 8, ..hasty(&[&server]) });
+        write_all(&bench, 1);
         until(|| bench.tier.servers()[0].connections == 8);
         server.set(Fault::Hung);
-        assert!(!bench.read_is_right(0));
+        let read = bench.begin_read(0, bench.slot(), Bench::soon());
+        until(|| server.state.hanging.load(Ordering::SeqCst) > 0);
         server.set(Fault::HungHello);
+        assert!(Bench::answer(&read).is_err());
         until(|| bench.peek(0) == Presence::Absent);
-        let state = &bench.tier.servers()[0];
-        assert!(!state.up && state.failures >= 8, "{speaks:?}: {state:?}");
-        assert!(state.last_error.as_ref().is_some_and(|error| error.contains("in time")), "{state:?}");
+        until(|| {
+            let state = &bench.tier.servers()[0];
+            !state.up && state.failures >= 8 && state.last_error.is_some()
+        });
         server.set(Fault::None);
-        until(|| bench.read_is_right(0));
-        assert!(bench.tier.servers()[0].up);
+        until(|| bench.read_is_right(0) && bench.tier.servers()[0].up);
     }
 }
 
@@ -163,8 +179,8 @@ fn a_server_that_dies_while_nothing_is_asked_is_noticed() {
 fn a_hung_server_holds_up_no_reset() {
     for speaks in [Speaks::Own, FOREIGN] {
         let server = PoolServer::start(speaks, None);
-        let bench = open(config(&[&server]));
-        bench.write_all(1);
+        let bench = open(hasty(&[&server]));
+        write_all(&bench, 1);
         server.set(Fault::Hung);
         let (tier, spec) = (Arc::clone(&bench.tier), bench.spec.clone());
         let (send, ended) = std::sync::mpsc::channel();
@@ -181,8 +197,8 @@ fn a_hung_server_holds_up_no_reset() {
 fn a_server_that_stops_reading_is_given_up() {
     let server = PoolServer::own();
     let layout = BlockLayout::new(vec![vec![4 << 20]]).unwrap();
-    let bench = Bench::with(Arc::new(RemoteTier::open(config(&[&server])).unwrap()), spec("large", layout));
-    bench.write_all(1);
+    let bench = Bench::with(Arc::new(RemoteTier::open(hasty(&[&server])).unwrap()), spec("large", layout));
+    write_all(&bench, 1);
     server.set(Fault::Deaf);
     let slots: Vec<_> = (10..26).map(|n| bench.filled(n)).collect();
     let writes: Vec<_> =
@@ -193,7 +209,7 @@ fn a_server_that_stops_reading_is_given_up() {
     }
     server.set(Fault::None);
     until(|| can_write(&bench, 100));
-    assert!(bench.read_is_right(0) && bench.read_is_right(100));
+    until(|| bench.read_is_right(0) && bench.read_is_right(100));
 }
 
 #[test]

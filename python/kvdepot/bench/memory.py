@@ -68,7 +68,7 @@ def served(config: dict[str, object]) -> Iterator[_native.Depot]:
         command = [sys.executable, "-m", "kvdepot", "serve", "--core-json", json.dumps(config), "--socket", socket]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            depot = _native.Depot.connect(socket, None, wait_ms=20_000, call_timeout_ms=5_000)
+            depot = _native.Depot.connect(socket, None, wait_ms=60_000, call_timeout_ms=5_000)
             if not depot.attached:
                 raise RuntimeError("the depot of the benchmark did not start")
             yield depot

@@ -367,7 +367,10 @@ fn keep_attached(weak: &Weak<Attachment>) {
                         error.kind(),
                         ErrorKind::Version | ErrorKind::Protocol | ErrorKind::Permission
                     );
-                    *this.refused.lock() = refused.then(|| error.clone());
+                    // Whoever waits for the attachment may look only after the next try.
+                    if refused {
+                        *this.refused.lock() = Some(error.clone());
+                    }
                     if error.kind() == ErrorKind::Unavailable
                         && let Target::Socket { spawner: Some(spawner), .. } = &this.target
                     {

@@ -155,7 +155,7 @@ impl Socket {
     /// The answer to the last request.
     fn answer(&mut self, deadline: Instant) -> Result<(Response, Option<OwnedFd>)> {
         let is_starved = || self.depot.is_some_and(is_runnable);
-        let fd = answer(&mut self.socket, &mut self.buffer, deadline, is_starved)?;
+        let fd = answer(&mut self.socket, &mut self.buffer, deadline, STARVED_WAIT, is_starved)?;
         let (id, response) = decode::<Response>(&self.buffer)?;
         if id != self.request_id {
             return Err(Error::new(ErrorKind::Protocol, "an answer to another request")
@@ -184,9 +184,10 @@ fn answer(
     socket: &mut SeqPacket,
     buffer: &mut FrameBuffer,
     deadline: Instant,
+    starved_wait: Duration,
     is_starved: impl Fn() -> bool,
 ) -> Result<Option<OwnedFd>> {
-    let (mut until, end) = (deadline, deadline + STARVED_WAIT);
+    let (mut until, end) = (deadline, deadline + starved_wait);
     loop {
         let outcome = socket.recv(buffer, Some(until));
         if !outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Timeout) {
@@ -209,6 +210,9 @@ pub(crate) fn unexpected() -> Error {
 mod tests {
     use super::*;
 
+    /// Longer than the test itself may be kept from running.
+    const LONG: Duration = Duration::from_secs(60);
+
     fn pair(directory: &Path) -> (SeqPacket, SeqPacket) {
         let path = directory.join("lane.sock");
         let listener = SeqPacket::listen(&path, 1).unwrap();
@@ -230,7 +234,7 @@ mod tests {
             true
         };
         let mut buffer = FrameBuffer::default();
-        answer(&mut here, &mut buffer, Instant::now(), is_starved).unwrap();
+        answer(&mut here, &mut buffer, Instant::now(), LONG, is_starved).unwrap();
         assert_eq!((&*buffer, looks.get()), (b"late".as_slice(), 2));
     }
 
@@ -239,7 +243,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (mut here, _there) = pair(directory.path());
         for starved in [true, false] {
-            let outcome = answer(&mut here, &mut FrameBuffer::default(), Instant::now(), || starved);
+            let outcome =
+                answer(&mut here, &mut FrameBuffer::default(), Instant::now(), STARVED_WAIT, || starved);
             assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Timeout, "starved: {starved}");
         }
     }
@@ -253,7 +258,7 @@ mod tests {
             there.send(b"there", None).unwrap();
             false
         };
-        answer(&mut here, &mut buffer, Instant::now(), answers).unwrap();
+        answer(&mut here, &mut buffer, Instant::now(), LONG, answers).unwrap();
         assert_eq!(&*buffer, b"there");
     }
 }

@@ -26,13 +26,15 @@ impl LayerDumpState {
     }
 
     /// Copies one shard of every block; the last one seals them. Runs on an executor's thread.
-    pub(crate) fn run_shard(this: &Arc<Mutex<Self>>, work: Work, shard: usize) {
+    pub(crate) fn run_shard(this: &Arc<Mutex<Self>>, mut work: Work, shard: usize) {
         let mut state = this.lock();
+        // The memory's owner is let go of under the lock: the last shard reports the task when it has it.
         if work.state.done() {
+            work.kept.clear();
             return;
         }
         match state.try_shard(&work, shard) {
-            Ok(false) => {}
+            Ok(false) => work.kept.clear(),
             Ok(true) => {
                 state.kept.lock().clear();
                 work.finish();

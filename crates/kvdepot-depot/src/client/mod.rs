@@ -73,7 +73,8 @@ impl Attachment {
     fn depot_stats(self: &Arc<Self>) -> Result<String> {
         let generation = self.generation()?;
         let mut lane = self.lane(&generation, self.call_timeout)?;
-        let answer = lane.call(Request::Stats, Instant::now() + std::time::Duration::from_secs(1))?;
+        let wait = self.call_timeout.max(std::time::Duration::from_secs(1));
+        let answer = lane.call(Request::Stats, Instant::now() + wait)?;
         lane.finish();
         if let Response::Stats(text) = answer { Ok(text) } else { Err(lane::unexpected()) }
     }

@@ -133,6 +133,8 @@ impl Faults {
         let mut plan = self.shared.0.lock();
         plan.hang_all.clear();
         plan.releases += 1;
+        // They count no more, though their threads may take a while to notice.
+        plan.hung = 0;
         self.shared.1.notify_all();
     }
 
@@ -223,7 +225,6 @@ impl Faults {
         while plan.releases == before {
             self.shared.1.wait(&mut plan);
         }
-        plan.hung -= 1;
     }
 }
 

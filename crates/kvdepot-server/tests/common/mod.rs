@@ -13,7 +13,7 @@ use kvdepot_depot::client::{Attachment, DeviceEngine, Store};
 use kvdepot_depot::{Depot, DepotConfig};
 use kvdepot_server::Ended;
 
-pub(crate) const LONG: Duration = Duration::from_secs(20);
+pub(crate) const LONG: Duration = Duration::from_secs(120);
 
 /// A configuration without tiers, or with what `more` says.
 pub(crate) fn config(pool_bytes: u64, more: serde_json::Value) -> DepotConfig {
@@ -92,7 +92,7 @@ impl Engine {
             .collect();
         let tensors: Vec<Vec<u8>> = sizes.iter().map(|size| vec![0; size * pages]).collect();
         let engine = DeviceEngine::new(Arc::new(HostEngine::new(2).unwrap()));
-        let store = Store::new(attachment, Arc::clone(spec), engine, Duration::from_secs(10)).unwrap();
+        let store = Store::new(attachment, Arc::clone(spec), engine, LONG).unwrap();
         let bases = tensors.iter().map(|tensor| tensor.as_ptr() as u64).collect();
         let strides = sizes.iter().map(|&size| size as i64).collect();
         // SAFETY: the tensors live in the engine beside the store.

@@ -381,11 +381,12 @@ fn keep_connected(server: &Arc<Server>, index: usize) {
         }
         match connect::connect(server) {
             Ok(link) => {
-                server.came(link.dialect, link.depot);
                 let (error, answered) = match link.dialect {
                     Dialect::Own => {
                         let conn = Arc::new(Conn::new(link.stream, link.requests_in_flight_max));
+                        // Known before the server counts as up: whoever finds it silent must find all its connections.
                         server.state.lock().conns.push(Arc::clone(&conn));
+                        server.came(link.dialect, link.depot);
                         if server.shared.is_stopping() {
                             // `stop` may have looked before it was there.
                             conn.close(server, &Error::new(ErrorKind::Closed, "the tier is closing"));
@@ -394,7 +395,10 @@ fn keep_connected(server: &Arc<Server>, index: usize) {
                         server.forget_conn(&conn);
                         end
                     }
-                    Dialect::Infini => infini::run(server, link.stream),
+                    Dialect::Infini => {
+                        server.came(link.dialect, link.depot);
+                        infini::run(server, link.stream)
+                    }
                 };
                 server.went(&error, true);
                 if answered {

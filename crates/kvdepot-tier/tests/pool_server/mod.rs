@@ -82,6 +82,8 @@ pub(crate) struct State {
     pub(crate) exists: AtomicU64,
     /// What InfiniStore's own server would have crashed of.
     crashed: Mutex<Option<&'static str>>,
+    /// Connections that were left hanging so far.
+    pub(crate) hanging: AtomicU64,
     streams: Mutex<Vec<TcpStream>>,
     stopping: AtomicBool,
 }
@@ -110,6 +112,7 @@ impl State {
 
     /// Waits for the connection's end: what a hung server does.
     fn hang(&self, mut stream: &TcpStream) {
+        self.hanging.fetch_add(1, Ordering::SeqCst);
         let mut nothing = [0; 4096];
         loop {
             let came = stream.read(&mut nothing);
@@ -161,6 +164,7 @@ impl PoolServer {
             gets: AtomicU64::new(0),
             exists: AtomicU64::new(0),
             crashed: Mutex::default(),
+            hanging: AtomicU64::new(0),
             streams: Mutex::default(),
             stopping: AtomicBool::new(false),
         });
