@@ -239,12 +239,16 @@ impl Depot {
     /// process has exited.
     pub fn take_over(&self, mut snapshot: Snapshot) -> Result<TakenOver> {
         let runner = &self.runner;
-        for (canonical, epoch) in &snapshot.head.namespaces {
-            let opened = NamespaceSpec::from_canonical(canonical)
-                .and_then(|spec| epochs::reopen(runner, &Arc::new(spec), *epoch));
-            if let Err(error) = opened {
-                tracing::warn!("blocks of a namespace that cannot be opened are not taken over: {error}");
-            }
+        let parsed = snapshot.head.namespaces.iter().map(|(canonical, epoch)| {
+            NamespaceSpec::from_canonical(canonical).map(|spec| (Arc::new(spec), *epoch))
+        });
+        let (namespaces, unknown): (Vec<_>, Vec<_>) = parsed.partition(Result::is_ok);
+        let namespaces: Vec<_> = namespaces.into_iter().flatten().collect();
+        let opened = epochs::reopen(runner, &namespaces).into_iter().map(|opened| opened.map(drop));
+        for error in
+            unknown.into_iter().map(|unknown| unknown.map(drop)).chain(opened).filter_map(Result::err)
+        {
+            tracing::warn!("blocks of a namespace that cannot be opened are not taken over: {error}");
         }
         let same_tiers = snapshot.head.tiers == tiers_of(&runner.config);
         let held: Vec<Session> = (0..snapshot.holders()).map(|_| self.session()).collect();
