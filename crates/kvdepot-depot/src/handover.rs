@@ -67,7 +67,9 @@ pub struct Snapshot {
 
 fn tiers_of(config: &DepotConfig) -> String {
     let tiers = config.pipeline.split_once('|').map_or("", |(_, tiers)| tiers);
-    format!("{tiers} {} {} {}", config.posix, config.remote, config.fake)
+    let mut text = tiers.to_owned();
+    config.tiers.iter().for_each(|(name, settings)| text.extend([" ", *name, "=", &settings.to_string()]));
+    text
 }
 
 fn unreadable(e: std::io::Error) -> Error {

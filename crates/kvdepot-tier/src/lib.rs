@@ -1,6 +1,6 @@
 //! Places below the pool, their file format and their conformance suite.
 //!
-//! A new tier is one file, one line in [`registry`] and a test that runs [`conformance`]. The format of block files is
+//! A new tier is one folder, one line in [`registry`] and a test that runs [`conformance`]. The format of block files is
 //! drawn byte by byte in `docs/format.md`.
 #![forbid(unsafe_code)]
 

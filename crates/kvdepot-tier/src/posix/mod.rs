@@ -36,11 +36,19 @@ use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Resul
 use kvdepot_io::faults::{FaultDevice, Faults};
 use kvdepot_io::{Device, DirDevice, IoEngine, PsyncConfig, PsyncEngine};
 
+use crate::registry::TierEntry;
 use crate::{
     BlockingCalls, BlockingConfig, Done, Presence, ReadItem, Tier, TierEvents, TierUsage, WriteItem,
 };
 pub use config::PosixConfig;
 use state::{PIECE, PIECE_SLOTS, Shared, State};
+
+/// This tier, as the registry knows it.
+pub const ENTRY: TierEntry = TierEntry {
+    name: "Posix",
+    open: |config| Ok(Arc::new(PosixTier::open(PosixConfig::from_json(config)?)?)),
+    guards_itself: false,
+};
 
 /// How long dropping a tier waits for its background threads and its last checkpoint; one that hangs ends when its
 /// device lets go.

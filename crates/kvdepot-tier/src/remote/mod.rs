@@ -39,6 +39,7 @@ use parking_lot::{Condvar, Mutex};
 pub use config::{RemoteConfig, RemoteProtocol};
 pub use tls::RemoteTls;
 
+use crate::registry::TierEntry;
 use crate::{
     BlockingCalls, BlockingConfig, Done, Fetched, Presence, ReadItem, Tier, TierServer, TierUsage, WriteItem,
     Written,
@@ -51,6 +52,13 @@ use server::{Health, Server};
 use spaces::{Space, Spaces};
 use tell::Everyone;
 use writing::Writing;
+
+/// This tier, as the registry knows it.
+pub const ENTRY: TierEntry = TierEntry {
+    name: "Remote",
+    open: |config| Ok(Arc::new(RemoteTier::open(RemoteConfig::from_json(config)?)?)),
+    guards_itself: true,
+};
 
 /// What the tier, its servers and their connections share.
 #[derive(Debug)]
