@@ -21,6 +21,6 @@ pub use hit::{GroupShape, longest_hit, needed_blocks};
 pub use key::{BlockHash, BlockKey, NamespaceId, NamespaceSpec, epoch_moves, next_epoch};
 pub use layout::BlockLayout;
 pub use lease::{LeaseId, LeaseTable};
-pub use pipeline::{PipelineSpec, PoolKind, TierKind};
+pub use pipeline::{PipelineSpec, PoolKind};
 pub use quota::Ledger;
 pub use runs::{Run, RunAllocator, Runs};

@@ -1,7 +1,6 @@
 //! A pipeline is data: the pool and the tiers under it, in order, as in `Cache|Posix`.
 
 use std::fmt;
-use std::str::FromStr;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::PIPELINE_TEXT_BYTES_MAX;
@@ -28,57 +27,8 @@ impl PoolKind {
     }
 }
 
-/// A place below the pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum TierKind {
-    /// A directory: local SSD, NFS or another shared file system.
-    Posix,
-    /// A raw device or one large file, cut into slabs.
-    Slab,
-    /// DAX or CXL memory.
-    Dax,
-    /// A memory pool of another machine.
-    Remote,
-    /// An object store.
-    Object,
-    /// Says that it has all, and gives zeros: measures what is above it.
-    Fake,
-    /// Has nothing and keeps nothing.
-    Empty,
-}
-
-impl TierKind {
-    /// All kinds, in the order of the documentation.
-    pub const ALL: [Self; 7] =
-        [Self::Posix, Self::Slab, Self::Dax, Self::Remote, Self::Object, Self::Fake, Self::Empty];
-
-    /// Its spelling in a pipeline.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Posix => "Posix",
-            Self::Slab => "Slab",
-            Self::Dax => "Dax",
-            Self::Remote => "Remote",
-            Self::Object => "Object",
-            Self::Fake => "Fake",
-            Self::Empty => "Empty",
-        }
-    }
-
-    /// Whether this build has it; the others come with a later release.
-    pub const fn available(self) -> bool {
-        matches!(self, Self::Posix | Self::Remote | Self::Fake | Self::Empty)
-    }
-
-    /// An `Unsupported` error for a tier that this build does not have.
-    pub fn ensure_available(self) -> Result<()> {
-        if self.available() {
-            return Ok(());
-        }
-        Err(Error::new(ErrorKind::Unsupported, "this tier comes with a later release").with("tier", self))
-    }
-}
+/// Names that a pipeline may have in a later release.
+const LATER: [&str; 3] = ["Slab", "Dax", "Object"];
 
 /// The pool and the tiers under it, nearest first. Each kind stands there once.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -86,12 +36,13 @@ pub struct PipelineSpec {
     /// What the pool is for.
     pub pool: PoolKind,
     /// The tiers, in the order in which they are asked.
-    pub tiers: Vec<TierKind>,
+    pub tiers: Vec<&'static str>,
 }
 
 impl PipelineSpec {
-    /// Reads `Cache|Posix`. A single tier is short for a pool that keeps nothing: `Posix` is `Staging|Posix`.
-    pub fn parse(text: &str) -> Result<Self> {
+    /// Reads `Cache|Posix`, with the names of the tiers that this build has. A single tier is short for a pool that keeps
+    /// nothing: `Posix` is `Staging|Posix`.
+    pub fn parse(text: &str, known_tiers: &[&'static str]) -> Result<Self> {
         if text.len() > PIPELINE_TEXT_BYTES_MAX {
             return Err(Error::new(ErrorKind::Config, "the pipeline's spelling is too long")
                 .with("bytes", text.len())
@@ -112,7 +63,8 @@ impl PipelineSpec {
             if PoolKind::ALL.iter().any(|pool| pool.as_str() == name) {
                 return Err(bad("the pool stands once, and first").with("name", name));
             }
-            let tier = tier_by_name(name).ok_or_else(|| unknown(name).with("pipeline", text))?;
+            let known = known_tiers.iter().find(|tier| **tier == name);
+            let tier = *known.ok_or_else(|| unknown(name, known_tiers).with("pipeline", text))?;
             if tiers.contains(&tier) {
                 return Err(bad("a tier stands in the pipeline twice").with("tier", tier));
             }
@@ -133,13 +85,12 @@ impl PipelineSpec {
     }
 }
 
-fn tier_by_name(name: &str) -> Option<TierKind> {
-    TierKind::ALL.into_iter().find(|tier| tier.as_str() == name)
-}
-
 /// P10: an unknown name is an error that names the nearest known one.
-fn unknown(name: &str) -> Error {
-    let known = || PoolKind::ALL.map(PoolKind::as_str).into_iter().chain(TierKind::ALL.map(TierKind::as_str));
+fn unknown(name: &str, tiers: &[&'static str]) -> Error {
+    if LATER.contains(&name) {
+        return Error::new(ErrorKind::Unsupported, "this tier comes with a later release").with("tier", name);
+    }
+    let known = || PoolKind::ALL.map(PoolKind::as_str).into_iter().chain(tiers.iter().copied());
     let lower = name.to_lowercase();
     let nearest =
         known().min_by_key(|candidate| strsim::damerau_levenshtein(&lower, &candidate.to_lowercase()));
@@ -155,12 +106,6 @@ impl fmt::Display for PoolKind {
     }
 }
 
-impl fmt::Display for TierKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
 impl fmt::Display for PipelineSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.pool)?;
@@ -168,29 +113,23 @@ impl fmt::Display for PipelineSpec {
     }
 }
 
-impl FromStr for PipelineSpec {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        Self::parse(text)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn parse(text: &str) -> Result<PipelineSpec> {
+        PipelineSpec::parse(text, &["Posix", "Remote", "Fake", "Empty"])
+    }
+
     #[test]
     fn spellings_come_back() {
-        for text in
-            ["Cache", "Cache|Posix", "Cache|Empty", "Cache|Remote|Posix", "Staging|Posix", "Cache|Dax"]
-        {
-            assert_eq!(PipelineSpec::parse(text).unwrap().to_string(), text);
+        for text in ["Cache", "Cache|Posix", "Cache|Empty", "Cache|Remote|Posix", "Staging|Posix"] {
+            assert_eq!(parse(text).unwrap().to_string(), text);
         }
         for tier in ["Posix", "Fake", "Empty"] {
-            assert_eq!(PipelineSpec::parse(tier).unwrap().to_string(), format!("Staging|{tier}"));
+            assert_eq!(parse(tier).unwrap().to_string(), format!("Staging|{tier}"));
         }
-        assert_eq!(PipelineSpec::parse(" Cache | Posix ").unwrap().to_string(), "Cache|Posix");
+        assert_eq!(parse(" Cache | Posix ").unwrap().to_string(), "Cache|Posix");
     }
 
     #[test]
@@ -201,7 +140,7 @@ mod tests {
             ("Cache|", "nothing on one side"),
             ("Cache|Posxi", "nearest=Posix"),
             ("cahce|Posix", "nearest=Cache"),
-            ("Cache|posix", "known=Cache Staging Posix Slab Dax Remote Object Fake Empty"),
+            ("Cache|posix", "known=Cache Staging Posix Remote Fake Empty"),
             ("Cache|Posix|Posix", "twice"),
             ("Posix|Cache", "first"),
             ("Cache|Cache", "first"),
@@ -209,7 +148,7 @@ mod tests {
             ("Remote|Posix", "begins with"),
             (long.as_str(), "too long"),
         ] {
-            let error = PipelineSpec::parse(text).unwrap_err();
+            let error = parse(text).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config);
             assert!(error.to_string().contains(wants), "{text}: {error}");
         }
@@ -217,11 +156,10 @@ mod tests {
 
     #[test]
     fn later_tiers_say_so() {
-        assert!(TierKind::Posix.ensure_available().is_ok());
-        let error = TierKind::Slab.ensure_available().unwrap_err();
-        assert_eq!(
-            (error.kind(), error.to_string().contains("later release")),
-            (ErrorKind::Unsupported, true)
-        );
+        for tier in LATER {
+            let error = parse(&format!("Cache|{tier}")).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert!(error.to_string().contains("later release"), "{error}");
+        }
     }
 }

@@ -1,14 +1,19 @@
-//! Carrying out what the machine asks of tiers. Each operation's end is an event for the machine.
+//! Carrying out what the machine asks of tiers, in batches. Each operation's end is an event for the machine.
+//!
+//! A batch is what stands next to each other for one tier: commands of another kind end it, so that each tier gets them in
+//! the order of the steps that gave them.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use kvdepot_core::machine::{Ask, Command, Event, Fetched, Nanos, Stored, TierIndex};
+use kvdepot_core::machine::{Ask, Command, Event, Nanos, Stored, TierIndex};
 use kvdepot_core::runs::Runs;
-use kvdepot_core::{BlockKey, ErrorKind, Result, SlotId};
+use kvdepot_core::{BlockKey, Result, SlotId};
 use kvdepot_io::SlotBuf;
-use kvdepot_tier::{Tier, Written};
+use kvdepot_tier::{Fetched, ReadItem, Tier, WriteItem, Written};
+use smallvec::SmallVec;
 
 use crate::locate::Locator;
 use crate::pool::PoolMapping;
@@ -16,6 +21,32 @@ use crate::probes::Probes;
 
 /// Takes the end of an operation, from any thread; must not block.
 pub(crate) type Ended = Arc<dyn Fn(Event) + Send + Sync>;
+
+/// Blocks in one call of a tier.
+const BATCH_BLOCKS_MAX: usize = 256;
+
+/// What waits to be handed to one tier in one call.
+#[derive(Debug, Default)]
+enum Batch {
+    #[default]
+    Empty,
+    /// All of them end by the same deadline.
+    Reads(Nanos, Vec<ReadItem>),
+    Writes(Vec<WriteItem>),
+    Removals(Vec<BlockKey>),
+}
+
+impl Batch {
+    fn is_full(&self) -> bool {
+        let blocks = match self {
+            Self::Empty => 0,
+            Self::Reads(_, reads) => reads.len(),
+            Self::Writes(writes) => writes.len(),
+            Self::Removals(keys) => keys.len(),
+        };
+        blocks >= BATCH_BLOCKS_MAX
+    }
+}
 
 /// The tiers, as the machine's commands see them.
 #[derive(Debug)]
@@ -47,18 +78,75 @@ impl TierCommands {
         &self.locator.tiers[tier]
     }
 
-    pub(crate) fn execute(&self, command: Command, ended: &Ended) {
-        match command {
-            Command::Read { tier, slot, key, runs, deadline } => {
-                self.read(tier, slot, key, &runs, deadline, ended);
+    /// Hands all of these commands to the tiers.
+    pub(crate) fn execute(&self, commands: &mut VecDeque<Command>, ended: &Ended) {
+        let mut batches: SmallVec<[Batch; 4]> = SmallVec::new();
+        batches.resize_with(self.locator.tiers.len(), Batch::default);
+        for command in commands.drain(..) {
+            match command {
+                Command::Read { tier, slot, key, runs, deadline } => {
+                    let read = self.read(tier, slot, key, &runs, ended);
+                    match &mut batches[tier] {
+                        Batch::Reads(until, reads) if *until == deadline => reads.push(read),
+                        other => self.begin(tier, other, Batch::Reads(deadline, vec![read]), ended),
+                    }
+                    self.send_if_full(tier, &mut batches[tier], ended);
+                }
+                Command::Write { tier, slot, key, runs } => {
+                    let write = self.write(tier, slot, key, &runs, ended);
+                    match &mut batches[tier] {
+                        Batch::Writes(writes) => writes.push(write),
+                        other => self.begin(tier, other, Batch::Writes(vec![write]), ended),
+                    }
+                    self.send_if_full(tier, &mut batches[tier], ended);
+                }
+                Command::Remove { tier, key } => {
+                    match &mut batches[tier] {
+                        Batch::Removals(keys) => keys.push(key),
+                        other => self.begin(tier, other, Batch::Removals(vec![key]), ended),
+                    }
+                    self.send_if_full(tier, &mut batches[tier], ended);
+                }
+                Command::Probe { tier, ask, keys } => {
+                    self.begin(tier, &mut batches[tier], Batch::Empty, ended);
+                    self.probe(tier, ask, keys, ended);
+                }
+                Command::Touch { keys } => self.locator.tiers.iter().for_each(|tier| tier.touch(&keys)),
             }
-            Command::Write { tier, slot, key, runs } => self.write(tier, slot, key, &runs, ended),
-            Command::Remove { tier, key } => {
-                self.tier(tier).remove(key);
-                ended(Event::Removed { tier, key });
+        }
+        for (tier, batch) in batches.into_iter().enumerate() {
+            self.send(tier, batch, ended);
+        }
+    }
+
+    /// Sends what came before, and begins another batch.
+    fn begin(&self, tier: TierIndex, batch: &mut Batch, next: Batch, ended: &Ended) {
+        self.send(tier, std::mem::replace(batch, next), ended);
+    }
+
+    fn send_if_full(&self, tier: TierIndex, batch: &mut Batch, ended: &Ended) {
+        if batch.is_full() {
+            self.begin(tier, batch, Batch::Empty, ended);
+        }
+    }
+
+    fn send(&self, tier: TierIndex, batch: Batch, ended: &Ended) {
+        match batch {
+            Batch::Empty => {}
+            Batch::Reads(deadline, reads) => {
+                self.tier(tier).read(reads, self.began + Duration::from_nanos(deadline));
             }
-            Command::Probe { tier, ask, keys } => self.probe(tier, ask, keys, ended),
-            Command::Touch { keys } => self.locator.tiers.iter().for_each(|tier| tier.touch(&keys)),
+            Batch::Writes(writes) => self.tier(tier).write(writes, Instant::now() + self.timeout),
+            Batch::Removals(keys) => {
+                let (removed, ended, name) = (keys.clone(), Arc::clone(ended), self.names[tier]);
+                let done = move |outcome: Result<()>| {
+                    if let Err(error) = outcome {
+                        tracing::debug!("{name} may still have blocks that were removed: {error}");
+                    }
+                    removed.into_iter().for_each(|key| ended(Event::Removed { tier, key }));
+                };
+                self.tier(tier).remove(keys, Box::new(done));
+            }
         }
     }
 
@@ -71,37 +159,23 @@ impl TierCommands {
         self.tasks.fetch_add(1, Ordering::Relaxed)
     }
 
-    fn read(
-        &self,
-        tier: TierIndex,
-        slot: SlotId,
-        key: BlockKey,
-        runs: &Runs,
-        deadline: Nanos,
-        ended: &Ended,
-    ) {
+    fn read(&self, tier: TierIndex, slot: SlotId, key: BlockKey, runs: &Runs, ended: &Ended) -> ReadItem {
         let (buf, begun) = (self.buffer(runs), Instant::now());
         let (task, bytes, name) = (self.next_task(), buf.len(), self.names[tier]);
         tracing::debug!("{name} task({task},Backend2Cache,1,{bytes}) dispatching.");
         let ended = Arc::clone(ended);
-        let done = move |outcome: Result<()>| {
+        let done = move |outcome: Result<Fetched>| {
             let cost_ms = begun.elapsed().as_secs_f64() * 1e3;
             tracing::debug!("{name} task({task},Backend2Cache,1,{bytes}) finished, cost {cost_ms:.3}ms.");
-            let outcome = match outcome {
-                Ok(()) => Ok(Fetched::Whole),
-                Err(error) if error.kind() == ErrorKind::NotFound => Ok(Fetched::Miss),
-                Err(error) => {
-                    tracing::debug!("fetch failed: {error}");
-                    Err(error)
-                }
-            };
+            if let Err(error) = &outcome {
+                tracing::debug!("fetch failed: {error}");
+            }
             ended(Event::ReadEnded { tier, slot, outcome });
         };
-        let deadline = self.began + Duration::from_nanos(deadline);
-        self.tier(tier).read(key, buf, deadline, Box::new(done));
+        ReadItem { key, dst: buf, done: Box::new(done) }
     }
 
-    fn write(&self, tier: TierIndex, slot: SlotId, key: BlockKey, runs: &Runs, ended: &Ended) {
+    fn write(&self, tier: TierIndex, slot: SlotId, key: BlockKey, runs: &Runs, ended: &Ended) -> WriteItem {
         let (buf, begun) = (self.buffer(runs), Instant::now());
         let (task, bytes, name) = (self.next_task(), buf.len(), self.names[tier]);
         tracing::debug!("{name} task({task},Cache2Backend,1,{bytes}) dispatching.");
@@ -115,7 +189,7 @@ impl TierCommands {
             });
             ended(Event::WriteEnded { tier, slot, outcome });
         };
-        self.tier(tier).write(key, buf, begun + self.timeout, Box::new(done));
+        WriteItem { key, src: buf, done: Box::new(done) }
     }
 
     fn probe(&self, tier: TierIndex, ask: Ask, keys: Vec<BlockKey>, ended: &Ended) {

@@ -6,12 +6,14 @@ use kvdepot_core::limits::{BLOCK_ALIGN_BYTES, POOL_BYTES_MIN};
 use kvdepot_core::machine::{Placement, WriteWhen};
 use kvdepot_core::pipeline::PoolKind;
 use kvdepot_core::{Error, ErrorKind, Result};
+use kvdepot_tier::registry::TIERS;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::pool::{NumaPlacement, POPULATE_THREADS_MAX};
 
 /// Configuration of one depot. Unknown keys are errors (P10).
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DepotConfig {
     /// Pool and tiers in order: `Cache|Posix`.
@@ -54,15 +56,10 @@ pub struct DepotConfig {
     /// Which blocks a tier is given and when, by its name in the pipeline; a tier that is not named is written through.
     #[serde(default)]
     pub placement: BTreeMap<String, PlacementConfig>,
-    /// Configuration of the `Posix` tier, read by its registry entry.
-    #[serde(default)]
-    pub posix: serde_json::Value,
-    /// Configuration of the `Remote` tier, read by its registry entry.
-    #[serde(default)]
-    pub remote: serde_json::Value,
-    /// Configuration of the `Fake` tier.
-    #[serde(default)]
-    pub fake: serde_json::Value,
+    /// Settings of tiers by their names in the pipeline, read by their registry entries. In the JSON text they stand beside
+    /// the other keys, each under its tier's name in lower case.
+    #[serde(skip)]
+    pub tiers: BTreeMap<&'static str, Value>,
 }
 
 /// Which blocks a tier is given, and when.
@@ -127,9 +124,14 @@ const fn default_populate() -> bool {
 impl DepotConfig {
     /// Parses and checks the JSON text.
     pub fn from_json(text: &str) -> Result<Self> {
-        let mut config: Self = serde_json::from_str(text).map_err(|e| {
+        let unreadable = |e: serde_json::Error| {
             Error::new(ErrorKind::Config, "the depot's configuration cannot be read").with_source(e)
-        })?;
+        };
+        let mut keys: Map<String, Value> = serde_json::from_str(text).map_err(unreadable)?;
+        let settings = TIERS.into_iter().filter_map(|tier| Some((tier.name, keys.remove(&tier.key())?)));
+        let tiers = settings.collect();
+        let config: Self = serde_json::from_value(Value::Object(keys)).map_err(unreadable)?;
+        let mut config = Self { tiers, ..config };
         if config.pool_bytes < POOL_BYTES_MIN {
             return Err(Error::new(ErrorKind::Config, "the pool is too small")
                 .with("pool_bytes", config.pool_bytes)

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 use kvdepot_core::machine::{Event, GROW_BYTES, Machine, PoolConfig};
-use kvdepot_core::pipeline::{PipelineSpec, PoolKind, TierKind};
+use kvdepot_core::pipeline::{PipelineSpec, PoolKind};
 use kvdepot_core::{Error, ErrorKind, Result, eviction};
-use kvdepot_tier::Tier;
+use kvdepot_tier::{Tier, registry};
 
 use crate::config::DepotConfig;
 use crate::death::DeathGuard;
@@ -38,12 +38,10 @@ impl DepotConfig {
     /// Whether a depot can be started from this, as far as that is known without opening a tier: what is there in each of its
     /// keys, and whether they fit together.
     pub fn ensure_can_start(&self) -> Result<()> {
-        let spec = PipelineSpec::parse(&self.pipeline)?;
-        spec.tiers.iter().try_for_each(|kind| kind.ensure_available())?;
-        let names: Vec<&'static str> = spec.tiers.iter().map(|kind| kind.as_str()).collect();
-        self.ensure_pool_fits(spec.pool, names.len())?;
+        let spec = PipelineSpec::parse(&self.pipeline, &registry::NAMES)?;
+        self.ensure_pool_fits(spec.pool, spec.tiers.len())?;
         eviction::by_name(&self.eviction)?;
-        self.placements(spec.pool, &names).map(drop)
+        self.placements(spec.pool, &spec.tiers).map(drop)
     }
 
     /// Whether the pool can be over so many tiers.
@@ -90,19 +88,11 @@ impl Depot {
     }
 
     fn start_over(config: DepotConfig, pool: PoolMapping) -> Result<Self> {
-        let spec = PipelineSpec::parse(&config.pipeline)?;
-        let mut tiers = Vec::new();
-        for kind in &spec.tiers {
-            kind.ensure_available()?;
-            let name = kind.to_string();
-            let value = match name.as_str() {
-                "Posix" => &config.posix,
-                "Remote" => &config.remote,
-                "Fake" => &config.fake,
-                _ => &serde_json::Value::Null,
-            };
-            tiers.push(kvdepot_tier::registry::build_guarded(&name, value)?);
-        }
+        let spec = PipelineSpec::parse(&config.pipeline, &registry::NAMES)?;
+        let build = |name: &&'static str| {
+            registry::build_guarded(name, config.tiers.get(name).unwrap_or(&serde_json::Value::Null))
+        };
+        let tiers = spec.tiers.iter().map(build).collect::<Result<Vec<_>>>()?;
         Self::with_tiers(config, spec.pool, tiers, pool)
     }
 
@@ -200,8 +190,7 @@ impl fmt::Debug for Depot {
 
 /// A tier's name as a pipeline spells it.
 fn log_name(name: &str) -> &'static str {
-    let mut kinds = TierKind::ALL.into_iter().map(TierKind::as_str);
-    kinds.find(|kind| kind.eq_ignore_ascii_case(name)).unwrap_or("Tier")
+    registry::NAMES.into_iter().find(|known| known.eq_ignore_ascii_case(name)).unwrap_or("Tier")
 }
 
 fn spawn(

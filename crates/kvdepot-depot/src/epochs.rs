@@ -12,7 +12,9 @@ use crossbeam_channel::RecvTimeoutError;
 use hashbrown::HashSet;
 use kvdepot_core::machine::{NamespaceHandle, Opened, Reply, Request};
 use kvdepot_core::{Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
+use kvdepot_tier::Done;
 
+use crate::locate::timed_out;
 use crate::runner::{Runner, random};
 
 /// Between two looks at all namespaces: how long another depot's reset may go unnoticed.
@@ -22,25 +24,66 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Rounds through the tiers; each one is needed only if a tier was moved on meanwhile.
 const ROUNDS_MAX: usize = 4;
 
+/// How long after its deadline an answer of a tier may come.
+const ANSWER_GRACE: Duration = Duration::from_secs(1);
+
 /// Namespaces that tiers are asked about at a time: all classes of values.
 const TOGETHER_MAX: usize = 64;
 
 /// Requests of the depot itself, which leases nothing.
 const NOBODY: u64 = 0;
 
-/// What the tiers answered.
+/// What the tiers answered about a namespace.
 struct Told {
     epoch: u32,
     /// Why a tier did not store it.
     error: Option<Error>,
 }
 
-/// Makes a namespace known to the depot and all tiers.
+/// One namespace that the tiers are told about.
+struct Question {
+    spec: Arc<NamespaceSpec>,
+    told: Told,
+    /// What each tier answered last.
+    known: Vec<Option<u32>>,
+    failed: Vec<bool>,
+}
+
+impl Question {
+    fn new(spec: &Arc<NamespaceSpec>, at_least: u32, tiers: usize) -> Self {
+        let told = Told { epoch: at_least, error: None };
+        Self { spec: Arc::clone(spec), told, known: vec![None; tiers], failed: vec![false; tiers] }
+    }
+
+    /// Whether a tier is to be asked (again).
+    fn is_open(&self, tier: usize) -> bool {
+        !self.failed[tier] && self.known[tier] != Some(self.told.epoch)
+    }
+
+    fn answered(&mut self, tier: usize, name: &str, outcome: Result<u32>) {
+        match outcome {
+            Ok(epoch) => {
+                self.known[tier] = Some(epoch);
+                self.told.epoch = self.told.epoch.max(epoch);
+            }
+            Err(error) => {
+                self.failed[tier] = true;
+                self.told.error = Some(error.with("tier", name));
+            }
+        }
+    }
+}
+
+/// Makes namespaces known to the depot and all tiers, one outcome each.
 ///
 /// A tier that fails may know of a reset that the others missed, so that their blocks are not to be served without its
 /// answer. Only a tier that is alone can be left for later: the pool holds nothing from before.
-pub(crate) fn open(runner: &Arc<Runner>, spec: NamespaceSpec) -> Result<Opened> {
-    let told = tell(runner, &spec, 0);
+pub(crate) fn open(runner: &Arc<Runner>, specs: &[Arc<NamespaceSpec>]) -> Vec<Result<Opened>> {
+    let told = tell(runner, specs.iter().map(|spec| (spec, 0)));
+    specs.iter().zip(told).map(|(spec, told)| open_told(runner, spec, told)).collect()
+}
+
+fn open_told(runner: &Arc<Runner>, spec: &Arc<NamespaceSpec>, told: Told) -> Result<Opened> {
     match &told.error {
         Some(error) if runner.locator.tiers.len() == 1 && is_passing(error) => tracing::warn!(
             %error, namespace = %spec.root(),
@@ -49,17 +92,22 @@ pub(crate) fn open(runner: &Arc<Runner>, spec: NamespaceSpec) -> Result<Opened> 
         Some(error) => return Err(error.clone()),
         None => {}
     }
-    let opened = follow(runner, &Arc::new(spec), told.epoch)?;
+    let opened = follow(runner, spec, told.epoch)?;
     if told.error.is_some() {
         runner.looks.soon(opened.handle);
     }
     Ok(opened)
 }
 
-/// Makes a namespace known of which the pool may hold blocks from before: not without the answer of every tier, because one
-/// that fails may know of a reset.
-pub(crate) fn reopen(runner: &Arc<Runner>, spec: &Arc<NamespaceSpec>, epoch: u32) -> Result<Opened> {
-    let told = tell(runner, spec, epoch);
+/// Makes namespaces known of which the pool may hold blocks from before: not without the answer of every tier, because one
+/// that fails may know of a reset. One outcome each.
+pub(crate) fn reopen(runner: &Arc<Runner>, namespaces: &[(Arc<NamespaceSpec>, u32)]) -> Vec<Result<Opened>> {
+    let told = tell(runner, namespaces.iter().map(|(spec, epoch)| (spec, *epoch)));
+    namespaces.iter().zip(told).map(|((spec, _), told)| follow_if_agreed(runner, spec, told)).collect()
+}
+
+/// Follows what the tiers say, if all of them have answered.
+fn follow_if_agreed(runner: &Arc<Runner>, spec: &Arc<NamespaceSpec>, told: Told) -> Result<Opened> {
     match told.error {
         None => follow(runner, spec, told.epoch),
         Some(error) => Err(error),
@@ -71,67 +119,119 @@ fn is_passing(error: &Error) -> bool {
     !matches!(error.kind(), ErrorKind::Config | ErrorKind::Version | ErrorKind::Unsupported)
 }
 
-/// Opens a namespace in all tiers until they agree on an epoch that is at least `at_least`.
-fn tell(runner: &Arc<Runner>, spec: &NamespaceSpec, at_least: u32) -> Told {
-    let mut told = Told { epoch: at_least, error: None };
-    let mut known: Vec<Option<u32>> = vec![None; runner.locator.tiers.len()];
-    let mut failed = vec![false; runner.locator.tiers.len()];
+/// Opens namespaces in all tiers until these agree on an epoch of each that is at least what is given.
+fn tell<'a>(runner: &Runner, namespaces: impl Iterator<Item = (&'a Arc<NamespaceSpec>, u32)>) -> Vec<Told> {
+    let tiers = &runner.locator.tiers;
+    let mut questions: Vec<Question> =
+        namespaces.map(|(spec, at_least)| Question::new(spec, at_least, tiers.len())).collect();
+    // For all rounds: a tier that hangs costs one wait.
+    let deadline = runner.config.deadline();
     for _ in 0..ROUNDS_MAX {
-        for (index, tier) in runner.locator.tiers.iter().enumerate() {
-            if failed[index] || known[index] == Some(told.epoch) {
-                continue;
-            }
-            match tier.open_namespace(spec, told.epoch) {
-                Ok(epoch) => {
-                    known[index] = Some(epoch);
-                    told.epoch = told.epoch.max(epoch);
-                }
-                Err(error) => {
-                    failed[index] = true;
-                    told.error = Some(error.with("tier", tier.name()));
-                }
-            }
-        }
-        if known.iter().zip(&failed).all(|(known, failed)| *failed || *known == Some(told.epoch)) {
+        let asked: Vec<(usize, usize)> = (0..questions.len())
+            .flat_map(|question| (0..tiers.len()).map(move |tier| (question, tier)))
+            .filter(|&(question, tier)| questions[question].is_open(tier))
+            .collect();
+        if asked.is_empty() {
             break;
         }
-    }
-    told
-}
-
-/// Moves a namespace to an epoch that no tier had, pool first.
-pub(crate) fn advance(runner: &Arc<Runner>, handle: NamespaceHandle) -> Result<Opened> {
-    // From here on nothing old is served from memory, and nothing old is written any more.
-    let begun = namespace(runner, Request::BeginAdvance { namespace: handle, provisional: random_id() })?;
-    let (spec, mut epoch) = (begun.spec, begun.epoch);
-    let mut error = None;
-    for tier in &runner.locator.tiers {
-        // A tier that cannot be told must not keep the others from it.
-        match tier.advance_epoch(&spec, epoch) {
-            Ok(newer) => epoch = newer.max(epoch),
-            Err(e) => error = Some(e.with("tier", tier.name())),
+        let ask = |(question, tier): (usize, usize), done| {
+            let Question { spec, told, .. } = &questions[question];
+            tiers[tier].open_namespace(spec, told.epoch, deadline, done);
+        };
+        let answers = wait_for_all(&asked, deadline, ask);
+        for ((question, tier), outcome) in asked.into_iter().zip(answers) {
+            questions[question].answered(tier, tiers[tier].name(), outcome);
         }
     }
-    let ended = namespace(runner, Request::EndAdvance { namespace: handle, epoch })?;
-    if let Some(error) = error {
-        runner.looks.soon(handle);
-        return Err(error);
+    questions.into_iter().map(|question| question.told).collect()
+}
+
+/// As [`tell`], of one namespace.
+fn tell_one(runner: &Runner, spec: &Arc<NamespaceSpec>, at_least: u32) -> Told {
+    tell(runner, std::iter::once((spec, at_least))).pop().expect("one namespace, one answer")
+}
+
+/// Begins one call for each item and waits for all of them, until the deadline. One outcome each, in their order.
+fn wait_for_all<I: Copy>(items: &[I], deadline: Instant, begin: impl Fn(I, Done<u32>)) -> Vec<Result<u32>> {
+    let (send, receive) = crossbeam_channel::unbounded();
+    for (index, &item) in items.iter().enumerate() {
+        let send = send.clone();
+        begin(item, Box::new(move |outcome| drop(send.send((index, outcome)))));
     }
-    if runner.locator.tiers.len() > 1 {
-        // Those that were asked before a tier that is ahead.
-        let told = tell(runner, &spec, epoch);
-        return match told.error {
-            None => follow(runner, &spec, told.epoch),
-            Some(error) => Err(error),
-        };
+    drop(send);
+    let mut outcomes: Vec<Option<Result<u32>>> = vec![None; items.len()];
+    // A tier that answers at its deadline is to be heard.
+    let deadline = deadline + ANSWER_GRACE;
+    for _ in items {
+        match receive.recv_deadline(deadline) {
+            Ok((index, outcome)) => outcomes[index] = Some(outcome),
+            Err(_) => break,
+        }
     }
-    Ok(ended)
+    let silent = || Err(timed_out("a tier did not answer about a namespace"));
+    outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(silent)).collect()
+}
+
+/// Moves namespaces to epochs that no tier had, pool first. One outcome each.
+pub(crate) fn advance(runner: &Arc<Runner>, handles: &[NamespaceHandle]) -> Vec<Result<Opened>> {
+    let tiers = &runner.locator.tiers;
+    // From here on nothing old is served from memory, and nothing old is written any more.
+    let begun: Vec<Result<Opened>> =
+        handles.iter().map(|&namespace| begin_advance(runner, namespace)).collect();
+    let asked: Vec<(&Opened, usize)> =
+        begun.iter().flatten().flat_map(|begun| (0..tiers.len()).map(move |tier| (begun, tier))).collect();
+    let deadline = runner.config.deadline();
+    let ask = |(begun, tier): (&Opened, usize), done| {
+        tiers[tier].advance_epoch(&begun.spec, begun.epoch, deadline, done);
+    };
+    let mut answers = wait_for_all(&asked, deadline, ask).into_iter();
+    // A tier that cannot be told must not keep the others from it.
+    let moved: Vec<Result<(Opened, Option<Error>)>> = begun
+        .iter()
+        .zip(handles)
+        .map(|(begun, &handle)| {
+            let begun = begun.as_ref().map_err(Clone::clone)?;
+            let mut told = Question::new(&begun.spec, begun.epoch, tiers.len());
+            for (tier, answer) in answers.by_ref().take(tiers.len()).enumerate() {
+                told.answered(tier, tiers[tier].name(), answer);
+            }
+            let Told { epoch, error } = told.told;
+            let ended = namespace(runner, Request::EndAdvance { namespace: handle, epoch })?;
+            Ok((ended, error))
+        })
+        .collect();
+    agree(runner, moved)
+}
+
+fn begin_advance(runner: &Arc<Runner>, handle: NamespaceHandle) -> Result<Opened> {
+    namespace(runner, Request::BeginAdvance { namespace: handle, provisional: random_id() })
+}
+
+/// After an advance: tiers that gave an epoch below another tier's are told of that one.
+fn agree(runner: &Arc<Runner>, moved: Vec<Result<(Opened, Option<Error>)>>) -> Vec<Result<Opened>> {
+    let ended = moved.iter().flatten().filter(|(_, error)| error.is_none());
+    let mut told = match runner.locator.tiers.len() {
+        0 | 1 => Vec::new(),
+        _ => tell(runner, ended.map(|(ended, _)| (&ended.spec, ended.epoch))),
+    }
+    .into_iter();
+    let outcomes = moved.into_iter().map(|moved| match moved? {
+        (ended, Some(error)) => {
+            runner.looks.soon(ended.handle);
+            Err(error)
+        }
+        (ended, None) => match told.next() {
+            Some(told) => follow_if_agreed(runner, &ended.spec, told),
+            None => Ok(ended),
+        },
+    });
+    outcomes.collect()
 }
 
 /// Moves a namespace to at least this epoch, pool first.
 pub(crate) fn raise(runner: &Arc<Runner>, spec: &Arc<NamespaceSpec>, epoch: u32) -> Result<Opened> {
     let opened = follow(runner, spec, epoch)?;
-    let told = tell(runner, spec, epoch);
+    let told = tell_one(runner, spec, epoch);
     let opened = follow(runner, spec, told.epoch.max(opened.epoch))?;
     match told.error {
         None => Ok(opened),
@@ -162,19 +262,25 @@ fn random_id() -> NamespaceId {
     NamespaceId(id)
 }
 
-/// Asks the tiers about a namespace and follows what they say; `false` if one of them failed.
-fn look(runner: &Arc<Runner>, handle: NamespaceHandle) -> bool {
-    let Ok(known) = runner.locator.directory.get(handle) else { return true };
-    let (spec, epoch) = (known.spec, known.epoch);
-    let told = tell(runner, &spec, epoch);
-    if told.epoch > epoch {
-        tracing::info!(namespace = %spec.root(), epoch = told.epoch, "another depot reset a namespace");
+/// Asks the tiers about namespaces and follows what they say; those about which a tier failed.
+fn look(runner: &Arc<Runner>, handles: &[NamespaceHandle]) -> Vec<NamespaceHandle> {
+    let known: Vec<Opened> =
+        handles.iter().filter_map(|&handle| runner.locator.directory.get(handle).ok()).collect();
+    let told = tell(runner, known.iter().map(|known| (&known.spec, known.epoch)));
+    let mut failed = Vec::new();
+    for (known, told) in known.iter().zip(told) {
+        if told.epoch > known.epoch {
+            tracing::info!(
+                namespace = %known.spec.root(), epoch = told.epoch, "another depot reset a namespace"
+            );
+        }
+        if let Some(error) = &told.error {
+            tracing::debug!(%error, namespace = %known.spec.root(), "a tier cannot open a namespace yet");
+            failed.push(known.handle);
+        }
+        let _ = follow(runner, &known.spec, told.epoch);
     }
-    if let Some(error) = &told.error {
-        tracing::debug!(%error, namespace = %spec.root(), "a tier cannot open a namespace yet");
-    }
-    let _ = follow(runner, &spec, told.epoch);
-    told.error.is_none()
+    failed
 }
 
 /// Looks at what is asked for at once, at what failed a second later, and at everything now and then.
@@ -196,44 +302,10 @@ pub(crate) fn watch(runner: &Arc<Runner>) {
             if runner.stopping.load(Ordering::Acquire) {
                 return;
             }
-            let answered = together(handles, |&handle| look(runner, handle));
-            for (&handle, answered) in handles.iter().zip(answered) {
-                if answered {
-                    failed.remove(&handle);
-                } else {
-                    failed.insert(handle);
-                }
-            }
+            let still_failing = look(runner, handles);
+            failed.retain(|handle| !handles.contains(handle));
+            failed.extend(still_failing);
         }
         again_at = Instant::now() + RETRY_INTERVAL;
     }
-}
-
-/// Does something that may wait for tiers for each of many namespaces, at most `TOGETHER_MAX` at a time. One outcome each,
-/// in their order.
-pub(crate) fn together<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    if let [item] = items {
-        return vec![work(item)];
-    }
-    let mut outcomes = Vec::with_capacity(items.len());
-    for items in items.chunks(TOGETHER_MAX) {
-        std::thread::scope(|scope| {
-            let work = &work;
-            let begun: Vec<_> = items
-                .iter()
-                .map(|item| {
-                    let thread = std::thread::Builder::new().name("kvdepot-open".to_owned());
-                    thread.spawn_scoped(scope, move || work(item))
-                })
-                .collect();
-            for (item, begun) in items.iter().zip(begun) {
-                outcomes.push(match begun {
-                    Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-                    // Without a thread it takes its turn here.
-                    Err(_) => work(item),
-                });
-            }
-        });
-    }
-    outcomes
 }

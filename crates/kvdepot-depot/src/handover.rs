@@ -67,7 +67,9 @@ pub struct Snapshot {
 
 fn tiers_of(config: &DepotConfig) -> String {
     let tiers = config.pipeline.split_once('|').map_or("", |(_, tiers)| tiers);
-    format!("{tiers} {} {} {}", config.posix, config.remote, config.fake)
+    let mut text = tiers.to_owned();
+    config.tiers.iter().for_each(|(name, settings)| text.extend([" ", *name, "=", &settings.to_string()]));
+    text
 }
 
 fn unreadable(e: std::io::Error) -> Error {
@@ -239,12 +241,16 @@ impl Depot {
     /// process has exited.
     pub fn take_over(&self, mut snapshot: Snapshot) -> Result<TakenOver> {
         let runner = &self.runner;
-        for (canonical, epoch) in &snapshot.head.namespaces {
-            let opened = NamespaceSpec::from_canonical(canonical)
-                .and_then(|spec| epochs::reopen(runner, &Arc::new(spec), *epoch));
-            if let Err(error) = opened {
-                tracing::warn!("blocks of a namespace that cannot be opened are not taken over: {error}");
-            }
+        let parsed = snapshot.head.namespaces.iter().map(|(canonical, epoch)| {
+            NamespaceSpec::from_canonical(canonical).map(|spec| (Arc::new(spec), *epoch))
+        });
+        let (namespaces, unknown): (Vec<_>, Vec<_>) = parsed.partition(Result::is_ok);
+        let namespaces: Vec<_> = namespaces.into_iter().flatten().collect();
+        let opened = epochs::reopen(runner, &namespaces).into_iter().map(|opened| opened.map(drop));
+        for error in
+            unknown.into_iter().map(|unknown| unknown.map(drop)).chain(opened).filter_map(Result::err)
+        {
+            tracing::warn!("blocks of a namespace that cannot be opened are not taken over: {error}");
         }
         let same_tiers = snapshot.head.tiers == tiers_of(&runner.config);
         let held: Vec<Session> = (0..snapshot.holders()).map(|_| self.session()).collect();

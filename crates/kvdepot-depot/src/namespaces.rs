@@ -12,31 +12,54 @@ impl Runner {
     /// Makes a namespace known to the depot and its tiers; its epoch is the newest that any tier knows. One that is known
     /// is looked at again in the background, so that an engine's start makes the depot follow another depot's reset.
     pub(crate) fn open_namespace(self: &Arc<Self>, canonical: &str) -> Result<Opened> {
+        let opened = self.open_namespaces(std::slice::from_ref(&canonical))?;
+        opened.into_iter().next().ok_or_else(|| Error::new(ErrorKind::Protocol, "no namespace was opened"))
+    }
+
+    /// As [`Self::open_namespace`], of many at once, so that a tier that hangs costs one wait and not one for each (P2).
+    pub(crate) fn open_namespaces<T: AsRef<str>>(self: &Arc<Self>, canonical: &[T]) -> Result<Vec<Opened>> {
+        let found: Vec<(Arc<NamespaceSpec>, Option<Opened>)> = canonical
+            .iter()
+            .map(|text| {
+                let spec = self.checked(text.as_ref())?;
+                let known = self.locator.directory.find(&spec);
+                Ok((Arc::new(spec), known))
+            })
+            .collect::<Result<_>>()?;
+        let is_new =
+            |(spec, known): &(Arc<NamespaceSpec>, Option<Opened>)| known.is_none().then(|| Arc::clone(spec));
+        let new: Vec<_> = found.iter().filter_map(is_new).collect();
+        let mut opened = epochs::open(self, &new).into_iter();
+        let outcomes = found.into_iter().map(|(_, known)| match known {
+            Some(known) => {
+                self.looks.soon(known.handle);
+                Some(Ok(known))
+            }
+            None => opened.next(),
+        });
+        outcomes.flatten().collect()
+    }
+
+    fn checked(&self, canonical: &str) -> Result<NamespaceSpec> {
         let spec = NamespaceSpec::from_canonical(canonical)?;
         if spec.layout().slot_bytes() > self.pool.bytes() {
             return Err(Error::new(ErrorKind::Config, "a block of this namespace is larger than the pool")
                 .with("block_bytes", spec.layout().block_bytes())
                 .with("pool_bytes", self.pool.bytes()));
         }
-        match self.locator.directory.find(&spec) {
-            Some(known) => {
-                self.looks.soon(known.handle);
-                Ok(known)
-            }
-            None => epochs::open(self, spec),
-        }
+        Ok(spec)
     }
 
-    /// As [`Self::open_namespace`], of many at once, so that a tier that hangs costs one wait and not one for each (P2).
-    pub(crate) fn open_namespaces(self: &Arc<Self>, canonical: &[String]) -> Result<Vec<Opened>> {
-        epochs::together(canonical, |text| self.open_namespace(text)).into_iter().collect()
-    }
-
-    /// Moves namespaces to a new epoch: no block dumped before is served again.
+    /// Moves namespaces to a new epoch, all of them, whatever becomes of one: no block dumped before is served again.
     pub(crate) fn reset(self: &Arc<Self>, namespaces: &[NamespaceHandle]) -> Result<Vec<[u8; 16]>> {
-        // All of them, whatever becomes of one.
-        let opened = epochs::together(namespaces, |&handle| epochs::advance(self, handle));
+        let opened = epochs::advance(self, namespaces);
         opened.into_iter().map(|opened| opened.map(|opened| opened.id.0)).collect()
+    }
+
+    /// Moves one namespace to a new epoch.
+    pub(crate) fn advance(self: &Arc<Self>, namespace: NamespaceHandle) -> Result<Opened> {
+        let opened = epochs::advance(self, &[namespace]).pop();
+        opened.unwrap_or_else(|| Err(Error::new(ErrorKind::Protocol, "no namespace was advanced")))
     }
 
     /// Moves a namespace to `epoch` or leaves it there; never back.

@@ -2,7 +2,7 @@
 //! exactly the thread that a reply belongs to.
 //!
 //! Commands leave in the order of the steps that made them: they enter one outbox under the machine's lock, and one thread
-//! at a time takes them out. A tier that ends an operation inside its call only adds to the outbox, so the stack stays flat.
+//! at a time takes out what lies there and hands it to the tiers in batches. A tier that ends an operation inside its call only adds to the outbox, so the stack stays flat.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -257,13 +257,16 @@ impl Runner {
             }
             let turn = Turn(&self.executing);
             let _guard = DeathGuard(&self.life);
+            let mut commands = VecDeque::new();
             loop {
-                if self.life.is_dead() || self.stopping.load(Ordering::Acquire) {
-                    self.outbox.lock().clear();
+                std::mem::swap(&mut commands, &mut *self.outbox.lock());
+                if commands.is_empty() {
+                    break;
                 }
-                let command = self.outbox.lock().pop_front();
-                let Some(command) = command else { break };
-                self.commands.execute(command, &ended);
+                if self.life.is_dead() || self.stopping.load(Ordering::Acquire) {
+                    commands.clear();
+                }
+                self.commands.execute(&mut commands, &ended);
             }
             drop(turn);
             // What came after the last look, while this thread still had the turn, is nobody else's.

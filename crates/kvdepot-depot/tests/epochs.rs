@@ -2,16 +2,16 @@
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kvdepot_core::pipeline::PoolKind;
-use kvdepot_core::{BlockKey, BlockLayout, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
+use kvdepot_core::{BlockKey, BlockLayout, Error, ErrorKind, NamespaceId, NamespaceSpec};
 use kvdepot_depot::values::{Found, Values};
 use kvdepot_depot::{Depot, DepotConfig, PoolMapping};
-use kvdepot_io::SlotBuf;
-use kvdepot_tier::{Done, FakeTier, Presence, Tier, TierUsage, Written};
+use kvdepot_tier::conformance::Waiting;
+use kvdepot_tier::{Done, FakeTier, Presence, ReadItem, Tier, TierUsage, WriteItem};
 
 const POOL: u64 = 1 << 20;
 /// A hang of the test itself, not a measure of speed.
@@ -48,11 +48,22 @@ fn until(what: &str, is: impl Fn() -> bool) {
 /// A tier that cannot store anything while it is broken.
 #[derive(Debug, Default)]
 struct Flaky {
-    inner: Fake,
+    inner: Arc<Fake>,
+    held: Held,
     is_broken: AtomicBool,
     calls: AtomicUsize,
     /// Calls that must have come before one of them ends.
     wanted: AtomicUsize,
+}
+
+/// Calls that have not ended.
+#[derive(Default)]
+struct Held(Mutex<Vec<Box<dyn FnOnce() + Send>>>);
+
+impl std::fmt::Debug for Held {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Held")
+    }
 }
 
 #[derive(Debug)]
@@ -65,19 +76,18 @@ impl Default for Fake {
 }
 
 impl Flaky {
-    fn answer<T>(&self, work: impl FnOnce(&FakeTier) -> Result<T>) -> Result<T> {
+    /// Does what is asked, once as many calls have come as are wanted: whoever waits for one before the next waits forever.
+    fn when_all_have_come(&self, done: Done<u32>, work: impl FnOnce(&FakeTier, Done<u32>) + Send + 'static) {
         if self.is_broken.load(Ordering::SeqCst) {
-            return Err(Error::new(ErrorKind::Io, "broken for a test"));
+            return done(Err(Error::new(ErrorKind::Io, "broken for a test")));
         }
-        self.calls.fetch_add(1, Ordering::SeqCst);
-        let late = Instant::now() + HANG;
-        while self.calls.load(Ordering::SeqCst) < self.wanted.load(Ordering::SeqCst) {
-            if Instant::now() > late {
-                return Err(Error::new(ErrorKind::Config, "the other calls wait for this one"));
-            }
-            std::thread::yield_now();
+        let inner = Arc::clone(&self.inner);
+        self.held.0.lock().unwrap().push(Box::new(move || work(&inner.0, done)));
+        if self.calls.fetch_add(1, Ordering::SeqCst) + 1 < self.wanted.load(Ordering::SeqCst) {
+            return;
         }
-        work(&self.inner.0)
+        let held = std::mem::take(&mut *self.held.0.lock().unwrap());
+        held.into_iter().for_each(|work| work());
     }
 
     fn set_broken(&self, is_broken: bool) {
@@ -90,12 +100,14 @@ impl Tier for Flaky {
         "Flaky"
     }
 
-    fn open_namespace(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
-        self.answer(|tier| tier.open_namespace(spec, at_least))
+    fn open_namespace(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant, done: Done<u32>) {
+        let spec = Arc::clone(spec);
+        self.when_all_have_come(done, move |tier, done| tier.open_namespace(&spec, at_least, deadline, done));
     }
 
-    fn advance_epoch(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
-        self.answer(|tier| tier.advance_epoch(spec, at_least))
+    fn advance_epoch(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant, done: Done<u32>) {
+        let spec = Arc::clone(spec);
+        self.when_all_have_come(done, move |tier, done| tier.advance_epoch(&spec, at_least, deadline, done));
     }
 
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
@@ -106,16 +118,16 @@ impl Tier for Flaky {
         self.inner.0.probe(keys, deadline, done);
     }
 
-    fn read(&self, key: BlockKey, dst: SlotBuf, deadline: Instant, done: Done<()>) {
-        self.inner.0.read(key, dst, deadline, done);
+    fn read(&self, reads: Vec<ReadItem>, deadline: Instant) {
+        self.inner.0.read(reads, deadline);
     }
 
-    fn write(&self, key: BlockKey, src: SlotBuf, deadline: Instant, done: Done<Written>) {
-        self.inner.0.write(key, src, deadline, done);
+    fn write(&self, writes: Vec<WriteItem>, deadline: Instant) {
+        self.inner.0.write(writes, deadline);
     }
 
-    fn remove(&self, key: BlockKey) {
-        self.inner.0.remove(key);
+    fn remove(&self, keys: Vec<BlockKey>, done: Done<()>) {
+        self.inner.0.remove(keys, done);
     }
 
     fn touch(&self, keys: &[BlockKey]) {
@@ -136,7 +148,7 @@ impl Tier for Flaky {
 }
 
 fn stored(tier: &Flaky) -> u32 {
-    tier.inner.0.open_namespace(&spec(), 0).unwrap()
+    tier.inner.0.open_and_wait(&spec(), 0).unwrap()
 }
 
 /// As when a tier is added to a pipeline whose other tier was reset before, above or below it.
@@ -144,7 +156,7 @@ fn stored(tier: &Flaky) -> u32 {
 fn a_tier_that_lags_is_told_when_a_namespace_opens() {
     for ahead in 0..3 {
         let tiers: Vec<Arc<Flaky>> = (0..3).map(|_| Arc::default()).collect();
-        tiers[ahead].advance_epoch(&spec(), 4).unwrap();
+        tiers[ahead].advance_and_wait(&spec(), 4).unwrap();
         let depot = depot(tiers.iter().map(|tier| Arc::clone(tier) as _).collect());
         assert_eq!(epoch(&depot), 4);
         assert!(tiers.iter().all(|tier| stored(tier) == 4));
@@ -157,7 +169,7 @@ fn a_reset_reaches_the_epoch_of_the_tier_that_is_ahead() {
     let depot = depot(tiers.iter().map(|tier| Arc::clone(tier) as _).collect());
     assert_eq!(epoch(&depot), 0);
     // By another depot, before this one looks again.
-    tiers[1].advance_epoch(&spec(), 6).unwrap();
+    tiers[1].advance_and_wait(&spec(), 6).unwrap();
     let direct = depot.direct();
     direct.reset(&[direct.open_namespace(spec().canonical()).unwrap().handle]).unwrap();
     assert_eq!(epoch(&depot), 7);
@@ -180,7 +192,7 @@ fn a_tier_that_missed_a_reset_is_told_when_it_works_again() {
 #[test]
 fn a_tier_that_cannot_open_a_namespace_is_tried_again_and_followed() {
     let tier: Arc<Flaky> = Arc::default();
-    tier.advance_epoch(&spec(), 5).unwrap();
+    tier.advance_and_wait(&spec(), 5).unwrap();
     tier.set_broken(true);
     let depot = depot(vec![Arc::clone(&tier) as _]);
     assert_eq!(epoch(&depot), 0, "the pool serves without its tier");
@@ -192,7 +204,7 @@ fn a_tier_that_cannot_open_a_namespace_is_tried_again_and_followed() {
 #[test]
 fn one_tier_is_not_believed_while_another_cannot_answer() {
     let tiers: Vec<Arc<Flaky>> = (0..2).map(|_| Arc::default()).collect();
-    tiers[1].advance_epoch(&spec(), 5).unwrap();
+    tiers[1].advance_and_wait(&spec(), 5).unwrap();
     tiers[1].set_broken(true);
     let depot = depot(tiers.iter().map(|tier| Arc::clone(tier) as _).collect());
     assert_eq!(depot.direct().open_namespace(spec().canonical()).unwrap_err().kind(), ErrorKind::Io);

@@ -6,17 +6,17 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, unbounded};
 use kvdepot_core::pipeline::PoolKind;
-use kvdepot_core::{BlockKey, BlockLayout, NamespaceId, NamespaceSpec, Result};
+use kvdepot_core::{BlockKey, BlockLayout, NamespaceId, NamespaceSpec};
 use kvdepot_depot::message::{Hashes, Request, Response};
 use kvdepot_depot::{Depot, DepotConfig, PoolMapping};
 use kvdepot_io::SlotBuf;
-use kvdepot_tier::{Done, Presence, Tier, TierUsage, Written};
+use kvdepot_tier::{Done, Fetched, Presence, ReadItem, Tier, TierUsage, WriteItem, Written};
 
 /// Only a hang reaches it.
 const HANG: Duration = Duration::from_secs(60);
 
 /// A tier that cannot tell what it holds, and reads nothing before the test ends.
-struct Slow(Sender<(SlotBuf, Done<()>)>);
+struct Slow(Sender<(SlotBuf, Done<Fetched>)>);
 
 impl std::fmt::Debug for Slow {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -29,12 +29,12 @@ impl Tier for Slow {
         "Slow"
     }
 
-    fn open_namespace(&self, _: &NamespaceSpec, at_least: u32) -> Result<u32> {
-        Ok(at_least)
+    fn open_namespace(&self, _: &Arc<NamespaceSpec>, at_least: u32, _: Instant, done: Done<u32>) {
+        done(Ok(at_least));
     }
 
-    fn advance_epoch(&self, _: &NamespaceSpec, at_least: u32) -> Result<u32> {
-        Ok(at_least)
+    fn advance_epoch(&self, _: &Arc<NamespaceSpec>, at_least: u32, _: Instant, done: Done<u32>) {
+        done(Ok(at_least));
     }
 
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
@@ -46,15 +46,19 @@ impl Tier for Slow {
         done(Ok(keys.len()));
     }
 
-    fn read(&self, _: BlockKey, dst: SlotBuf, _: Instant, done: Done<()>) {
-        self.0.send((dst, done)).unwrap();
+    fn read(&self, reads: Vec<ReadItem>, _: Instant) {
+        for read in reads {
+            self.0.send((read.dst, read.done)).unwrap();
+        }
     }
 
-    fn write(&self, _: BlockKey, _: SlotBuf, _: Instant, done: Done<Written>) {
-        done(Ok(Written::AlreadyThere));
+    fn write(&self, writes: Vec<WriteItem>, _: Instant) {
+        writes.into_iter().for_each(|write| write.end(Ok(Written::AlreadyThere)));
     }
 
-    fn remove(&self, _: BlockKey) {}
+    fn remove(&self, _: Vec<BlockKey>, done: Done<()>) {
+        done(Ok(()));
+    }
 
     fn touch(&self, _: &[BlockKey]) {}
 
@@ -93,5 +97,5 @@ fn reads_are_with_the_tier_when_a_question_without_a_wait_is_answered() {
         let next = |_| reads.recv_timeout(HANG).unwrap_or_else(|_| panic!("round {round}: no read"));
         ended.extend((0..8).map(next));
     }
-    ended.into_iter().for_each(|(_, done)| done(Ok(())));
+    ended.into_iter().for_each(|(_, done)| done(Ok(Fetched::Whole)));
 }

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use kvdepot_core::pipeline::PoolKind;
-use kvdepot_core::{BlockKey, BlockLayout, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
+use kvdepot_core::{BlockKey, BlockLayout, Error, ErrorKind, NamespaceId, NamespaceSpec};
 use kvdepot_depot::message::{ClaimGroup, Hashes, NamespaceHandle, Request, Response};
 use kvdepot_depot::{Depot, DepotConfig, PoolMapping, Session};
 use kvdepot_io::SlotBuf;
-use kvdepot_tier::{Done, Presence, Tier, TierUsage, Written};
+use kvdepot_tier::{Done, Fetched, Presence, ReadItem, Tier, TierUsage, WriteItem, Written};
 
 const POOL: u64 = 1 << 20;
 const BLOCK: u64 = 64 << 10;
@@ -21,7 +21,7 @@ const HANG: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 struct Reads(Sender<(BlockKey, SlotBuf, End)>);
 
-struct End(Done<()>);
+struct End(Done<Fetched>);
 
 impl std::fmt::Debug for End {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -34,12 +34,12 @@ impl Tier for Reads {
         "Reads"
     }
 
-    fn open_namespace(&self, _: &NamespaceSpec, at_least: u32) -> Result<u32> {
-        Ok(at_least)
+    fn open_namespace(&self, _: &Arc<NamespaceSpec>, at_least: u32, _: Instant, done: Done<u32>) {
+        done(Ok(at_least));
     }
 
-    fn advance_epoch(&self, _: &NamespaceSpec, at_least: u32) -> Result<u32> {
-        Ok(at_least)
+    fn advance_epoch(&self, _: &Arc<NamespaceSpec>, at_least: u32, _: Instant, done: Done<u32>) {
+        done(Ok(at_least));
     }
 
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
@@ -51,15 +51,19 @@ impl Tier for Reads {
         done(Ok(keys.len()));
     }
 
-    fn read(&self, key: BlockKey, dst: SlotBuf, _: Instant, done: Done<()>) {
-        self.0.send((key, dst, End(done))).unwrap();
+    fn read(&self, reads: Vec<ReadItem>, _: Instant) {
+        for read in reads {
+            self.0.send((read.key, read.dst, End(read.done))).unwrap();
+        }
     }
 
-    fn write(&self, _: BlockKey, _: SlotBuf, _: Instant, done: Done<Written>) {
-        done(Ok(Written::AlreadyThere));
+    fn write(&self, writes: Vec<WriteItem>, _: Instant) {
+        writes.into_iter().for_each(|write| write.end(Ok(Written::AlreadyThere)));
     }
 
-    fn remove(&self, _: BlockKey) {}
+    fn remove(&self, _: Vec<BlockKey>, done: Done<()>) {
+        done(Ok(()));
+    }
 
     fn touch(&self, _: &[BlockKey]) {}
 
@@ -140,7 +144,7 @@ fn two_that_wait_for_one_block_settle_without_it_when_the_one_before_it_is_lost(
     let claims = sessions.each_ref().map(|session| lab.claim(session));
     let [first, second] = lab.both_reads();
     (first.0)(Err(lost()));
-    (second.0)(Ok(()));
+    (second.0)(Ok(Fetched::Whole));
     for (session, claim) in sessions.iter().zip(claims) {
         match session.handle(Request::ClaimPoll { claim, settle: false }) {
             Response::Claim { settled: true, units: 0, .. } => {}
@@ -156,7 +160,7 @@ fn two_that_wait_for_one_block_both_have_it() {
     let lab = Lab::new();
     let sessions = [lab.depot.session(), lab.depot.session()];
     let claims = sessions.each_ref().map(|session| lab.claim(session));
-    lab.both_reads().into_iter().for_each(|read| (read.0)(Ok(())));
+    lab.both_reads().into_iter().for_each(|read| (read.0)(Ok(Fetched::Whole)));
     for (session, claim) in sessions.into_iter().zip(claims) {
         match session.handle(Request::ClaimPoll { claim, settle: false }) {
             Response::Claim { settled: true, units: 2, .. } => {}
@@ -175,7 +179,7 @@ fn what_was_reset_while_it_was_read_gives_its_room_back() {
     lab.claim(&session);
     let reads = lab.both_reads();
     lab.depot.direct().reset(&[lab.namespace]).unwrap();
-    reads.into_iter().for_each(|read| (read.0)(Ok(())));
+    reads.into_iter().for_each(|read| (read.0)(Ok(Fetched::Whole)));
     drop(session);
     lab.wait_until_empty("blocks of an epoch that has passed");
 }

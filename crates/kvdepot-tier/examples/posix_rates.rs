@@ -14,7 +14,7 @@ use kvdepot_core::{BlockLayout, Error, ErrorKind, Result};
 use kvdepot_io::checksum::crc64;
 use kvdepot_io::{AlignedBuf, SlotBuf};
 use kvdepot_tier::conformance::{Bench, spec};
-use kvdepot_tier::{PosixConfig, PosixTier};
+use kvdepot_tier::{Fetched, PosixConfig, PosixTier, ReadItem};
 
 const MIB: u64 = 1 << 20;
 /// Reads under way for each thread: a load asks for many blocks at once.
@@ -122,19 +122,21 @@ fn read_raw(files: &[PathBuf], block_bytes: u64, threads: usize, sum: bool) -> R
 
 /// Several reads under way for each thread, into slots that are used again.
 fn read_tier(bench: &Bench, count: u64, slots: &[SlotBuf]) -> Result<Duration> {
-    let (send, ended) = channel::<(SlotBuf, Result<()>)>();
+    let (send, ended) = channel::<(SlotBuf, Result<Fetched>)>();
     let began = Instant::now();
     let begin = |n: u64, slot: SlotBuf| {
         let (send, kept) = (send.clone(), slot.clone());
         let done = Box::new(move |outcome| drop(send.send((kept, outcome))));
-        bench.tier.read(bench.key(n), slot, Bench::soon(), done);
+        bench.tier.read(vec![ReadItem { key: bench.key(n), dst: slot, done }], Bench::soon());
     };
     let ahead = slots.len() as u64;
     (0..).zip(slots).for_each(|(n, slot)| begin(n, slot.clone()));
     for n in ahead..count + ahead {
         let closed = |_| Error::new(ErrorKind::Closed, "the tier has gone");
         let (slot, outcome) = ended.recv().map_err(closed)?;
-        outcome?;
+        if outcome? == Fetched::Miss {
+            return Err(Error::new(ErrorKind::NotFound, "a block that was written is a miss"));
+        }
         if n < count {
             begin(n, slot);
         }

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use kvdepot_core::{BlockLayout, Error, Result};
 use kvdepot_io::SlotBuf;
-use kvdepot_tier::conformance::{Bench, spec};
-use kvdepot_tier::{PosixConfig, PosixTier, Tier};
+use kvdepot_tier::conformance::{Bench, Waiting, spec};
+use kvdepot_tier::{PosixConfig, PosixTier, Tier, WriteItem};
 
 /// A header page and a payload page.
 const FILE_BYTES: u64 = 8192;
@@ -114,7 +114,7 @@ fn restart(dir: &Path, files: u64, capacity_bytes: u64, what: &str) -> Result<()
     hold("a sweep");
     tier.checkpoint()?;
     hold("a checkpoint");
-    tier.remove(bench.key(u64::MAX));
+    bench.remove(u64::MAX)?;
     tier.drain(began + PATIENCE);
     let began = Instant::now();
     drop(bench);
@@ -189,7 +189,7 @@ fn rates_of(dir: &Path, other: &Path, files: u64, writes: u64) -> Result<()> {
     println!("processor time of a write, unlinks included: {low:.0} us below the cap, {high:.0} us at it");
     assert!(at_cap.usage().bytes <= files * FILE_BYTES, "the cap was passed (P5)");
     at_cap.take_lock_hold_max();
-    at_cap.advance_epoch(&at_cap_bench.spec, 1)?;
+    at_cap.advance_and_wait(&at_cap_bench.spec, 1)?;
     at_cap.drain(Instant::now() + PATIENCE);
     println!("longest hold of the lock in a reset: {:?}", at_cap.take_lock_hold_max());
     Ok(())
@@ -201,7 +201,7 @@ fn write_rate(bench: &Bench, first: u64, count: u64) -> Result<f64> {
     let begin = |n: u64, slot: SlotBuf| {
         let (send, kept) = (send.clone(), slot.clone());
         let done = Box::new(move |outcome: Result<_>| drop(send.send((kept, outcome.map(drop)))));
-        bench.tier.write(bench.key(n), slot, Bench::soon(), done);
+        bench.tier.write(vec![WriteItem { key: bench.key(n), src: slot, done }], Bench::soon());
     };
     let began = Instant::now();
     let ahead = slots.len() as u64;

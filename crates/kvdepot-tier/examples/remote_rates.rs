@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use kvdepot_core::{BlockLayout, Error, ErrorKind, Result};
 use kvdepot_io::SlotBuf;
 use kvdepot_tier::conformance::{Bench, spec};
-use kvdepot_tier::{RemoteConfig, RemoteTier};
+use kvdepot_tier::{Fetched, ReadItem, RemoteConfig, RemoteTier, WriteItem};
 
 const KIB: u64 = 1 << 10;
 const SIZES: [u64; 5] = [4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, 1024 * KIB];
@@ -43,7 +43,7 @@ fn measure(server: &str, block_bytes: u64, count: u64, ahead: u64, rounds: u64) 
         let keys = round * count..(round + 1) * count;
         put.push(pass(&bench, keys.clone(), &slots, true)?);
         get.push(pass(&bench, keys.clone(), &slots, false)?);
-        keys.for_each(|n| bench.tier.remove(bench.key(n)));
+        keys.clone().try_for_each(|n| bench.remove(n))?;
         // More removals than the tier keeps in mind would be refused.
         bench.tier.drain(Bench::soon());
     }
@@ -69,10 +69,18 @@ fn pass(bench: &Bench, keys: std::ops::Range<u64>, slots: &[SlotBuf], put: bool)
         let (send, kept) = (send.clone(), slot.clone());
         if put {
             let done = Box::new(move |outcome: Result<_>| drop(send.send((kept, outcome.map(drop)))));
-            bench.tier.write(bench.key(n), slot, Bench::soon(), done);
+            bench.tier.write(vec![WriteItem { key: bench.key(n), src: slot, done }], Bench::soon());
         } else {
-            let done = Box::new(move |outcome| drop(send.send((kept, outcome))));
-            bench.tier.read(bench.key(n), slot, Bench::soon(), done);
+            let done = Box::new(move |outcome: Result<Fetched>| {
+                let whole = outcome.and_then(|fetched| match fetched {
+                    Fetched::Whole => Ok(()),
+                    Fetched::Miss => {
+                        Err(Error::new(ErrorKind::NotFound, "a block that was written is a miss"))
+                    }
+                });
+                drop(send.send((kept, whole)));
+            });
+            bench.tier.read(vec![ReadItem { key: bench.key(n), dst: slot, done }], Bench::soon());
         }
     };
     let began = Instant::now();

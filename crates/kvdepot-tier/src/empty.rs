@@ -1,12 +1,22 @@
 //! A tier that takes everything and keeps nothing: what a pipeline costs without a store.
 
+use std::sync::Arc;
 use std::time::Instant;
 
-use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result, next_epoch};
-use kvdepot_io::SlotBuf;
+use kvdepot_core::{BlockKey, NamespaceId, NamespaceSpec, Result, next_epoch};
 use parking_lot::Mutex;
+use serde_json::Value;
 
-use crate::{Done, Presence, Tier, TierUsage, Written};
+use crate::registry::{Fields, TierEntry};
+use crate::{Done, Fetched, Presence, ReadItem, Tier, TierUsage, WriteItem, Written};
+
+/// This tier, as the registry knows it.
+pub const ENTRY: TierEntry = TierEntry { name: "Empty", open, guards_itself: false };
+
+fn open(config: &Value) -> Result<Arc<dyn Tier>> {
+    Fields::new(ENTRY.name, config, &[])?;
+    Ok(Arc::new(EmptyTier::new()))
+}
 
 /// Accepts every write and never has anything.
 #[derive(Debug, Default)]
@@ -19,6 +29,13 @@ impl EmptyTier {
     pub fn new() -> Self {
         Self::default()
     }
+
+    fn move_to(&self, spec: &NamespaceSpec, next: impl FnOnce(u32) -> Result<u32>) -> Result<u32> {
+        let mut epochs = self.epochs.lock();
+        let epoch = epochs.entry(spec.root()).or_insert(0);
+        *epoch = next(*epoch)?;
+        Ok(*epoch)
+    }
 }
 
 impl Tier for EmptyTier {
@@ -26,18 +43,12 @@ impl Tier for EmptyTier {
         "empty"
     }
 
-    fn open_namespace(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
-        let mut epochs = self.epochs.lock();
-        let epoch = epochs.entry(spec.root()).or_insert(0);
-        *epoch = at_least.max(*epoch);
-        Ok(*epoch)
+    fn open_namespace(&self, spec: &Arc<NamespaceSpec>, at_least: u32, _deadline: Instant, done: Done<u32>) {
+        done(self.move_to(spec, |epoch| Ok(at_least.max(epoch))));
     }
 
-    fn advance_epoch(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
-        let mut epochs = self.epochs.lock();
-        let epoch = epochs.entry(spec.root()).or_insert(0);
-        *epoch = next_epoch(*epoch, at_least)?;
-        Ok(*epoch)
+    fn advance_epoch(&self, spec: &Arc<NamespaceSpec>, at_least: u32, _deadline: Instant, done: Done<u32>) {
+        done(self.move_to(spec, |epoch| next_epoch(epoch, at_least)));
     }
 
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
@@ -49,15 +60,17 @@ impl Tier for EmptyTier {
         done(Ok(0));
     }
 
-    fn read(&self, key: BlockKey, _dst: SlotBuf, _deadline: Instant, done: Done<()>) {
-        done(Err(Error::new(ErrorKind::NotFound, "an empty tier has nothing").with("key", key)));
+    fn read(&self, reads: Vec<ReadItem>, _deadline: Instant) {
+        reads.into_iter().for_each(|read| read.end(Ok(Fetched::Miss)));
     }
 
-    fn write(&self, _key: BlockKey, _src: SlotBuf, _deadline: Instant, done: Done<Written>) {
-        done(Ok(Written::New));
+    fn write(&self, writes: Vec<WriteItem>, _deadline: Instant) {
+        writes.into_iter().for_each(|write| write.end(Ok(Written::New)));
     }
 
-    fn remove(&self, _key: BlockKey) {}
+    fn remove(&self, _keys: Vec<BlockKey>, done: Done<()>) {
+        done(Ok(()));
+    }
 
     fn touch(&self, _keys: &[BlockKey]) {}
 

@@ -8,13 +8,24 @@ use hashlink::LruCache;
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result, next_epoch};
 use kvdepot_io::SlotBuf;
 use parking_lot::Mutex;
+use serde_json::Value;
 
-use crate::{Done, Presence, Tier, TierUsage, Written};
+use crate::registry::{Fields, TierEntry};
+use crate::{Done, Fetched, Presence, ReadItem, Tier, TierUsage, WriteItem, Written};
+
+/// This tier, as the registry knows it.
+pub const ENTRY: TierEntry = TierEntry { name: "Fake", open, guards_itself: false };
+
+fn open(config: &Value) -> Result<Arc<dyn Tier>> {
+    let mut capacity_bytes = 0;
+    Fields::new(ENTRY.name, config, &["capacity_bytes"])?.u64("capacity_bytes", &mut capacity_bytes)?;
+    Ok(Arc::new(FakeTier::new(capacity_bytes)))
+}
 
 #[derive(Debug)]
 struct Memory {
     epochs: HashMap<NamespaceId, u32>,
-    spaces: HashMap<NamespaceId, NamespaceSpec>,
+    spaces: HashMap<NamespaceId, Arc<NamespaceSpec>>,
     blocks: LruCache<BlockKey, Arc<[u8]>>,
     bytes: u64,
 }
@@ -38,16 +49,17 @@ impl FakeTier {
         Self { capacity_bytes, memory: Mutex::new(memory) }
     }
 
-    fn write_now(&self, key: BlockKey, src: &SlotBuf, deadline: Instant) -> Result<Written> {
-        in_time(deadline)?;
+    fn write_now(&self, key: BlockKey, src: &SlotBuf) -> Result<Written> {
         let mut memory = self.memory.lock();
-        let block_bytes = memory.block_bytes(&key)?;
+        let block_bytes = memory.block_bytes(&key).ok_or_else(|| {
+            Error::new(ErrorKind::NotFound, "a block's namespace is not open, or its epoch has passed")
+                .with("key", key)
+        })?;
         if memory.blocks.get(&key).is_some() {
             return Ok(Written::AlreadyThere);
         }
         if src.len() < block_bytes {
-            return Err(Error::new(ErrorKind::Config, "a slot is smaller than its block")
-                .with("slot_bytes", src.len()));
+            return Err(small_slot(src));
         }
         let bytes = block_bytes as u64;
         if self.capacity_bytes > 0 && bytes > self.capacity_bytes {
@@ -65,22 +77,10 @@ impl FakeTier {
         memory.bytes += bytes;
         Ok(Written::New)
     }
+}
 
-    fn read_now(&self, key: BlockKey, dst: &SlotBuf, deadline: Instant) -> Result<()> {
-        in_time(deadline)?;
-        let mut memory = self.memory.lock();
-        let block_bytes = memory.block_bytes(&key)?;
-        if dst.len() < block_bytes {
-            return Err(Error::new(ErrorKind::Config, "a slot is smaller than its block")
-                .with("slot_bytes", dst.len()));
-        }
-        let found = memory.blocks.get(&key).map(Arc::clone);
-        drop(memory);
-        let bytes = found
-            .ok_or_else(|| Error::new(ErrorKind::NotFound, "no such block in this tier").with("key", key))?;
-        dst.write_at(0, &bytes);
-        Ok(())
-    }
+fn small_slot(slot: &SlotBuf) -> Error {
+    Error::new(ErrorKind::Config, "a slot is smaller than its block").with("slot_bytes", slot.len())
 }
 
 fn in_time(deadline: Instant) -> Result<()> {
@@ -91,12 +91,19 @@ fn in_time(deadline: Instant) -> Result<()> {
 }
 
 impl Memory {
-    fn block_bytes(&self, key: &BlockKey) -> Result<usize> {
-        let spec = self.spaces.get(&key.namespace).ok_or_else(|| {
-            Error::new(ErrorKind::NotFound, "a block's namespace is not open, or its epoch has passed")
-                .with("key", key)
-        })?;
-        Ok(usize::try_from(spec.layout().block_bytes()).expect("BLOCK_BYTES_MAX fits an address"))
+    /// Length of a block, if its namespace is open in this epoch.
+    fn block_bytes(&self, key: &BlockKey) -> Option<usize> {
+        let spec = self.spaces.get(&key.namespace)?;
+        Some(usize::try_from(spec.layout().block_bytes()).expect("BLOCK_BYTES_MAX fits an address"))
+    }
+
+    /// A block's bytes; none is a miss.
+    fn find(&mut self, key: &BlockKey, dst: &SlotBuf) -> Result<Option<Arc<[u8]>>> {
+        match self.block_bytes(key) {
+            None => Ok(None),
+            Some(block_bytes) if dst.len() < block_bytes => Err(small_slot(dst)),
+            Some(_) => Ok(self.blocks.get(key).map(Arc::clone)),
+        }
     }
 
     fn epoch(&self, spec: &NamespaceSpec) -> u32 {
@@ -104,7 +111,7 @@ impl Memory {
     }
 
     /// Makes `epoch` the current one and drops the blocks of the one before.
-    fn enter(&mut self, spec: &NamespaceSpec, epoch: u32) {
+    fn enter(&mut self, spec: &Arc<NamespaceSpec>, epoch: u32) {
         let (old, new) = (spec.id(self.epoch(spec)), spec.id(epoch));
         if old != new {
             let gone: Vec<BlockKey> =
@@ -115,7 +122,7 @@ impl Memory {
             self.spaces.remove(&old);
         }
         self.epochs.insert(spec.root(), epoch);
-        self.spaces.insert(new, spec.clone());
+        self.spaces.insert(new, Arc::clone(spec));
     }
 
     fn forget(&mut self, key: &BlockKey) {
@@ -130,18 +137,22 @@ impl Tier for FakeTier {
         "fake"
     }
 
-    fn open_namespace(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
+    fn open_namespace(&self, spec: &Arc<NamespaceSpec>, at_least: u32, _deadline: Instant, done: Done<u32>) {
         let mut memory = self.memory.lock();
         let epoch = memory.epoch(spec).max(at_least);
         memory.enter(spec, epoch);
-        Ok(epoch)
+        drop(memory);
+        done(Ok(epoch));
     }
 
-    fn advance_epoch(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
+    fn advance_epoch(&self, spec: &Arc<NamespaceSpec>, at_least: u32, _deadline: Instant, done: Done<u32>) {
         let mut memory = self.memory.lock();
-        let epoch = next_epoch(memory.epoch(spec), at_least)?;
-        memory.enter(spec, epoch);
-        Ok(epoch)
+        let epoch = next_epoch(memory.epoch(spec), at_least);
+        if let Ok(epoch) = epoch {
+            memory.enter(spec, epoch);
+        }
+        drop(memory);
+        done(epoch);
     }
 
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
@@ -160,20 +171,43 @@ impl Tier for FakeTier {
         done(count);
     }
 
-    fn read(&self, key: BlockKey, dst: SlotBuf, deadline: Instant, done: Done<()>) {
-        let outcome = self.read_now(key, &dst, deadline);
-        drop(dst);
-        done(outcome);
+    /// One look at the map for the batch; bytes are copied after it.
+    fn read(&self, reads: Vec<ReadItem>, deadline: Instant) {
+        if let Err(late) = in_time(deadline) {
+            return reads.into_iter().for_each(|read| read.end(Err(late.clone())));
+        }
+        let found: Vec<_> = {
+            let mut memory = self.memory.lock();
+            reads.iter().map(|read| memory.find(&read.key, &read.dst)).collect()
+        };
+        for (read, found) in reads.into_iter().zip(found) {
+            let outcome = found.map(|bytes| match bytes {
+                Some(bytes) => {
+                    read.dst.write_at(0, &bytes);
+                    Fetched::Whole
+                }
+                None => Fetched::Miss,
+            });
+            read.end(outcome);
+        }
     }
 
-    fn write(&self, key: BlockKey, src: SlotBuf, deadline: Instant, done: Done<Written>) {
-        let outcome = self.write_now(key, &src, deadline);
-        drop(src);
-        done(outcome);
+    fn write(&self, writes: Vec<WriteItem>, deadline: Instant) {
+        if let Err(late) = in_time(deadline) {
+            return writes.into_iter().for_each(|write| write.end(Err(late.clone())));
+        }
+        for write in writes {
+            let outcome = self.write_now(write.key, &write.src);
+            write.end(outcome);
+        }
     }
 
-    fn remove(&self, key: BlockKey) {
-        self.memory.lock().forget(&key);
+    fn remove(&self, keys: Vec<BlockKey>, done: Done<()>) {
+        {
+            let mut memory = self.memory.lock();
+            keys.iter().for_each(|key| memory.forget(key));
+        }
+        done(Ok(()));
     }
 
     fn touch(&self, keys: &[BlockKey]) {

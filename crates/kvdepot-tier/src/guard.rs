@@ -2,19 +2,18 @@
 //!
 //! A breaker for the whole tier counts failures of reads and probes, a second one those of writes, so that a full disk
 //! can still be read. `failures_max` in a row switch off; after a pause that doubles each time one operation is let
-//! through as a trial, and its end decides. What is wrong with single blocks (`NotFound`, `Corrupt`), with the caller
-//! (`Config`, a deadline in the past) or with the load (`Busy`) says nothing of the tier, nor does an answer that may
-//! have come from an index without I/O (`AlreadyThere`, a probe's count).
+//! through as a trial, and its end decides. What is wrong with single blocks (a write's `NotFound`, `Corrupt`), with the
+//! caller (`Config`, a deadline in the past) or with the load (`Busy`) says nothing of the tier, nor does an answer that
+//! may have come from an index without I/O (`Miss`, `AlreadyThere`, a probe's count).
 
 use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
-use kvdepot_io::SlotBuf;
 use parking_lot::Mutex;
 
-use crate::{Done, Presence, Tier, TierEvents, TierServer, TierUsage, Written};
+use crate::{Done, Fetched, Presence, ReadItem, Tier, TierEvents, TierServer, TierUsage, WriteItem, Written};
 
 /// When a guarded tier goes off, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,6 +114,17 @@ impl Breaker {
         self.off_until = Some(now + self.pause);
         self.trial_until = None;
     }
+}
+
+/// What of a batch goes to the tier, and what the breaker holds back.
+fn let_through<T>(mut batch: Vec<T>, pass: Pass) -> (Vec<T>, Vec<T>) {
+    let through = match pass {
+        Pass::On => batch.len(),
+        Pass::Trial => batch.len().min(1),
+        Pass::Off => 0,
+    };
+    let held_back = batch.split_off(through);
+    (batch, held_back)
 }
 
 /// What an outcome says of the tier.
@@ -250,13 +260,13 @@ impl<T: Tier> Tier for Guarded<T> {
         self.inner.name()
     }
 
-    fn open_namespace(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
-        self.inner.open_namespace(spec, at_least)
+    fn open_namespace(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant, done: Done<u32>) {
+        self.inner.open_namespace(spec, at_least, deadline, done);
     }
 
     /// Never held back: old bytes must become unreachable whatever the device's state.
-    fn advance_epoch(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
-        self.inner.advance_epoch(spec, at_least)
+    fn advance_epoch(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant, done: Done<u32>) {
+        self.inner.advance_epoch(spec, at_least, deadline, done);
     }
 
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
@@ -282,44 +292,61 @@ impl<T: Tier> Tier for Guarded<T> {
         self.inner.probe(keys, deadline, Box::new(watched));
     }
 
-    fn read(&self, key: BlockKey, dst: SlotBuf, deadline: Instant, done: Done<()>) {
-        if !self.is_ahead(deadline) {
-            return self.inner.read(key, dst, deadline, done);
+    /// Of a batch that comes when a trial is due, the first block is the trial.
+    fn read(&self, reads: Vec<ReadItem>, deadline: Instant) {
+        if !self.is_ahead(deadline) || reads.is_empty() {
+            return self.inner.read(reads, deadline);
         }
         let pass = self.shared.ask(Side::Tier, deadline);
-        if pass == Pass::Off {
-            return done(Err(self.shared.off().with("key", key)));
+        let (reads, held_back) = let_through(reads, pass);
+        let watched = reads.into_iter().map(|read| {
+            let shared = Arc::clone(&self.shared);
+            let done = move |outcome: Result<Fetched>| {
+                shared.note(Side::Tier, pass, judge(&outcome, |end| *end == Fetched::Whole));
+                (read.done)(outcome);
+            };
+            ReadItem { key: read.key, dst: read.dst, done: Box::new(done) }
+        });
+        let watched: Vec<ReadItem> = watched.collect();
+        if !watched.is_empty() {
+            self.inner.read(watched, deadline);
         }
-        let shared = Arc::clone(&self.shared);
-        let watched = move |outcome: Result<()>| {
-            shared.note(Side::Tier, pass, judge(&outcome, |()| true));
-            done(outcome);
-        };
-        self.inner.read(key, dst, deadline, Box::new(watched));
+        for read in held_back {
+            let off = self.shared.off().with("key", read.key);
+            read.end(Err(off));
+        }
     }
 
     /// While the tier waits for a trial a write may be it: a depot that is asked for nothing it has would never try.
-    fn write(&self, key: BlockKey, src: SlotBuf, deadline: Instant, done: Done<Written>) {
-        if !self.is_ahead(deadline) {
-            return self.inner.write(key, src, deadline, done);
+    fn write(&self, writes: Vec<WriteItem>, deadline: Instant) {
+        if !self.is_ahead(deadline) || writes.is_empty() {
+            return self.inner.write(writes, deadline);
         }
         let (side, pass) = match self.shared.ask(Side::Tier, deadline) {
             Pass::On => (Side::Writes, self.shared.ask(Side::Writes, deadline)),
             pass => (Side::Tier, pass),
         };
-        if pass == Pass::Off {
-            return done(Err(self.shared.off().with("key", key)));
+        let (writes, held_back) = let_through(writes, pass);
+        let watched = writes.into_iter().map(|write| {
+            let shared = Arc::clone(&self.shared);
+            let done = move |outcome: Result<Written>| {
+                shared.note(side, pass, judge(&outcome, |end| *end == Written::New));
+                (write.done)(outcome);
+            };
+            WriteItem { key: write.key, src: write.src, done: Box::new(done) }
+        });
+        let watched: Vec<WriteItem> = watched.collect();
+        if !watched.is_empty() {
+            self.inner.write(watched, deadline);
         }
-        let shared = Arc::clone(&self.shared);
-        let watched = move |outcome: Result<Written>| {
-            shared.note(side, pass, judge(&outcome, |end| *end == Written::New));
-            done(outcome);
-        };
-        self.inner.write(key, src, deadline, Box::new(watched));
+        for write in held_back {
+            let off = self.shared.off().with("key", write.key);
+            write.end(Err(off));
+        }
     }
 
-    fn remove(&self, key: BlockKey) {
-        self.inner.remove(key);
+    fn remove(&self, keys: Vec<BlockKey>, done: Done<()>) {
+        self.inner.remove(keys, done);
     }
 
     fn touch(&self, keys: &[BlockKey]) {

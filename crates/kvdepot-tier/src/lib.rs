@@ -1,9 +1,10 @@
 //! Places below the pool, their file format and their conformance suite.
 //!
-//! A new tier is one file, one line in [`registry`] and a test that runs [`conformance`]. The format of block files is
+//! A new tier is one folder, one line in [`registry`] and a test that runs [`conformance`]. The format of block files is
 //! drawn byte by byte in `docs/format.md`.
 #![forbid(unsafe_code)]
 
+mod blocking;
 pub mod conformance;
 pub mod empty;
 pub mod fake;
@@ -14,16 +15,18 @@ pub mod registry;
 pub mod remote;
 mod shared_tier;
 
-use std::fmt::Debug;
-use std::sync::Weak;
+use std::fmt::{self, Debug};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use kvdepot_core::{BlockKey, NamespaceId, NamespaceSpec, Result};
 use kvdepot_io::SlotBuf;
 
+pub use blocking::{BlockingCalls, BlockingConfig};
 pub use empty::EmptyTier;
 pub use fake::FakeTier;
 pub use guard::{GuardConfig, Guarded};
+pub use kvdepot_core::machine::Fetched;
 pub use posix::{PosixConfig, PosixTier};
 pub use remote::{RemoteConfig, RemoteProtocol, RemoteTier, RemoteTls};
 
@@ -49,6 +52,54 @@ pub enum Written {
     New,
     /// The tier had it already; nothing was written.
     AlreadyThere,
+}
+
+/// One block of a batch that is read.
+pub struct ReadItem {
+    /// Which block.
+    pub key: BlockKey,
+    /// Where it goes.
+    pub dst: SlotBuf,
+    /// Told how this block ended.
+    pub done: Done<Fetched>,
+}
+
+impl ReadItem {
+    /// Ends it. The buffer is let go first: whoever is told may use its memory at once.
+    pub fn end(self, outcome: Result<Fetched>) {
+        drop(self.dst);
+        (self.done)(outcome);
+    }
+}
+
+impl Debug for ReadItem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ReadItem({}, {} bytes)", self.key, self.dst.len())
+    }
+}
+
+/// One block of a batch that is written.
+pub struct WriteItem {
+    /// Which block.
+    pub key: BlockKey,
+    /// Its bytes.
+    pub src: SlotBuf,
+    /// Told how this block ended.
+    pub done: Done<Written>,
+}
+
+impl WriteItem {
+    /// Ends it. The buffer is let go first: whoever is told may use its memory at once.
+    pub fn end(self, outcome: Result<Written>) {
+        drop(self.src);
+        (self.done)(outcome);
+    }
+}
+
+impl Debug for WriteItem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WriteItem({}, {} bytes)", self.key, self.src.len())
+    }
 }
 
 /// What a tier holds and what it may hold.
@@ -95,26 +146,31 @@ pub trait TierEvents: Send + Sync {
 
 /// A place below the pool. Every tier passes `conformance::check` (P1, P2, P5, P8).
 ///
-/// Calls return at once; I/O runs on the tier's own threads and ends in a `Done`. `deadline` is when the caller stops
-/// caring: a tier gives up work that it has not begun by then with `Timeout`; work that has begun may end later, and
-/// the buffer stays alive until its `Done` was called.
+/// Calls return at once; I/O runs on the tier's own threads (or on those of [`BlockingCalls`], where its calls block) and
+/// ends in a `Done`. `deadline` is when the caller stops caring: a tier gives up work that it has not begun by then with
+/// `Timeout`; work that has begun may end later, and the buffer stays alive until its `Done` was called.
+///
+/// Batches save locks, frames and system calls and mean nothing else: each item ends as it would alone, in any order. An
+/// empty batch does nothing. A read and a write of one key that overlap are not ordered; a removal is ordered before what
+/// begins after its `Done`.
 pub trait Tier: Send + Sync + Debug {
     /// Short name for logs, metrics and `stat`: `posix`, `fake`…
     fn name(&self) -> &str;
 
-    /// Makes a namespace known and returns its current epoch (0 for a new one), which may be one that somebody else
-    /// has moved it to. If the stored epoch is below `at_least`, stores `at_least` first. Called again for a namespace
-    /// that is open, it follows what is stored. Returns in bounded time.
-    fn open_namespace(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32>;
+    /// Makes a namespace known and tells its current epoch (0 for a new one), which may be one that somebody else has
+    /// moved it to. If the stored epoch is below `at_least`, stores `at_least` first. Called again for a namespace that is
+    /// open, it follows what is stored. Ends by `deadline`, also if it has begun: with `Timeout`, and possibly open later.
+    fn open_namespace(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant, done: Done<u32>);
 
-    /// Moves a namespace to a new epoch, the higher of `at_least` and the stored epoch + 1, and returns it. An epoch
-    /// never goes back, and of several callers at a time each gets one of its own where the store can tell them apart.
-    /// Returns in bounded time.
+    /// Moves a namespace to a new epoch, the higher of `at_least` and the stored epoch + 1, and tells it. An epoch never
+    /// goes back, and of several callers at a time each gets one of its own where the store can tell them apart. Ends by
+    /// `deadline` as `open_namespace` does.
     ///
-    /// When this returns, with success or not, bytes of earlier epochs are out of reach; their space is given back in
-    /// the background. On failure the tier neither reads nor writes this namespace until the advance is stored, which
-    /// it tries again by itself, and after a restart where the store can be told at all.
-    fn advance_epoch(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32>;
+    /// When the call returns, before its `Done` and however that turns out, bytes of earlier epochs that this tier knows
+    /// are out of reach; those of epochs that somebody else has begun are when it is done. Their space is given back in
+    /// the background. On failure the tier neither reads nor writes this namespace until the advance is stored, which it
+    /// tries again by itself, and after a restart where the store can be told at all.
+    fn advance_epoch(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant, done: Done<u32>);
 
     /// What is known without I/O, one answer a key, into `out` (cleared first).
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>);
@@ -122,15 +178,17 @@ pub trait Tier: Send + Sync + Debug {
     /// How many leading keys the tier holds, found out by I/O where needed; later `peek`s know the outcome.
     fn probe(&self, keys: Vec<BlockKey>, deadline: Instant, done: Done<usize>);
 
-    /// Reads a block into `dst` and verifies it: `NotFound` or `Corrupt` are misses, and a corrupt block is put out of
-    /// the way so that it is not served again (P1). On failure the content of `dst` is undefined.
-    fn read(&self, key: BlockKey, dst: SlotBuf, deadline: Instant, done: Done<()>);
+    /// Reads blocks and verifies them. What is not there, or not in an epoch that is open, is a `Miss` and no error.
+    /// `Corrupt` is an error once: the block is put out of the way so that it is not served again (P1). Without `Whole` the
+    /// content of the item's `dst` is undefined.
+    fn read(&self, reads: Vec<ReadItem>, deadline: Instant);
 
-    /// Writes a block, visible only when whole (P1); room is reserved before the first byte (P5).
-    fn write(&self, key: BlockKey, src: SlotBuf, deadline: Instant, done: Done<Written>);
+    /// Writes blocks, each visible only when whole (P1); room is reserved before its first byte (P5).
+    fn write(&self, writes: Vec<WriteItem>, deadline: Instant);
 
-    /// Forgets a block.
-    fn remove(&self, key: BlockKey);
+    /// Forgets blocks. Done when none of them is found by a read or a peek any more, and each may be written again; an
+    /// error says that one may come back.
+    fn remove(&self, keys: Vec<BlockKey>, done: Done<()>);
 
     /// Says that these blocks were used now: recency for the tier's own eviction. Cheap: no I/O on the caller's thread.
     fn touch(&self, keys: &[BlockKey]);

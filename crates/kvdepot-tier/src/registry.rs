@@ -1,4 +1,5 @@
-//! From a tier's name and settings to a tier. A new tier is one line in `build`.
+//! The tiers of this build. A new tier is a folder with a [`TierEntry`] and a line in [`TIERS`]: pipelines, the depot's
+//! configuration and its placements know it by that.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -6,41 +7,62 @@ use std::sync::Arc;
 use kvdepot_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value};
 
-use crate::{
-    EmptyTier, FakeTier, GuardConfig, Guarded, PosixConfig, PosixTier, RemoteConfig, RemoteTier, Tier,
+use crate::{GuardConfig, Guarded, Tier, empty, fake, posix, remote};
+
+/// How a tier describes itself.
+#[derive(Debug)]
+pub struct TierEntry {
+    /// As a pipeline names it. Its settings stand in a depot's configuration under this name in lower case.
+    pub name: &'static str,
+    /// From its settings to a tier; all keys are to be known (P10).
+    pub open: fn(&Value) -> Result<Arc<dyn Tier>>,
+    /// Whether it has circuit breakers of its own, as one with several servers has: one dead server must not switch off
+    /// the others.
+    pub guards_itself: bool,
+}
+
+/// All tiers, in the order of the documentation.
+pub const TIERS: [&TierEntry; 4] = [&posix::ENTRY, &remote::ENTRY, &fake::ENTRY, &empty::ENTRY];
+
+/// Their names.
+pub const NAMES: [&str; TIERS.len()] = {
+    let mut names = [""; TIERS.len()];
+    let mut index = 0;
+    while index < TIERS.len() {
+        names[index] = TIERS[index].name;
+        index += 1;
+    }
+    names
 };
 
-/// Names that `build` knows.
-pub const KINDS: [&str; 4] = ["Posix", "Remote", "Fake", "Empty"];
-
-/// Builds a tier by its name in a pipeline, from a JSON object of settings.
-pub fn build(kind: &str, config: &Value) -> Result<Arc<dyn Tier>> {
-    match kind {
-        "Posix" => Ok(Arc::new(PosixTier::open(PosixConfig::from_json(config)?)?)),
-        "Remote" => Ok(Arc::new(RemoteTier::open(RemoteConfig::from_json(config)?)?)),
-        "Fake" => fake(config),
-        "Empty" => Fields::new(kind, config, &[]).map(|_| Arc::new(EmptyTier::new()) as _),
-        _ => Err(Error::new(ErrorKind::Config, "no such tier")
-            .with("tier", kind)
-            .with("nearest", nearest(kind, &KINDS))
-            .with("known", KINDS.join(" "))),
+impl TierEntry {
+    /// The key of its settings.
+    pub fn key(&self) -> String {
+        self.name.to_ascii_lowercase()
     }
 }
 
-/// Builds a tier behind circuit breakers (P2). A Remote tier has one of its own for each server: one dead server must
-/// not switch off the others.
-pub fn build_guarded(kind: &str, config: &Value) -> Result<Arc<dyn Tier>> {
-    let tier = build(kind, config)?;
-    if kind == "Remote" {
+/// Builds a tier by its name in a pipeline, from a JSON object of settings.
+pub fn build(name: &str, config: &Value) -> Result<Arc<dyn Tier>> {
+    (find(name)?.open)(config)
+}
+
+/// Builds a tier behind circuit breakers (P2).
+pub fn build_guarded(name: &str, config: &Value) -> Result<Arc<dyn Tier>> {
+    let tier = build(name, config)?;
+    if find(name)?.guards_itself {
         return Ok(tier);
     }
     Ok(Arc::new(Guarded::new(tier, GuardConfig::default())))
 }
 
-fn fake(config: &Value) -> Result<Arc<dyn Tier>> {
-    let mut capacity_bytes = 0;
-    Fields::new("Fake", config, &["capacity_bytes"])?.u64("capacity_bytes", &mut capacity_bytes)?;
-    Ok(Arc::new(FakeTier::new(capacity_bytes)))
+fn find(name: &str) -> Result<&'static TierEntry> {
+    TIERS.into_iter().find(|entry| entry.name == name).ok_or_else(|| {
+        Error::new(ErrorKind::Config, "no such tier")
+            .with("tier", name)
+            .with("nearest", nearest(name, &NAMES))
+            .with("known", NAMES.join(" "))
+    })
 }
 
 /// A setting that is on, off, or for the code to decide.

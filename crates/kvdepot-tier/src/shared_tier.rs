@@ -3,22 +3,21 @@
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use kvdepot_core::{BlockKey, NamespaceId, NamespaceSpec, Result};
-use kvdepot_io::SlotBuf;
+use kvdepot_core::{BlockKey, NamespaceId, NamespaceSpec};
 
-use crate::{Done, Presence, Tier, TierEvents, TierServer, TierUsage, Written};
+use crate::{Done, Presence, ReadItem, Tier, TierEvents, TierServer, TierUsage, WriteItem};
 
 impl<T: Tier + ?Sized> Tier for Arc<T> {
     fn name(&self) -> &str {
         (**self).name()
     }
 
-    fn open_namespace(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
-        (**self).open_namespace(spec, at_least)
+    fn open_namespace(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant, done: Done<u32>) {
+        (**self).open_namespace(spec, at_least, deadline, done);
     }
 
-    fn advance_epoch(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
-        (**self).advance_epoch(spec, at_least)
+    fn advance_epoch(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant, done: Done<u32>) {
+        (**self).advance_epoch(spec, at_least, deadline, done);
     }
 
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
@@ -29,16 +28,16 @@ impl<T: Tier + ?Sized> Tier for Arc<T> {
         (**self).probe(keys, deadline, done);
     }
 
-    fn read(&self, key: BlockKey, dst: SlotBuf, deadline: Instant, done: Done<()>) {
-        (**self).read(key, dst, deadline, done);
+    fn read(&self, reads: Vec<ReadItem>, deadline: Instant) {
+        (**self).read(reads, deadline);
     }
 
-    fn write(&self, key: BlockKey, src: SlotBuf, deadline: Instant, done: Done<Written>) {
-        (**self).write(key, src, deadline, done);
+    fn write(&self, writes: Vec<WriteItem>, deadline: Instant) {
+        (**self).write(writes, deadline);
     }
 
-    fn remove(&self, key: BlockKey) {
-        (**self).remove(key);
+    fn remove(&self, keys: Vec<BlockKey>, done: Done<()>) {
+        (**self).remove(keys, done);
     }
 
     fn touch(&self, keys: &[BlockKey]) {

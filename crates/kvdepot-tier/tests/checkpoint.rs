@@ -11,7 +11,7 @@ use std::sync::Arc;
 use common::{block_file, config, disk_bytes, files_with, open, open_faulty};
 use kvdepot_core::ErrorKind;
 use kvdepot_io::faults::{Fault, FaultOp, Faults};
-use kvdepot_tier::conformance::Bench;
+use kvdepot_tier::conformance::{Bench, Waiting};
 use kvdepot_tier::{PosixConfig, PosixTier, Presence, Tier, Written};
 
 const FILE_BYTES: u64 = 16_384;
@@ -126,7 +126,7 @@ fn a_checkpoint_that_is_behind_costs_misses_only() {
     let old = fs::read(dir.path().join(CHECKPOINT)).unwrap();
     let bench = Bench::new(open(own(dir.path(), 0)));
     bench.drain();
-    bench.tier.remove(bench.key(3));
+    bench.remove(3).unwrap();
     bench.write(20).unwrap();
     bench.drain();
     let gone = block_file(dir.path(), &bench, 4);
@@ -153,7 +153,7 @@ fn a_checkpoint_of_an_earlier_epoch_brings_nothing_back() {
     let kept: Vec<_> =
         files_with(dir.path(), ".kvb").iter().map(|p| (p.clone(), fs::read(p).unwrap())).collect();
     let bench = Bench::new(open(own(dir.path(), 0)));
-    bench.tier.advance_epoch(&bench.spec, 1).unwrap();
+    bench.tier.advance_and_wait(&bench.spec, 1).unwrap();
     bench.drain();
     drop(bench);
     fs::write(dir.path().join(CHECKPOINT), old).unwrap();
@@ -178,9 +178,9 @@ fn a_removed_block_is_written_again_at_once() {
     bench.drain();
     // The unlink thread hangs at block 0, with block 1 behind it.
     faults.at(FaultOp::Unlink, 0, Fault::Hang);
-    bench.tier.remove(bench.key(0));
+    bench.remove(0).unwrap();
     assert!(faults.wait_hung(1, Bench::soon()));
-    bench.tier.remove(bench.key(1));
+    bench.remove(1).unwrap();
     assert_eq!(bench.write(1).unwrap(), Written::New);
     assert!(bench.read_is_right(1));
     let write = bench.begin_write(0, bench.filled(0), Bench::soon());

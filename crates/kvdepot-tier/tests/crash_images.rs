@@ -16,7 +16,7 @@ use std::sync::Arc;
 use common::config;
 use kvdepot_io::Device;
 use kvdepot_io::faults::{Fault, FaultDevice, FaultOp, Faults, Image, Loss, MemoryDevice, Mutation};
-use kvdepot_tier::conformance::Bench;
+use kvdepot_tier::conformance::{Bench, Waiting};
 use kvdepot_tier::{PosixConfig, PosixTier, Presence, Tier, Written};
 
 const FILE_BYTES: u64 = 16_384;
@@ -77,12 +77,12 @@ impl Workload {
     }
 
     fn replace(&mut self, bench: &Bench, n: u64) {
-        bench.tier.remove(bench.key(n));
+        bench.remove(n).unwrap();
         self.write(bench, n);
     }
 
     fn reset(&mut self, bench: &mut Bench) {
-        bench.epoch = bench.tier.advance_epoch(&bench.spec, bench.epoch + 1).unwrap();
+        bench.epoch = bench.tier.advance_and_wait(&bench.spec, bench.epoch + 1).unwrap();
         self.history.resets.push((self.memory.mutations(), bench.epoch));
     }
 

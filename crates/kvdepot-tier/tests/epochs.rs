@@ -12,8 +12,8 @@ use common::{config, files_with, open, open_faulty, until};
 use kvdepot_core::ErrorKind;
 use kvdepot_io::faults::{Fault, FaultDevice, FaultOp, Faults};
 use kvdepot_io::{Device, DirDevice, DirectUse};
-use kvdepot_tier::conformance::Bench;
-use kvdepot_tier::{PosixTier, Tier, Written};
+use kvdepot_tier::conformance::{Bench, Waiting};
+use kvdepot_tier::{PosixTier, Written};
 
 /// Makes everything fail that takes space, as on a full disk.
 fn fill(faults: &Faults) {
@@ -37,7 +37,7 @@ fn a_reset_on_a_full_disk_outlives_the_depot() {
     // As if the depot dies with its blocks still there.
     faults.chance(FaultOp::Unlink, Fault::Eio, 1.0);
     fill(&faults);
-    assert_eq!(bench.tier.advance_epoch(&bench.spec, 1).unwrap(), 1, "a rename needs no space");
+    assert_eq!(bench.tier.advance_and_wait(&bench.spec, 1).unwrap(), 1, "a rename needs no space");
     drop(bench);
     assert!(!files_with(dir.path(), ".kvb").is_empty());
     assert!(names(dir.path()).contains("below1"), "{:?}", names(dir.path()));
@@ -63,10 +63,10 @@ fn a_reset_that_cannot_be_stored_closes_the_namespace_until_it_is() {
     bench.drain();
     fill(&faults);
     faults.chance(FaultOp::Publish, Fault::Eio, 1.0).chance(FaultOp::Unlink, Fault::Eio, 1.0);
-    bench.tier.advance_epoch(&bench.spec, 1).unwrap_err();
+    bench.tier.advance_and_wait(&bench.spec, 1).unwrap_err();
     assert!((0..3).all(|n| bench.read(n).unwrap_err().kind() == ErrorKind::NotFound));
     assert_eq!(bench.write(7).unwrap_err().kind(), ErrorKind::NotFound);
-    bench.tier.open_namespace(&bench.spec, 1).unwrap_err();
+    bench.tier.open_and_wait(&bench.spec, 1).unwrap_err();
     bench.epoch = 1;
     assert_eq!(bench.write(7).unwrap_err().kind(), ErrorKind::NotFound, "nor is the new epoch written");
     faults.set_enabled(false);
@@ -88,7 +88,7 @@ fn a_disk_that_refuses_renames_too_loses_blocks_to_make_room() {
     let unlinks = faults.count(FaultOp::Unlink);
     // The first directory cannot be made, nor renamed; after blocks went the second try can.
     faults.at_name(FaultOp::Grow, "e1", Fault::NoSpace).at_name(FaultOp::Publish, "below1", Fault::NoSpace);
-    assert_eq!(bench.tier.advance_epoch(&bench.spec, 0).unwrap(), 1);
+    assert_eq!(bench.tier.advance_and_wait(&bench.spec, 0).unwrap(), 1);
     assert!(faults.count(FaultOp::Unlink) > unlinks);
     assert!(names(dir.path()).contains("e1"));
 }
@@ -97,12 +97,12 @@ fn a_disk_that_refuses_renames_too_loses_blocks_to_make_room() {
 fn two_nodes_with_unequal_counts_of_resets_stay_together() {
     let dir = tempfile::tempdir().unwrap();
     let (mut one, mut two) = (Bench::new(open(config(dir.path()))), Bench::new(open(config(dir.path()))));
-    assert_eq!(one.tier.advance_epoch(&one.spec, 1).unwrap(), 1);
-    assert_eq!(one.tier.advance_epoch(&one.spec, 2).unwrap(), 2);
-    two.epoch = two.tier.advance_epoch(&two.spec, 1).unwrap();
+    assert_eq!(one.tier.advance_and_wait(&one.spec, 1).unwrap(), 1);
+    assert_eq!(one.tier.advance_and_wait(&one.spec, 2).unwrap(), 2);
+    two.epoch = two.tier.advance_and_wait(&two.spec, 1).unwrap();
     assert_eq!(two.epoch, 3);
     two.write_all(3);
-    one.epoch = one.tier.open_namespace(&one.spec, 2).unwrap();
+    one.epoch = one.tier.open_and_wait(&one.spec, 2).unwrap();
     assert_eq!(one.epoch, 3);
     assert!((0..3).all(|n| one.read_is_right(n)));
 }
@@ -124,7 +124,7 @@ fn nodes_that_advance_at_once_get_an_epoch_each() {
         let epochs: Vec<u32> = std::thread::scope(|scope| {
             let advance = |node: &Bench| {
                 barrier.wait();
-                node.tier.advance_epoch(&node.spec, 1)
+                node.tier.advance_and_wait(&node.spec, 1)
             };
             let nodes: Vec<_> = nodes.iter().map(|node| scope.spawn(move || advance(node))).collect();
             nodes.into_iter().filter_map(|node| node.join().unwrap().ok()).collect()
@@ -132,7 +132,7 @@ fn nodes_that_advance_at_once_get_an_epoch_each() {
         let distinct: HashSet<u32> = epochs.iter().copied().collect();
         assert_eq!(distinct.len(), epochs.len(), "full: {is_full}, {epochs:?}");
         assert!(is_full || epochs.len() == NODES, "{epochs:?}");
-        let newest = open(config(dir.path())).open_namespace(&nodes[0].spec, 0).unwrap();
+        let newest = open(config(dir.path())).open_and_wait(&nodes[0].spec, 0).unwrap();
         assert!(epochs.iter().all(|&epoch| epoch <= newest) && newest >= 1, "{epochs:?} {newest}");
     }
 }
@@ -160,7 +160,7 @@ fn a_reset_that_one_directory_missed_is_found_in_the_other() {
         for op in [FaultOp::Grow, FaultOp::Publish, FaultOp::Unlink] {
             faults[broken].chance(op, Fault::Eio, 1.0);
         }
-        bench.tier.advance_epoch(&bench.spec, 1).unwrap_err();
+        bench.tier.advance_and_wait(&bench.spec, 1).unwrap_err();
         assert!((0..20).all(|n| !bench.read_is_right(n)));
         drop(bench);
         // Still broken after the restart.
@@ -181,7 +181,7 @@ fn files_that_are_named_like_epochs_are_in_nobody_s_way() {
     std::fs::write(root.join("e1"), b"").unwrap();
     std::os::unix::fs::symlink("/", root.join("e2")).unwrap();
     std::fs::write(root.join("below9"), b"").unwrap();
-    let epoch = bench.tier.advance_epoch(&bench.spec, 0).unwrap();
+    let epoch = bench.tier.advance_and_wait(&bench.spec, 0).unwrap();
     assert_eq!(epoch, 3);
     let bench = Bench { epoch, ..bench };
     bench.write_all(1);
@@ -200,9 +200,9 @@ fn a_hung_file_system_ends_openings_in_time_and_holds_up_no_lookup() {
     let (tier, spec) = (Arc::clone(&bench.tier), bench.spec.clone());
     let other = kvdepot_tier::conformance::spec("another", spec.layout().clone());
     let waiting = std::thread::spawn(move || {
-        let look = tier.open_namespace(&spec, 0);
-        let new = tier.open_namespace(&other, 0);
-        (look, new, tier.advance_epoch(&spec, 1))
+        let look = tier.open_and_wait(&spec, 0);
+        let new = tier.open_and_wait(&other, 0);
+        (look, new, tier.advance_and_wait(&spec, 1))
     });
     assert!(faults.wait_hung(1, Bench::soon()));
     assert!(bench.read_is_right(0), "reads need no answer about namespaces");
@@ -226,7 +226,7 @@ fn an_opening_that_comes_too_late_is_tried_again() {
     bench.drain();
     // It raises the namespace's epoch, which hangs, and then fails.
     faults.hang(FaultOp::Meta);
-    let error = bench.tier.open_namespace(&bench.spec, 1).unwrap_err();
+    let error = bench.tier.open_and_wait(&bench.spec, 1).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout);
     faults.at_name(FaultOp::Grow, "e1", Fault::Eio).at_name(FaultOp::Publish, "below1", Fault::Eio);
     let grown = faults.count(FaultOp::Grow);
@@ -250,12 +250,12 @@ fn a_mark_that_is_cleared_between_two_resets_keeps_them_apart() {
     // The second node has looked at `namespace.json` and at the marks, and is about to make its own.
     slow.at_name(FaultOp::Meta, "e1", Fault::Hang);
     let (tier, spec) = (Arc::clone(&two.tier), two.spec.clone());
-    let second = std::thread::spawn(move || tier.advance_epoch(&spec, 1));
+    let second = std::thread::spawn(move || tier.advance_and_wait(&spec, 1));
     assert!(slow.wait_hung(1, Bench::soon()));
     full.at_name(FaultOp::Grow, "e1", Fault::NoSpace);
     // The first node does not clear what it has renamed.
     full.chance(FaultOp::Unlink, Fault::Eio, 1.0);
-    let first = one.tier.advance_epoch(&one.spec, 1).unwrap();
+    let first = one.tier.advance_and_wait(&one.spec, 1).unwrap();
     assert!(names(dir.path()).contains("below1"));
     // It syncs the directory before it looks at the marks again.
     slow.at_name(FaultOp::Meta, &one.spec.root().to_string(), Fault::Hang);
@@ -263,7 +263,7 @@ fn a_mark_that_is_cleared_between_two_resets_keeps_them_apart() {
     until("the second node makes its mark", || names(dir.path()).contains("e1"));
     assert!(slow.wait_hung(1, Bench::soon()));
     let third = open(config(dir.path()));
-    third.open_namespace(&one.spec, 1).unwrap();
+    third.open_and_wait(&one.spec, 1).unwrap();
     third.sweep(Bench::soon());
     assert!(!names(dir.path()).contains("below1"), "cleared");
     slow.release();
@@ -278,15 +278,15 @@ fn a_namespace_that_opens_again_in_its_epoch_keeps_new_blocks() {
     let dir = tempfile::tempdir().unwrap();
     let faults = Faults::default();
     let mut bench = Bench::new(open_faulty(config(dir.path()), &faults));
-    bench.epoch = bench.tier.advance_epoch(&bench.spec, 1).unwrap();
+    bench.epoch = bench.tier.advance_and_wait(&bench.spec, 1).unwrap();
     bench.write_all(10);
     bench.drain();
     let root = files_with(dir.path(), "namespace.json").pop().unwrap().parent().unwrap().to_owned();
     faults.at(FaultOp::Unlink, 0, Fault::Hang);
-    bench.tier.remove(bench.key(9));
+    bench.remove(9).unwrap();
     assert!(faults.wait_hung(1, Bench::soon()));
     std::fs::remove_dir_all(root).unwrap();
-    assert_eq!(bench.tier.open_namespace(&bench.spec, 1).unwrap(), 1);
+    assert_eq!(bench.tier.open_and_wait(&bench.spec, 1).unwrap(), 1);
     assert_eq!(bench.write(3).unwrap(), Written::New);
     faults.release();
     bench.drain();

@@ -111,7 +111,7 @@ fn a_device_that_fails_at_everything_can_still_be_asked() {
     assert_eq!(bench.read(0).unwrap_err().kind(), ErrorKind::Io);
     assert_eq!(bench.write(1).unwrap_err().kind(), ErrorKind::Io);
     assert_eq!(bench.probe(vec![bench.key(5)]).unwrap_err().kind(), ErrorKind::Io);
-    bench.tier.remove(bench.key(0));
+    bench.remove(0).unwrap();
     assert_eq!(bench.peek(0), Presence::Absent);
     bench.drain();
     faults.set_enabled(false);

@@ -162,7 +162,7 @@ fn a_listener_hears_of_blocks_that_are_missing_or_corrupt() {
     std::fs::remove_file(common::block_file(dir.path(), &bench, 2)).unwrap();
     tier.sweep(Bench::soon());
     assert_eq!(*heard.lost.lock(), [0, 1, 2].map(|n| bench.key(n)), "a sweep notices, too");
-    bench.tier.remove(bench.key(3));
+    bench.remove(3).unwrap();
     bench.drain();
     assert_eq!(heard.lost.lock().len(), 3, "what the depot removed itself is no news");
     assert!(heard.evicted.lock().is_empty());

@@ -14,7 +14,7 @@ use std::time::Duration;
 use common::{block_file, config, files_with, open, open_faulty};
 use kvdepot_core::ErrorKind;
 use kvdepot_io::faults::{Fault, FaultOp, Faults};
-use kvdepot_tier::conformance::Bench;
+use kvdepot_tier::conformance::{Bench, Waiting};
 use kvdepot_tier::{GuardConfig, Guarded, PosixConfig, PosixTier, Tier, Written};
 
 /// Longer than anything here takes, shorter than a hang.
@@ -114,12 +114,12 @@ fn what_is_no_file_does_not_keep_a_namespace_from_opening() {
         let opened = ends(kind, move || {
             let tier = open(config(&path));
             let other = kvdepot_tier::conformance::spec("another", spec.layout().clone());
-            assert_eq!(tier.open_namespace(&other, 0).unwrap(), 0);
+            assert_eq!(tier.open_and_wait(&other, 0).unwrap(), 0);
             let bench = Bench::with(tier, other);
             bench.write_all(1);
             assert!(bench.read_is_right(0));
             bench.drain();
-            let again = bench.tier.open_namespace(&spec, 0);
+            let again = bench.tier.open_and_wait(&spec, 0);
             drop(bench);
             again
         });
@@ -162,7 +162,7 @@ fn nothing_is_written_below_a_mount_point_whose_file_system_is_gone() {
         for n in 1..20 {
             assert_eq!(bench.write(n).unwrap_err().kind(), ErrorKind::Unavailable);
         }
-        assert_eq!(bench.tier.advance_epoch(&bench.spec, 0).unwrap_err().kind(), ErrorKind::Unavailable);
+        assert_eq!(bench.tier.advance_and_wait(&bench.spec, 0).unwrap_err().kind(), ErrorKind::Unavailable);
         assert_eq!(inner.exists(), is_made_anew);
         assert!(!is_made_anew || fs::read_dir(&inner).unwrap().next().is_none());
         drop(bench);

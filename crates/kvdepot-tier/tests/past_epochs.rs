@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use common::{block_file, config, disk_bytes, files_with, open, open_faulty, until};
 use kvdepot_core::{BlockLayout, ErrorKind};
 use kvdepot_io::faults::{Fault, FaultOp, Faults};
-use kvdepot_tier::conformance::{Bench, spec};
+use kvdepot_tier::conformance::{Bench, Waiting, spec};
 use kvdepot_tier::{PosixConfig, PosixTier, Tier};
 
 const FILE_BYTES: u64 = 16_384;
@@ -36,7 +36,7 @@ fn files_of_a_renamed_epoch_count_until_they_are_gone() {
     // No unlink comes before the rename, and the renamed directory is not cleared before the look at it returns.
     faults.hang(FaultOp::Unlink);
     faults.at_name(FaultOp::Grow, "e1", Fault::NoSpace).at_name(FaultOp::Meta, "below1", Fault::Hang);
-    bench.epoch = bench.tier.advance_epoch(&bench.spec, 1).unwrap();
+    bench.epoch = bench.tier.advance_and_wait(&bench.spec, 1).unwrap();
     assert!(faults.wait_hung(1, Bench::soon()));
     faults.release();
     until("the files are looked for", || faults.count(FaultOp::Unlink) >= 4);
@@ -75,7 +75,7 @@ fn what_was_put_aside_goes_with_its_epoch() {
     faults.at(FaultOp::Read, 0, Fault::Flip);
     assert!(!bench.read_is_right(2));
     assert_eq!(tier.quarantined(&bench.spec), 1);
-    bench.epoch = tier.advance_epoch(&bench.spec, 1).unwrap();
+    bench.epoch = tier.advance_and_wait(&bench.spec, 1).unwrap();
     assert_eq!(tier.quarantined(&bench.spec), 0, "a corrupt file is of its epoch");
     bench.drain();
     assert!(!dir.path().join(bench.spec.root().to_string()).join("e0").exists());
@@ -116,7 +116,7 @@ fn room_is_made_of_past_epochs_before_live_blocks() {
     reset.write_all(80);
     live.drain();
     faults.at(FaultOp::Unlink, 0, Fault::Hang);
-    reset.epoch = tier.advance_epoch(&reset.spec, 1).unwrap();
+    reset.epoch = tier.advance_and_wait(&reset.spec, 1).unwrap();
     assert!(faults.wait_hung(1, Bench::soon()));
     reset.write_all(40);
     assert!((0..4).all(|n| live.read_is_right(n)), "no live block was evicted");
@@ -161,7 +161,7 @@ fn removed_blocks_do_not_come_back_after_a_restart() {
     let bench = Bench::new(open(config(dir.path())));
     bench.write_all(400);
     bench.drain();
-    (0..400).for_each(|n| bench.tier.remove(bench.key(n)));
+    (0..400).for_each(|n| bench.remove(n).unwrap());
     drop(bench);
     assert_eq!(files_with(dir.path(), ".kvb").len(), 0);
 }
@@ -207,7 +207,7 @@ fn a_file_that_goes_while_it_is_looked_at_is_not_counted() {
     // The unlink hangs before the file has gone; the looks at the others hang one after another.
     faults.at_name(FaultOp::Unlink, leaving, Fault::Hang);
     faults.at_name(FaultOp::Meta, next, Fault::Hang).at_name(FaultOp::Meta, last, Fault::Hang);
-    bench.tier.remove(bench.key(number(leaving)));
+    bench.remove(number(leaving)).unwrap();
     assert!(faults.wait_hung(1, Bench::soon()));
     let sweep = std::thread::spawn(move || tier.sweep(Bench::soon()));
     assert!(faults.wait_hung(2, Bench::soon()));

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use kvdepot_core::{BlockLayout, ErrorKind};
-use kvdepot_tier::conformance::{Bench, spec};
+use kvdepot_tier::conformance::{Bench, Waiting, spec};
 use kvdepot_tier::{Presence, RemoteConfig, RemoteProtocol, RemoteTier, Tier, Written};
 use pool_server::waits::{PATIENCE, until};
 use pool_server::{Fault, PoolServer, Speaks};
@@ -184,7 +184,7 @@ fn a_hung_server_holds_up_no_reset() {
         server.set(Fault::Hung);
         let (tier, spec) = (Arc::clone(&bench.tier), bench.spec.clone());
         let (send, ended) = std::sync::mpsc::channel();
-        let waiting = std::thread::spawn(move || drop(send.send(tier.advance_epoch(&spec, 3))));
+        let waiting = std::thread::spawn(move || drop(send.send(tier.advance_and_wait(&spec, 3))));
         let outcome = ended.recv_timeout(PATIENCE).expect("in bounded time");
         assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Unavailable, "{speaks:?}");
         waiting.join().unwrap();
@@ -283,7 +283,7 @@ fn a_reset_reaches_a_server_that_was_away() {
         bench.write_all(3);
         let (address, store) = server.kill();
         until(|| bench.peek(0) == Presence::Absent || !bench.read_is_right(0));
-        let error = bench.tier.advance_epoch(&bench.spec, 5).unwrap_err();
+        let error = bench.tier.advance_and_wait(&bench.spec, 5).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
         let again = PoolServer::start_on(address, speaks, None, store);
         bench.epoch = 5;

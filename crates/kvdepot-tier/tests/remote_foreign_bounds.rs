@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use kvdepot_core::ErrorKind;
 use kvdepot_core::limits::REMOTE_FOREIGN_EPOCHS_MAX;
-use kvdepot_tier::conformance::Bench;
+use kvdepot_tier::conformance::{Bench, Waiting};
 use kvdepot_tier::{RemoteConfig, RemoteProtocol, RemoteTier, Tier};
 use pool_server::waits::{ends, until};
 use pool_server::{Fault, PoolServer};
@@ -83,7 +83,7 @@ fn a_server_where_every_epoch_is_there_holds_up_nobody() {
     let opened = ends(move || Bench::new(tier));
     assert_eq!(opened.epoch, 0, "what is not certain is not believed");
     let (tier, spec) = (Arc::clone(&opened.tier), opened.spec.clone());
-    let error = ends(move || tier.advance_epoch(&spec, 3)).unwrap_err();
+    let error = ends(move || tier.advance_and_wait(&spec, 3)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     ends(move || drop(opened));
 }
@@ -101,6 +101,6 @@ fn no_more_epochs_are_looked_at_than_can_be() {
     assert!(server.state.exists.load(Ordering::SeqCst) - before > u64::from(REMOTE_FOREIGN_EPOCHS_MAX) / 2);
     server.set(Fault::None);
     until(|| bench.write(1).is_ok());
-    let error = bench.tier.advance_epoch(&bench.spec, REMOTE_FOREIGN_EPOCHS_MAX).unwrap_err();
+    let error = bench.tier.advance_and_wait(&bench.spec, REMOTE_FOREIGN_EPOCHS_MAX).unwrap_err();
     assert!(error.to_string().contains("so many resets"), "{error}");
 }

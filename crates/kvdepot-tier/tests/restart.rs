@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use common::{block_file, config, files, files_with, open};
 use kvdepot_core::ErrorKind;
 use kvdepot_io::faults::{Fault, FaultOp, Faults};
-use kvdepot_tier::conformance::Bench;
+use kvdepot_tier::conformance::{Bench, Waiting};
 use kvdepot_tier::{PosixConfig, Presence, Tier, Written};
 
 #[test]
@@ -53,7 +53,7 @@ fn two_depots_share_a_directory() {
     assert_eq!(two.probe(two.keys(4)).unwrap(), 3);
     assert!((0..3).all(|n| two.read_is_right(n)));
     assert_eq!(two.write(2).unwrap(), Written::AlreadyThere);
-    one.tier.remove(one.key(1));
+    one.remove(1).unwrap();
     one.drain();
     assert_eq!(two.read(1).unwrap_err().kind(), ErrorKind::NotFound);
     assert_ne!(two.peek(1), Presence::Present, "a miss is learnt from");
@@ -106,7 +106,7 @@ fn recency_survives_in_the_files() {
 fn a_lost_namespace_file_is_written_anew_in_the_newest_epoch() {
     let dir = tempfile::tempdir().unwrap();
     let mut bench = Bench::new(open(config(dir.path())));
-    assert_eq!(bench.tier.advance_epoch(&bench.spec, 4).unwrap(), 4);
+    assert_eq!(bench.tier.advance_and_wait(&bench.spec, 4).unwrap(), 4);
     bench.epoch = 4;
     bench.write_all(2);
     drop(bench);
@@ -139,7 +139,7 @@ fn another_format_version_is_left_alone() {
         assert_ne!(text, written);
         fs::write(&path, &text).unwrap();
         let tier = open(config(dir.path()));
-        for error in [tier.open_namespace(&spec, 0), tier.open_namespace(&spec, 7)].map(Result::unwrap_err) {
+        for error in [tier.open_and_wait(&spec, 0), tier.open_and_wait(&spec, 7)].map(Result::unwrap_err) {
             assert_eq!(error.kind(), ErrorKind::Version);
             let said = error.to_string();
             assert!(
@@ -160,7 +160,7 @@ fn earlier_epochs_are_cleared_after_a_crash_too() {
     bench.write_all(3);
     let kept: Vec<_> =
         files_with(dir.path(), ".kvb").iter().map(|p| (p.clone(), fs::read(p).unwrap())).collect();
-    assert_eq!(bench.tier.advance_epoch(&bench.spec, 1).unwrap(), 1);
+    assert_eq!(bench.tier.advance_and_wait(&bench.spec, 1).unwrap(), 1);
     bench.drain();
     assert!(files_with(dir.path(), ".kvb").is_empty());
     drop(bench);

@@ -102,7 +102,7 @@ impl Direct {
 
     /// Moves a namespace to its next epoch, which no other depot has; may wait for a tier's disk.
     pub fn advance(&self, handle: NamespaceHandle) -> Result<OpenNamespace> {
-        crate::epochs::advance(self.session.runner(), handle).map(OpenNamespace::from)
+        self.session.runner().advance(handle).map(OpenNamespace::from)
     }
 
     /// Moves namespaces to their next epochs; may wait for a tier's disk.

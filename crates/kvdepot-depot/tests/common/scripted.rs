@@ -5,9 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
-use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
-use kvdepot_io::SlotBuf;
-use kvdepot_tier::{Done, FakeTier, Presence, Tier, TierUsage, Written};
+use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec};
+use kvdepot_tier::{Done, FakeTier, Presence, ReadItem, Tier, TierUsage, WriteItem};
 
 /// What an operation does.
 #[derive(Clone, Debug)]
@@ -22,14 +21,12 @@ pub(crate) enum Act {
 /// A write that waits for the test.
 pub(crate) struct Held {
     tier: Arc<FakeTier>,
-    key: BlockKey,
-    src: SlotBuf,
-    done: Done<Written>,
+    write: WriteItem,
 }
 
 impl Held {
     pub(crate) fn finish(self) {
-        self.tier.write(self.key, self.src, Instant::now() + Duration::from_secs(3600), self.done);
+        self.tier.write(vec![self.write], Instant::now() + Duration::from_secs(3600));
     }
 }
 
@@ -54,11 +51,11 @@ impl Tier for Scripted {
     fn name(&self) -> &str {
         "fake"
     }
-    fn open_namespace(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
-        self.inner.open_namespace(spec, at_least)
+    fn open_namespace(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant, done: Done<u32>) {
+        self.inner.open_namespace(spec, at_least, deadline, done);
     }
-    fn advance_epoch(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
-        self.inner.advance_epoch(spec, at_least)
+    fn advance_epoch(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant, done: Done<u32>) {
+        self.inner.advance_epoch(spec, at_least, deadline, done);
     }
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
         self.inner.peek(keys, out);
@@ -66,26 +63,27 @@ impl Tier for Scripted {
     fn probe(&self, keys: Vec<BlockKey>, deadline: Instant, done: Done<usize>) {
         self.inner.probe(keys, deadline, done);
     }
-    fn read(&self, key: BlockKey, dst: SlotBuf, deadline: Instant, done: Done<()>) {
+    fn read(&self, reads: Vec<ReadItem>, deadline: Instant) {
         match self.read {
             Act::Panic => panic!("a read panics because the test says so"),
-            Act::Fail => done(Err(refused())),
-            Act::Pass | Act::Hold(_) => self.inner.read(key, dst, deadline, done),
+            Act::Fail => reads.into_iter().for_each(|read| read.end(Err(refused()))),
+            Act::Pass | Act::Hold(_) => self.inner.read(reads, deadline),
         }
     }
-    fn write(&self, key: BlockKey, src: SlotBuf, deadline: Instant, done: Done<Written>) {
+    fn write(&self, writes: Vec<WriteItem>, deadline: Instant) {
         match &self.write {
-            Act::Pass => self.inner.write(key, src, deadline, done),
-            Act::Fail => {
-                drop(src);
-                done(Err(refused()));
-            }
+            Act::Pass => self.inner.write(writes, deadline),
+            Act::Fail => writes.into_iter().for_each(|write| write.end(Err(refused()))),
             Act::Panic => panic!("a write panics because the test says so"),
-            Act::Hold(held) => held.send(Held { tier: Arc::clone(&self.inner), key, src, done }).unwrap(),
+            Act::Hold(held) => {
+                for write in writes {
+                    held.send(Held { tier: Arc::clone(&self.inner), write }).unwrap();
+                }
+            }
         }
     }
-    fn remove(&self, key: BlockKey) {
-        self.inner.remove(key);
+    fn remove(&self, keys: Vec<BlockKey>, done: Done<()>) {
+        self.inner.remove(keys, done);
     }
     fn touch(&self, keys: &[BlockKey]) {
         self.inner.touch(keys);

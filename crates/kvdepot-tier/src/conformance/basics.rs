@@ -6,7 +6,7 @@ use std::time::Instant;
 use kvdepot_core::{BlockLayout, ErrorKind};
 use kvdepot_io::SlotBuf;
 
-use super::tools::{Bench, spec};
+use super::tools::{Bench, Waiting, spec};
 use crate::{Presence, Tier, Written};
 
 pub(super) fn write_then_read(tier: Arc<dyn Tier>) {
@@ -35,7 +35,7 @@ pub(super) fn what_is_not_there_is_not_found(tier: Arc<dyn Tier>) {
         assert!(std::time::Instant::now() < end, "a peek knows what the probe found");
         assert_eq!(bench.probe(bench.keys(1)).expect("a probe"), 0);
     }
-    bench.tier.remove(bench.key(1));
+    bench.remove(1).expect("a removal");
     bench.drain();
     assert!(bench.tier.keys(bench.spec.id(bench.epoch)).is_empty());
     assert_eq!(bench.tier.usage().bytes, 0);
@@ -44,7 +44,7 @@ pub(super) fn what_is_not_there_is_not_found(tier: Arc<dyn Tier>) {
 pub(super) fn removed_is_gone(tier: Arc<dyn Tier>) {
     let bench = Bench::new(tier);
     bench.write_all(2);
-    bench.tier.remove(bench.key(0));
+    bench.remove(0).expect("a removal");
     assert_ne!(bench.peek(0), Presence::Present);
     assert_eq!(bench.read(0).expect_err("it was removed").kind(), ErrorKind::NotFound);
     bench.drain();
@@ -121,9 +121,9 @@ pub(super) fn an_epoch_hides_what_was(tier: Arc<dyn Tier>) {
     let mut bench = Bench::new(tier);
     bench.write_all(3);
     let epoch = bench.epoch;
-    assert_eq!(bench.tier.open_namespace(&bench.spec, epoch).expect("the current epoch"), epoch);
+    assert_eq!(bench.tier.open_and_wait(&bench.spec, epoch).expect("the current epoch"), epoch);
     assert!(bench.read_is_right(0), "the current epoch changes nothing");
-    let next = bench.tier.advance_epoch(&bench.spec, 0).expect("a new epoch");
+    let next = bench.tier.advance_and_wait(&bench.spec, 0).expect("a new epoch");
     assert!(next > epoch);
     for n in 0..3 {
         assert_eq!(bench.peek(n), Presence::Absent);
@@ -133,7 +133,7 @@ pub(super) fn an_epoch_hides_what_was(tier: Arc<dyn Tier>) {
     assert!(bench.write(9).is_err(), "an old epoch's key is written no more");
     assert!(bench.tier.keys(bench.spec.id(epoch)).is_empty());
     bench.epoch = next;
-    assert_eq!(bench.tier.open_namespace(&bench.spec, 0).expect("it opens again"), next);
+    assert_eq!(bench.tier.open_and_wait(&bench.spec, 0).expect("it opens again"), next);
     bench.drain();
     assert_eq!(bench.tier.usage().bytes, 0, "an old epoch's space is given back");
     bench.write_all(1);
@@ -143,21 +143,21 @@ pub(super) fn an_epoch_hides_what_was(tier: Arc<dyn Tier>) {
 pub(super) fn an_epoch_only_grows(tier: Arc<dyn Tier>) {
     let mut bench = Bench::new(tier);
     // An advance may skip epochs: a server may have been told of one by a connection that was just made.
-    let first = bench.tier.advance_epoch(&bench.spec, bench.epoch + 4).expect("a later epoch");
+    let first = bench.tier.advance_and_wait(&bench.spec, bench.epoch + 4).expect("a later epoch");
     assert!(first >= bench.epoch + 4);
-    let next = bench.tier.advance_epoch(&bench.spec, first - 2).expect("the next epoch");
+    let next = bench.tier.advance_and_wait(&bench.spec, first - 2).expect("the next epoch");
     assert!(next > first);
-    assert_eq!(bench.tier.open_namespace(&bench.spec, first).expect("a laggard learns"), next);
+    assert_eq!(bench.tier.open_and_wait(&bench.spec, first).expect("a laggard learns"), next);
     bench.epoch = next;
     bench.write_all(1);
-    let later = bench.tier.open_namespace(&bench.spec, next + 2).expect("a tier that lags is told");
+    let later = bench.tier.open_and_wait(&bench.spec, next + 2).expect("a tier that lags is told");
     assert_eq!(later, next + 2);
     assert!(bench.read(0).is_err(), "an old epoch's block");
     bench.epoch = later;
     bench.write_all(1);
     assert!(bench.read_is_right(0));
     let other = spec("opened later", bench.spec.layout().clone());
-    assert_eq!(bench.tier.open_namespace(&other, 3).expect("a new one"), 3);
+    assert_eq!(bench.tier.open_and_wait(&other, 3).expect("a new one"), 3);
     let other = Bench::with(Arc::clone(&bench.tier), other);
     other.write_all(1);
     assert!(other.read_is_right(0) && bench.read_is_right(0));

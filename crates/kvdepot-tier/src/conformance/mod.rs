@@ -3,6 +3,7 @@
 //! Each check panics with what it expected. They wait only on answers and deadlines, never on time.
 
 mod basics;
+mod batches;
 mod persistent;
 mod shapes;
 mod tools;
@@ -10,7 +11,7 @@ mod tools;
 use std::sync::Arc;
 
 use crate::Tier;
-pub use tools::{Bench, spec};
+pub use tools::{Bench, Waiting, spec};
 
 /// Runs everything that holds for a tier that keeps what it is given; `make` gives a fresh, empty tier each time,
 /// with room for at least 64 MiB.
@@ -25,6 +26,12 @@ pub fn check(make: &dyn Fn() -> Arc<dyn Tier>) {
     basics::namespaces_do_not_see_each_other(make());
     basics::an_epoch_hides_what_was(make());
     basics::an_epoch_only_grows(make());
+    batches::each_block_of_a_batch_ends_as_it_would_alone(make());
+    batches::empty_batches_do_nothing(make());
+    batches::a_batch_after_its_deadline_is_a_timeout_for_each(make());
+    batches::removed_means_not_found_and_free_to_write(make());
+    batches::many_namespaces_open_and_advance_at_once(make());
+    batches::an_advance_hides_what_was_before_it_is_done(make());
     shapes::blocks_of_every_size(make());
     shapes::slots_of_several_runs(make());
     shapes::many_shards(make());

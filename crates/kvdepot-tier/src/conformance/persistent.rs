@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kvdepot_core::ErrorKind;
 
-use super::tools::Bench;
+use super::tools::{Bench, Waiting};
 use crate::{Presence, Tier};
 
 pub(super) fn reopening_finds_all(make: &dyn Fn() -> Arc<dyn Tier>) {
@@ -21,7 +21,7 @@ pub(super) fn reopening_finds_all(make: &dyn Fn() -> Arc<dyn Tier>) {
 
 pub(super) fn an_epoch_survives(make: &dyn Fn() -> Arc<dyn Tier>) {
     let bench = Bench::new(make());
-    let epoch = bench.tier.advance_epoch(&bench.spec, bench.epoch + 3).expect("a new epoch");
+    let epoch = bench.tier.advance_and_wait(&bench.spec, bench.epoch + 3).expect("a new epoch");
     assert!(epoch >= bench.epoch + 3);
     bench.drain();
     drop(bench);
@@ -38,17 +38,17 @@ pub(super) fn a_laggard_follows(make: &dyn Fn() -> Arc<dyn Tier>) {
     let first = ahead.epoch;
     behind.write_all(1);
     // Advances may skip epochs, and never repeat one.
-    let once = ahead.tier.advance_epoch(&ahead.spec, first + 1).expect("a reset");
-    let twice = ahead.tier.advance_epoch(&ahead.spec, first + 1).expect("another one");
+    let once = ahead.tier.advance_and_wait(&ahead.spec, first + 1).expect("a reset");
+    let twice = ahead.tier.advance_and_wait(&ahead.spec, first + 1).expect("another one");
     assert!(first < once && once < twice);
-    assert_eq!(behind.tier.open_namespace(&behind.spec, first).expect("a look"), twice);
+    assert_eq!(behind.tier.open_and_wait(&behind.spec, first).expect("a look"), twice);
     assert!(behind.read(0).is_err(), "an old epoch's block");
-    let thrice = behind.tier.advance_epoch(&behind.spec, first + 1).expect("a reset");
+    let thrice = behind.tier.advance_and_wait(&behind.spec, first + 1).expect("a reset");
     assert!(thrice > twice);
     behind.epoch = thrice;
     behind.write_all(1);
     assert!(behind.read_is_right(0));
-    assert_eq!(ahead.tier.open_namespace(&ahead.spec, twice).expect("a look"), thrice);
+    assert_eq!(ahead.tier.open_and_wait(&ahead.spec, twice).expect("a look"), thrice);
 }
 
 /// P5: at no moment more bytes than the cap, however many write at once.

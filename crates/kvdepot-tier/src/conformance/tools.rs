@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use kvdepot_core::{BlockHash, BlockKey, BlockLayout, ErrorKind, NamespaceSpec, Result};
+use kvdepot_core::{BlockHash, BlockKey, BlockLayout, Error, ErrorKind, NamespaceSpec, Result};
 use kvdepot_io::SlotBuf;
 
-use crate::{Presence, Tier, Written};
+use crate::{Done, Fetched, Presence, ReadItem, Tier, WriteItem, Written};
 
 /// How long a check waits for an answer before it says that none came.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -16,6 +16,56 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub fn spec(model: &str, layout: BlockLayout) -> NamespaceSpec {
     NamespaceSpec::new(&serde_json::json!({ "model": model }).to_string(), layout)
         .expect("a valid description")
+}
+
+/// Calls of a tier that wait for their answer.
+pub trait Waiting {
+    /// Opens a namespace.
+    fn open_and_wait(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32>;
+
+    /// Moves a namespace to a new epoch.
+    fn advance_and_wait(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32>;
+
+    /// Forgets a block.
+    fn remove_and_wait(&self, key: BlockKey) -> Result<()>;
+}
+
+impl<T: Tier + ?Sized> Waiting for T {
+    fn open_and_wait(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
+        let (done, receive) = answer();
+        self.open_namespace(&Arc::new(spec.clone()), at_least, Bench::soon(), done);
+        Bench::answer(&receive)
+    }
+
+    fn advance_and_wait(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
+        let (done, receive) = answer();
+        self.advance_epoch(&Arc::new(spec.clone()), at_least, Bench::soon(), done);
+        Bench::answer(&receive)
+    }
+
+    fn remove_and_wait(&self, key: BlockKey) -> Result<()> {
+        let (done, receive) = answer();
+        self.remove(vec![key], done);
+        Bench::answer(&receive)
+    }
+}
+
+/// Takes the end of an operation to who waits for it.
+pub(super) fn answer<T: Send + 'static>() -> (Done<T>, Receiver<Result<T>>) {
+    let (send, receive) = channel();
+    (Box::new(move |outcome| drop(send.send(outcome))), receive)
+}
+
+/// A read's end with a miss as an error, for tests that expect a block; a tier must not give that error itself.
+pub(super) fn whole(outcome: Result<Fetched>) -> Result<()> {
+    match outcome {
+        Ok(Fetched::Whole) => Ok(()),
+        Ok(Fetched::Miss) => Err(Error::new(ErrorKind::NotFound, "the read was a miss")),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            Err(Error::new(ErrorKind::Protocol, "a tier gave a miss as an error").with_source(error))
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// A tier with one open namespace, and blocks whose bytes follow from their number.
@@ -40,7 +90,7 @@ impl Bench {
     pub fn with(tier: Arc<dyn Tier>, spec: NamespaceSpec) -> Self {
         let end = Self::soon();
         let epoch = loop {
-            match tier.open_namespace(&spec, 0) {
+            match tier.open_and_wait(&spec, 0) {
                 // A busy disk: opening syncs, and gives up after a few seconds.
                 Err(error) if error.kind() == ErrorKind::Timeout && Instant::now() < end => {}
                 opened => break opened.expect("a namespace opens"),
@@ -97,16 +147,22 @@ impl Bench {
 
     /// Begins to write `src` as block `n`.
     pub fn begin_write(&self, n: u64, src: SlotBuf, deadline: Instant) -> Receiver<Result<Written>> {
-        let (send, receive) = channel();
-        self.tier.write(self.key(n), src, deadline, Box::new(move |outcome| drop(send.send(outcome))));
+        let (done, receive) = answer();
+        self.tier.write(vec![WriteItem { key: self.key(n), src, done }], deadline);
         receive
     }
 
-    /// Begins to read block `n`.
+    /// Begins to read block `n`; a miss is `NotFound` here.
     pub fn begin_read(&self, n: u64, dst: SlotBuf, deadline: Instant) -> Receiver<Result<()>> {
         let (send, receive) = channel();
-        self.tier.read(self.key(n), dst, deadline, Box::new(move |outcome| drop(send.send(outcome))));
+        let done = Box::new(move |outcome| drop(send.send(whole(outcome))));
+        self.tier.read(vec![ReadItem { key: self.key(n), dst, done }], deadline);
         receive
+    }
+
+    /// Removes block `n`.
+    pub fn remove(&self, n: u64) -> Result<()> {
+        self.tier.remove_and_wait(self.key(n))
     }
 
     /// Waits for an answer.
@@ -154,8 +210,8 @@ impl Bench {
 
     /// How many leading ones of these keys are there.
     pub fn probe(&self, keys: Vec<BlockKey>) -> Result<usize> {
-        let (send, receive) = channel();
-        self.tier.probe(keys, Self::soon(), Box::new(move |outcome| drop(send.send(outcome))));
+        let (done, receive) = answer();
+        self.tier.probe(keys, Self::soon(), done);
         Self::answer(&receive)
     }
 

@@ -31,13 +31,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
+use kvdepot_core::limits::{NAMESPACES_MAX, NAMESPACES_OPENING_MAX};
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
 use kvdepot_io::faults::{FaultDevice, Faults};
-use kvdepot_io::{Device, DirDevice, IoEngine, PsyncConfig, PsyncEngine, SlotBuf};
+use kvdepot_io::{Device, DirDevice, IoEngine, PsyncConfig, PsyncEngine};
 
-use crate::{Done, Presence, Tier, TierEvents, TierUsage, Written};
+use crate::registry::TierEntry;
+use crate::{
+    BlockingCalls, BlockingConfig, Done, Presence, ReadItem, Tier, TierEvents, TierUsage, WriteItem,
+};
 pub use config::PosixConfig;
 use state::{PIECE, PIECE_SLOTS, Shared, State};
+
+/// This tier, as the registry knows it.
+pub const ENTRY: TierEntry = TierEntry {
+    name: "Posix",
+    open: |config| Ok(Arc::new(PosixTier::open(PosixConfig::from_json(config)?)?)),
+    guards_itself: false,
+};
 
 /// How long dropping a tier waits for its background threads and its last checkpoint; one that hangs ends when its
 /// device lets go.
@@ -58,6 +69,8 @@ pub struct PosixTier {
     shared: Arc<Shared>,
     // Owned here and not by what its callbacks hold, so that it never ends on a thread of its own.
     engine: Arc<dyn IoEngine>,
+    /// Opens namespaces and moves them.
+    calls: BlockingCalls,
 }
 
 impl PosixTier {
@@ -109,9 +122,25 @@ impl PosixTier {
         let cap = capacity::cap(&config, &devices)?;
         let prior = capacity::prior(&config, &devices, cap);
         let shared = Arc::new(Shared::new(config, devices, skew_s, cap, prior));
-        let tier = Self { shared, engine };
+        let calls = BlockingCalls::new(BlockingConfig {
+            name: "kvd-posix-ns".to_owned(),
+            threads_max: NAMESPACES_OPENING_MAX,
+            queue_max: NAMESPACES_MAX,
+        });
+        let tier = Self { shared, engine, calls };
         maintenance::start(&tier.shared)?;
         Ok(tier)
+    }
+
+    fn opening<'a>(
+        &'a self,
+        spec: &'a Arc<NamespaceSpec>,
+        at_least: u32,
+        deadline: Instant,
+        done: Done<u32>,
+    ) -> namespaces::Opening<'a> {
+        let (shared, calls) = (&self.shared, &self.calls);
+        namespaces::Opening { shared, calls, spec, at_least, deadline, done }
     }
 
     /// Looks at everything on the disk again: removes temporaries of dead writers and earlier epochs (P4), learns of
@@ -215,6 +244,20 @@ impl Shared {
         }
         Presence::Unknown
     }
+
+    fn forget_block(&self, state: &mut State, key: BlockKey) {
+        if state.index.get(&key).is_none()
+            && !state.leaving.contains_key(&key)
+            && let Some(space) = state.spaces.get(&key.namespace).map(Arc::clone)
+            && !state.is_complete(space.id, self.config.shared)
+            && !state.reserved.contains_key(&key)
+        {
+            // Not charged, because it never was: the release that follows gives nothing back.
+            let directory = space::home(key.hash, self.devices.len());
+            state.adopt(key, state::Adopt { space, directory, bytes: 0, used: None });
+        }
+        state.leave(&key);
+    }
 }
 
 impl Tier for PosixTier {
@@ -222,12 +265,12 @@ impl Tier for PosixTier {
         "posix"
     }
 
-    fn open_namespace(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
-        namespaces::open(&self.shared, spec, at_least)
+    fn open_namespace(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant, done: Done<u32>) {
+        self.opening(spec, at_least, deadline, done).open();
     }
 
-    fn advance_epoch(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
-        namespaces::advance(&self.shared, spec, at_least)
+    fn advance_epoch(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant, done: Done<u32>) {
+        self.opening(spec, at_least, deadline, done).advance();
     }
 
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
@@ -242,30 +285,23 @@ impl Tier for PosixTier {
         self.begin_probe(keys, deadline, done);
     }
 
-    fn read(&self, key: BlockKey, dst: SlotBuf, deadline: Instant, done: Done<()>) {
-        self.begin_read(key, dst, deadline, done);
+    fn read(&self, reads: Vec<ReadItem>, deadline: Instant) {
+        self.engine.submit(self.begin_reads(reads, deadline));
     }
 
-    fn write(&self, key: BlockKey, src: SlotBuf, deadline: Instant, done: Done<Written>) {
-        self.begin_write(key, src, deadline, done);
+    fn write(&self, writes: Vec<WriteItem>, deadline: Instant) {
+        let begun = writes.into_iter().filter_map(|write| self.begin_write(write, deadline));
+        self.engine.submit(begun.collect());
     }
 
-    /// Unreachable at once; the file goes in the background. A block that this node has not seen is looked for there.
-    fn remove(&self, key: BlockKey) {
-        let mut state = self.shared.lock();
-        if state.index.get(&key).is_none()
-            && !state.leaving.contains_key(&key)
-            && let Some(space) = state.spaces.get(&key.namespace).map(Arc::clone)
-            && !state.is_complete(space.id, self.shared.config.shared)
-            && !state.reserved.contains_key(&key)
-        {
-            // Not charged, because it never was: the release that follows gives nothing back.
-            let directory = space::home(key.hash, self.shared.devices.len());
-            state.adopt(key, state::Adopt { space, directory, bytes: 0, used: None });
+    /// Unreachable at once; files go in the background. A block that this node has not seen is looked for there.
+    fn remove(&self, keys: Vec<BlockKey>, done: Done<()>) {
+        for keys in keys.chunks(PIECE) {
+            let mut state = self.shared.lock();
+            keys.iter().for_each(|key| self.shared.forget_block(&mut state, *key));
         }
-        state.leave(&key);
-        drop(state);
         self.shared.unlinks.notify_one();
+        done(Ok(()));
     }
 
     fn touch(&self, keys: &[BlockKey]) {

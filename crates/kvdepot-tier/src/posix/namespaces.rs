@@ -7,7 +7,6 @@
 
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use hashbrown::{HashMap, HashSet};
@@ -18,6 +17,7 @@ use parking_lot::{Condvar, Mutex};
 use super::epochs::Unstored;
 use super::space::{NamespaceFile, Space};
 use super::state::Shared;
+use crate::{BlockingCalls, Done};
 
 /// An epoch that is to be stored before the namespace is opened again.
 #[derive(Clone, Debug)]
@@ -83,63 +83,81 @@ impl<S: Deref<Target = Shared>> Drop for Turn<S> {
     }
 }
 
-/// Runs `work` on a thread of its own that has the namespace's turn, and waits for it within bounds.
-fn in_turn<T: Send + 'static>(
-    shared: &Arc<Shared>,
-    root: NamespaceId,
-    work: impl FnOnce(&Shared) -> Result<T> + Send + 'static,
-) -> Result<T> {
-    let deadline = Instant::now() + Duration::from_millis(NAMESPACE_OPEN_MS);
-    let late = || {
-        Error::new(ErrorKind::Timeout, "a tier's file system does not answer: the namespace stays closed")
-            .with("namespace", root)
-            .with("waited_ms", NAMESPACE_OPEN_MS)
-    };
-    if !shared.namespaces.take_turn(root, deadline) {
-        return Err(late());
-    }
-    let turn = Turn(Arc::clone(shared), root);
-    let (send, receive) = channel();
-    let run = move || {
-        let outcome = work(&turn.0);
-        let shared = Arc::clone(&turn.0);
-        drop(turn);
-        // Here and not at the caller, who may have given up waiting before the namespace was closed.
-        if outcome.is_err() && shared.namespaces.is_wanted(root) {
-            keep_trying(&shared);
+/// A call that opens a namespace or moves it, until it is answered.
+pub(super) struct Opening<'a> {
+    pub(super) shared: &'a Arc<Shared>,
+    pub(super) calls: &'a BlockingCalls,
+    pub(super) spec: &'a Arc<NamespaceSpec>,
+    pub(super) at_least: u32,
+    pub(super) deadline: Instant,
+    pub(super) done: Done<u32>,
+}
+
+impl Opening<'_> {
+    /// See [`crate::Tier::open_namespace`].
+    pub(super) fn open(self) {
+        if let Err(error) = self.shared.admit_root(self.spec.root()) {
+            return (self.done)(Err(error));
         }
-        drop(shared);
-        let _ = send.send(outcome);
-    };
-    let thread = std::thread::Builder::new().name("kvd-posix-open".to_owned());
-    thread.spawn(run).map_err(|e| Error::io("cannot start a thread to open a namespace", e))?;
-    receive.recv_timeout(deadline.saturating_duration_since(Instant::now())).unwrap_or_else(|_| Err(late()))
-}
-
-/// See [`crate::Tier::open_namespace`].
-pub(super) fn open(shared: &Arc<Shared>, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
-    let root = spec.root();
-    shared.admit_root(root)?;
-    let mine = spec.clone();
-    in_turn(shared, root, move |shared| shared.open_in_turn(&mine, at_least))
-}
-
-/// See [`crate::Tier::advance_epoch`].
-pub(super) fn advance(shared: &Arc<Shared>, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
-    let root = spec.root();
-    shared.admit_root(root)?;
-    // Before any I/O: from here on nothing old is served, whatever the file system does.
-    shared.close(spec, at_least, true);
-    let outcome = in_turn(shared, root, move |shared| shared.settle(root));
-    if let Err(error) = &outcome {
-        tracing::error!(
-            %error, namespace = %root,
-            "a reset is not stored: this tier gives misses for the namespace until it is. It is tried again by itself; \
-             a depot that ends before that may serve blocks from before the reset after its restart"
-        );
-        keep_trying(shared);
+        let (spec, at_least) = (Arc::clone(self.spec), self.at_least);
+        self.in_turn(move |shared| shared.open_in_turn(&spec, at_least));
     }
-    outcome
+
+    /// See [`crate::Tier::advance_epoch`].
+    pub(super) fn advance(mut self) {
+        let root = self.spec.root();
+        if let Err(error) = self.shared.admit_root(root) {
+            return (self.done)(Err(error));
+        }
+        // Before any I/O: from here on nothing old is served, whatever the file system does.
+        self.shared.close(self.spec, self.at_least, true);
+        let (shared, done) = (Arc::clone(self.shared), self.done);
+        self.done = Box::new(move |outcome| {
+            if let Err(error) = &outcome {
+                tracing::error!(
+                    %error, namespace = %root,
+                    "a reset is not stored: this tier gives misses for the namespace until it is. It is tried again by \
+                     itself; a depot that ends before that may serve blocks from before the reset after its restart"
+                );
+                keep_trying(&shared);
+            }
+            done(outcome);
+        });
+        self.in_turn(move |shared| shared.settle(root));
+    }
+
+    /// Runs `work` on a thread that has the namespace's turn; answered within bounds.
+    fn in_turn(self, work: impl FnOnce(&Shared) -> Result<u32> + Send + 'static) {
+        let root = self.spec.root();
+        let deadline = self.deadline.min(Instant::now() + Duration::from_millis(NAMESPACE_OPEN_MS));
+        let shared = Arc::clone(self.shared);
+        let run = move || {
+            if !shared.namespaces.take_turn(root, deadline) {
+                return Err(late(root));
+            }
+            let turn = Turn(Arc::clone(&shared), root);
+            let outcome = work(&turn.0);
+            drop(turn);
+            // Here and not at the caller, who may have given up waiting before the namespace was closed.
+            if outcome.is_err() && shared.namespaces.is_wanted(root) {
+                keep_trying(&shared);
+            }
+            outcome
+        };
+        let done = self.done;
+        let told = move |outcome: Result<u32>| {
+            done(
+                outcome.map_err(|error| if error.kind() == ErrorKind::Timeout { late(root) } else { error }),
+            );
+        };
+        self.calls.run(deadline, run, Box::new(told));
+    }
+}
+
+fn late(root: NamespaceId) -> Error {
+    Error::new(ErrorKind::Timeout, "a tier's file system does not answer: the namespace stays closed")
+        .with("namespace", root)
+        .with("waited_ms_max", NAMESPACE_OPEN_MS)
 }
 
 /// Starts the thread that tries again to store what is wanted; it ends when all of it is stored.

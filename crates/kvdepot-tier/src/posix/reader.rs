@@ -9,8 +9,8 @@ use kvdepot_io::{Call, Class, FileStat, IoBuf, Op, ReadFile, Request, SlotBuf};
 
 use super::PosixTier;
 use super::space::{Space, home};
-use super::state::{Adopt, BadFile, Shared};
-use crate::{Done, format};
+use super::state::{Adopt, BadFile, PIECE, Shared, State};
+use crate::{Done, Fetched, ReadItem, format};
 
 /// A read under way.
 struct Reading {
@@ -25,37 +25,56 @@ struct Reading {
 }
 
 impl PosixTier {
-    pub(super) fn begin_read(&self, key: BlockKey, dst: SlotBuf, deadline: Instant, done: Done<()>) {
-        let reading = match self.look_up(key) {
-            Ok(reading) => reading,
-            Err(error) => return done(Err(error)),
-        };
+    /// The I/O of reads, with one look at the index for each piece of the batch; what needs none ends here.
+    pub(super) fn begin_reads(&self, reads: Vec<ReadItem>, deadline: Instant) -> Vec<Request> {
+        let mut requests = Vec::with_capacity(reads.len());
+        let mut reads = reads.into_iter();
+        loop {
+            let some: Vec<ReadItem> = reads.by_ref().take(PIECE).collect();
+            if some.is_empty() {
+                return requests;
+            }
+            let found: Vec<Option<Reading>> = {
+                let state = self.shared.lock();
+                some.iter().map(|read| self.look_up(&state, read.key)).collect()
+            };
+            for (read, reading) in some.into_iter().zip(found) {
+                match reading {
+                    Some(reading) => requests.extend(self.begin_read(reading, read, deadline)),
+                    None => read.end(Ok(Fetched::Miss)),
+                }
+            }
+        }
+    }
+
+    fn begin_read(&self, reading: Reading, read: ReadItem, deadline: Instant) -> Option<Request> {
+        let ReadItem { key, dst, done } = read;
         let (head, body) = (reading.space.header_bytes, reading.space.slot_bytes);
         let dst_bytes = dst.len();
         let Some(buf) = IoBuf::for_read(head, dst, body) else {
-            return done(Err(Error::new(ErrorKind::Config, "a slot is smaller than its block's payload")
+            done(Err(Error::new(ErrorKind::Config, "a slot is smaller than its block's payload")
                 .with("slot_bytes", dst_bytes)
                 .with("slot_bytes_expected", body)));
+            return None;
         };
         let device = Arc::clone(self.shared.device(reading.directory));
         let path = reading.space.block_path(key.hash);
         let done = Box::new(move |outcome| done(reading.end(outcome)));
         let op = Op::Read(ReadFile { device, path, buf, done });
-        self.engine.submit(vec![Request { class: Class::Read, deadline, op }]);
+        Some(Request { class: Class::Read, deadline, op })
     }
 
-    fn look_up(&self, key: BlockKey) -> Result<Reading> {
-        let state = self.shared.lock();
-        let space =
-            state.spaces.get(&key.namespace).map(Arc::clone).ok_or_else(|| Shared::no_namespace(&key))?;
+    /// What a read needs to know; none for a block that is known not to be there.
+    fn look_up(&self, state: &State, key: BlockKey) -> Option<Reading> {
+        let space = state.spaces.get(&key.namespace).map(Arc::clone)?;
         let known = state.index.get(&key).map(|entry| entry.directory);
         let gone = state.leaving.contains_key(&key);
         if gone || (known.is_none() && state.is_complete(space.id, self.shared.config.shared)) {
-            return Err(Error::new(ErrorKind::NotFound, "no such block in this tier").with("key", key));
+            return None;
         }
         let directory = known.unwrap_or_else(|| home(key.hash, self.shared.devices.len()));
         let generation = state.index.generation();
-        Ok(Reading {
+        Some(Reading {
             shared: Arc::clone(&self.shared),
             space,
             key,
@@ -79,25 +98,35 @@ impl PosixTier {
 }
 
 impl Reading {
-    fn end(self, outcome: Result<IoBuf>) -> Result<()> {
+    fn end(self, outcome: Result<IoBuf>) -> Result<Fetched> {
         let verified = outcome.and_then(|buf| format::verify(self.key, self.space.spec.layout(), &buf));
-        let verified = verified.map_err(|error| match error.kind() {
-            ErrorKind::Corrupt | ErrorKind::Unsupported if self.is_foreign() => {
-                Error::new(ErrorKind::NotFound, "no block in an encoding that this build reads")
+        match verified {
+            Ok(()) => {
+                self.used();
+                Ok(Fetched::Whole)
             }
-            _ => error,
-        });
-        match &verified {
-            Ok(()) => self.used(),
-            Err(error) if error.kind() == ErrorKind::NotFound => {
+            Err(error) if self.is_miss(&error) => {
                 self.shared.lock().forget(&self.key, self.generation);
                 self.shared.changed.notify_all();
                 self.shared.deliver_events();
+                Ok(Fetched::Miss)
             }
-            Err(error) if error.kind() == ErrorKind::Corrupt => self.quarantine(error),
-            Err(_) => {}
+            Err(error) => {
+                if error.kind() == ErrorKind::Corrupt {
+                    self.quarantine(&error);
+                }
+                Err(error.with("key", self.key))
+            }
         }
-        verified.map_err(|error| error.with("key", self.key))
+    }
+
+    /// Whether there is no block: no file, or one in an encoding that this build does not read.
+    fn is_miss(&self, error: &Error) -> bool {
+        match error.kind() {
+            ErrorKind::NotFound => true,
+            ErrorKind::Corrupt | ErrorKind::Unsupported => self.is_foreign(),
+            _ => false,
+        }
     }
 
     /// Whether the file is whole as far as its header tells, and in an encoding that is another build's to read: such a file

@@ -12,7 +12,7 @@ use super::PosixTier;
 use super::space::{Space, home};
 use super::state::Shared;
 use crate::format::{Writer, seal};
-use crate::{Done, Written};
+use crate::{Done, WriteItem, Written};
 
 /// What becomes of a call to write.
 enum Admitted {
@@ -25,11 +25,17 @@ enum Admitted {
 }
 
 impl PosixTier {
-    pub(super) fn begin_write(&self, key: BlockKey, src: SlotBuf, deadline: Instant, done: Done<Written>) {
+    /// The I/O of a write; none if it has ended, or ends with another one.
+    pub(super) fn begin_write(&self, write: WriteItem, deadline: Instant) -> Option<Request> {
+        let WriteItem { key, src, done } = write;
         let space = match self.shared.admit(key, done) {
             Admitted::Write(space) => space,
-            Admitted::Wait => return,
-            Admitted::Answer(done, answer) => return done(answer),
+            Admitted::Wait => return None,
+            Admitted::Answer(done, answer) => {
+                drop(src);
+                done(answer);
+                return None;
+            }
         };
         let directory = home(key.hash, self.shared.devices.len());
         let (shared, mine) = (Arc::clone(&self.shared), Arc::clone(&space));
@@ -47,7 +53,7 @@ impl PosixTier {
             make_room,
             done,
         });
-        self.engine.submit(vec![Request { class: Class::Write, deadline, op }]);
+        Some(Request { class: Class::Write, deadline, op })
     }
 }
 

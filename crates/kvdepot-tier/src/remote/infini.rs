@@ -132,8 +132,8 @@ impl<'a> Talk<'a> {
                 let outcome = self.put_block(&key, from);
                 self.end(Some(done), outcome)
             }
-            What::Remove { key, done } => {
-                let outcome = self.remove(&key);
+            What::Remove { keys, done } => {
+                let outcome = keys.iter().try_for_each(|key| self.remove(key));
                 self.end(Some(done), outcome)
             }
             What::Open { spec, done } => self.answer(done, None, |talk, _| {

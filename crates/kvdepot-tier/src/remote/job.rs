@@ -21,8 +21,8 @@ pub(super) enum What {
     Get { key: BlockKey, into: IoBuf, sure: bool, done: Done<()> },
     /// One block.
     Put { key: BlockKey, from: IoBuf, done: Done<Written> },
-    /// Forget a block.
-    Remove { key: BlockKey, done: Done<()> },
+    /// Forget these blocks of one namespace; no more than a frame holds.
+    Remove { keys: Vec<BlockKey>, done: Done<()> },
     /// Make a namespace known: what its keys carry at the server.
     Open { spec: Arc<NamespaceSpec>, done: Done<Opened> },
     /// Move a namespace to an epoch; `now` is what its keys carry there.
@@ -72,9 +72,9 @@ impl std::fmt::Debug for Job {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let what = match &self.what {
             What::Exists { keys, .. } => return write!(f, "Exists({} keys)", keys.len()),
+            What::Remove { keys, .. } => return write!(f, "Remove({} keys)", keys.len()),
             What::Get { key, .. } => ("Get", key),
             What::Put { key, .. } => ("Put", key),
-            What::Remove { key, .. } => ("Remove", key),
             What::Open { .. } => return f.write_str("Open"),
             What::SetEpoch { epoch, .. } => return write!(f, "SetEpoch({epoch})"),
         };

@@ -31,7 +31,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
-use kvdepot_core::limits::{BATCH_HASHES_MAX, REMOTE_TICK_MS};
+use kvdepot_core::limits::{NAMESPACES_MAX, NAMESPACES_OPENING_MAX, REMOTE_TICK_MS};
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
 use kvdepot_io::{IoBuf, SlotBuf};
 use parking_lot::{Condvar, Mutex};
@@ -39,14 +39,26 @@ use parking_lot::{Condvar, Mutex};
 pub use config::{RemoteConfig, RemoteProtocol};
 pub use tls::RemoteTls;
 
-use crate::{Done, Presence, Tier, TierServer, TierUsage, Written};
+use crate::registry::TierEntry;
+use crate::{
+    BlockingCalls, BlockingConfig, Done, Fetched, Presence, ReadItem, Tier, TierServer, TierUsage, WriteItem,
+    Written,
+};
 use job::{Job, What};
 use known::Known;
 use lookup::{Addresses, Lookup};
 use place::Places;
 use server::{Health, Server};
 use spaces::{Space, Spaces};
+use tell::Everyone;
 use writing::Writing;
+
+/// This tier, as the registry knows it.
+pub const ENTRY: TierEntry = TierEntry {
+    name: "Remote",
+    open: |config| Ok(Arc::new(RemoteTier::open(RemoteConfig::from_json(config)?)?)),
+    guards_itself: true,
+};
 
 /// What the tier, its servers and their connections share.
 #[derive(Debug)]
@@ -103,8 +115,10 @@ fn again<T>(mut call: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> 
 /// Blocks at remote servers.
 pub struct RemoteTier {
     shared: Arc<Shared>,
-    servers: Vec<Arc<Server>>,
+    servers: Arc<[Arc<Server>]>,
     threads: Vec<JoinHandle<()>>,
+    /// Opens namespaces and moves them, which waits for servers.
+    calls: BlockingCalls,
 }
 
 impl RemoteTier {
@@ -135,7 +149,7 @@ impl RemoteTier {
             stopping: AtomicBool::new(false),
             config,
         });
-        let servers: Vec<Arc<Server>> = shared
+        let servers: Arc<[Arc<Server>]> = shared
             .config
             .servers
             .iter()
@@ -144,31 +158,49 @@ impl RemoteTier {
                 Arc::new(Server::new(address.clone(), addresses, Arc::clone(&shared)))
             })
             .collect();
-        let mut tier = Self { shared, servers, threads: Vec::new() };
-        for server in &tier.servers {
+        let calls = BlockingCalls::new(BlockingConfig {
+            name: "kvd-remote-ns".to_owned(),
+            threads_max: NAMESPACES_OPENING_MAX,
+            queue_max: NAMESPACES_MAX,
+        });
+        let mut tier = Self { shared, servers, threads: Vec::new(), calls };
+        for server in &*tier.servers {
             tier.threads.extend(server::spawn(server)?);
         }
-        let (shared, servers) = (Arc::clone(&tier.shared), tier.servers.clone());
+        let (shared, servers) = (Arc::clone(&tier.shared), Arc::clone(&tier.servers));
         let timer = std::thread::Builder::new().name("kvdepot-remote-t".to_owned());
         let timer = timer.spawn(move || watch_deadlines(&shared, &servers));
         tier.threads.push(timer.map_err(|e| Error::io("cannot start a thread", e))?);
         Ok(tier)
     }
 
-    fn server(&self, key: &BlockKey) -> &Arc<Server> {
-        &self.servers[self.shared.places.of(key)]
+    fn everyone(&self) -> Everyone {
+        Everyone { shared: Arc::clone(&self.shared), servers: Arc::clone(&self.servers) }
     }
 
-    /// Checks what can be told without the server: a deadline ahead, an open namespace, a slot that is large enough.
-    fn admit(&self, key: &BlockKey, slot: SlotBuf, deadline: Instant) -> Result<(IoBuf, Space)> {
-        in_time(deadline)?;
-        let space = self.shared.spaces.lock().of(key)?;
-        let slot_bytes = slot.len();
-        let buf = IoBuf::payload(slot, space.block_bytes()).ok_or_else(|| {
-            Error::new(ErrorKind::Config, "a slot is smaller than its block").with("slot_bytes", slot_bytes)
-        })?;
-        Ok((buf, space))
+    /// The namespaces of a batch's keys, with one look.
+    fn spaces<'a>(&self, keys: impl Iterator<Item = &'a BlockKey>) -> Vec<Result<Space>> {
+        let spaces = self.shared.spaces.lock();
+        keys.map(|key| spaces.of(key)).collect()
     }
+
+    /// Hands each server its part of a batch at once.
+    fn submit(&self, jobs: Vec<(usize, Job)>) {
+        let mut rest = jobs;
+        while let Some(&(server, _)) = rest.first() {
+            let (mine, others): (Vec<_>, Vec<_>) = rest.into_iter().partition(|(index, _)| *index == server);
+            self.servers[server].submit_all(mine.into_iter().map(|(_, job)| job));
+            rest = others;
+        }
+    }
+}
+
+/// The part of a slot that a block takes.
+fn payload(slot: SlotBuf, space: &Space) -> Result<IoBuf> {
+    let slot_bytes = slot.len();
+    IoBuf::payload(slot, space.block_bytes()).ok_or_else(|| {
+        Error::new(ErrorKind::Config, "a slot is smaller than its block").with("slot_bytes", slot_bytes)
+    })
 }
 
 fn in_time(deadline: Instant) -> Result<()> {
@@ -195,12 +227,19 @@ impl Tier for RemoteTier {
     }
 
     /// Asks every server that is there; those that are not are told when they come back.
-    fn open_namespace(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
-        Ok(self.open_everywhere(spec, at_least))
+    fn open_namespace(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant, done: Done<u32>) {
+        let (all, spec) = (self.everyone(), Arc::clone(spec));
+        self.calls.run(deadline, move || Ok(all.open(&spec, at_least, deadline)), done);
     }
 
-    fn advance_epoch(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
-        self.advance_everywhere(spec, at_least)
+    fn advance_epoch(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant, done: Done<u32>) {
+        let (all, spec) = (self.everyone(), Arc::clone(spec));
+        match all.leave_epoch(&spec, at_least) {
+            Ok(epoch) => {
+                self.calls.run(deadline, move || all.advance(&spec, epoch, at_least, deadline), done);
+            }
+            Err(error) => done(Err(error)),
+        }
     }
 
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
@@ -228,70 +267,56 @@ impl Tier for RemoteTier {
         self.begin_probe(keys, deadline, done);
     }
 
-    fn read(&self, key: BlockKey, dst: SlotBuf, deadline: Instant, done: Done<()>) {
-        let (into, space) = match self.admit(&key, dst, deadline) {
-            Ok(admitted) => admitted,
-            Err(error) => return done(Err(error)),
-        };
-        if self.shared.writing.lock().holds(&key) {
-            let error =
-                Error::new(ErrorKind::NotFound, "the block is being written or removed").with("key", key);
-            drop(into);
-            return done(Err(error));
+    fn read(&self, reads: Vec<ReadItem>, deadline: Instant) {
+        if let Err(late) = in_time(deadline) {
+            return reads.into_iter().for_each(|read| read.end(Err(late.clone())));
         }
-        self.shared.begun();
-        let sure = self.shared.known.lock().presence(&key, Instant::now()) == Presence::Present;
-        let (shared, server) = (Arc::clone(&self.shared), Arc::clone(self.server(&key)));
-        let bytes = space.block_bytes() as u64;
-        let done = move |outcome: Result<()>| {
-            match &outcome {
-                Ok(()) => shared.known.lock().note(key, true, bytes),
-                Err(error) if error.kind() == ErrorKind::NotFound => shared.known.lock().note(key, false, 0),
-                Err(error) if error.kind() == ErrorKind::Corrupt => {
-                    tracing::warn!(%key, %error, "a corrupt remote block is removed");
-                    tell::remove(&shared, &server, key);
+        let spaces = self.spaces(reads.iter().map(|read| &read.key));
+        let busy: Vec<bool> = {
+            let writing = self.shared.writing.lock();
+            reads.iter().map(|read| writing.holds(&read.key)).collect()
+        };
+        let sure: Vec<bool> = {
+            let (known, now) = (self.shared.known.lock(), Instant::now());
+            reads.iter().map(|read| known.presence(&read.key, now) == Presence::Present).collect()
+        };
+        let mut jobs = Vec::with_capacity(reads.len());
+        for (((read, space), busy), sure) in reads.into_iter().zip(spaces).zip(busy).zip(sure) {
+            let Ok(space) = space else {
+                read.end(Ok(Fetched::Miss));
+                continue;
+            };
+            let ReadItem { key, dst, done } = read;
+            match payload(dst, &space) {
+                Ok(into) if busy => {
+                    drop(into);
+                    done(Ok(Fetched::Miss));
                 }
-                Err(_) => {}
+                Ok(into) => jobs.push(self.get(key, into, &space, sure, deadline, done)),
+                Err(error) => done(Err(error)),
             }
-            done(outcome);
-            shared.ended();
-        };
-        let what = What::Get { key, into, sure, done: Box::new(done) };
-        self.server(&key).submit(Job { deadline, what });
+        }
+        self.submit(jobs);
     }
 
-    fn write(&self, key: BlockKey, src: SlotBuf, deadline: Instant, done: Done<Written>) {
-        let (from, space) = match self.admit(&key, src, deadline) {
-            Ok(admitted) => admitted,
-            Err(error) => return done(Err(error)),
-        };
-        let Some(done) = self.shared.writing.lock().enter(key, done) else { return };
-        let done = match done {
-            Ok(done) => done,
-            Err((done, error)) => {
-                drop(from);
-                return done(Err(error));
+    fn write(&self, writes: Vec<WriteItem>, deadline: Instant) {
+        if let Err(late) = in_time(deadline) {
+            return writes.into_iter().for_each(|write| write.end(Err(late.clone())));
+        }
+        let spaces = self.spaces(writes.iter().map(|write| &write.key));
+        let mut jobs = Vec::with_capacity(writes.len());
+        for (write, space) in writes.into_iter().zip(spaces) {
+            let WriteItem { key, src, done } = write;
+            match space.and_then(|space| Ok((payload(src, &space)?, space))) {
+                Ok((from, space)) => jobs.extend(self.put(key, from, &space, deadline, done)),
+                Err(error) => done(Err(error)),
             }
-        };
-        self.shared.begun();
-        let shared = Arc::clone(&self.shared);
-        let bytes = space.block_bytes() as u64;
-        let done = move |outcome: Result<Written>| {
-            if outcome.is_ok() && shared.spaces.lock().is_open(&key) {
-                shared.known.lock().note(key, true, bytes);
-            }
-            let waiting = shared.writing.lock().written(&key);
-            let rest = outcome.clone().map(|_| Written::AlreadyThere);
-            done(outcome);
-            waiting.into_iter().for_each(|done| done(rest.clone()));
-            shared.ended();
-        };
-        let what = What::Put { key, from, done: Box::new(done) };
-        self.server(&key).submit(Job { deadline, what });
+        }
+        self.submit(jobs);
     }
 
-    fn remove(&self, key: BlockKey) {
-        tell::remove(&self.shared, self.server(&key), key);
+    fn remove(&self, keys: Vec<BlockKey>, done: Done<()>) {
+        self.everyone().remove(keys, done);
     }
 
     /// A server's own recency comes from the reads that reach it.
@@ -322,6 +347,74 @@ impl Tier for RemoteTier {
 }
 
 impl RemoteTier {
+    /// The request for a block, and its server.
+    fn get(
+        &self,
+        key: BlockKey,
+        into: IoBuf,
+        space: &Space,
+        sure: bool,
+        deadline: Instant,
+        done: Done<Fetched>,
+    ) -> (usize, Job) {
+        self.shared.begun();
+        let (all, bytes) = (self.everyone(), space.block_bytes() as u64);
+        let done = move |outcome: Result<()>| {
+            let outcome = match outcome {
+                Ok(()) => Ok(Fetched::Whole),
+                Err(error) if error.kind() == ErrorKind::NotFound => Ok(Fetched::Miss),
+                Err(error) => Err(error),
+            };
+            match &outcome {
+                Ok(Fetched::Whole) => all.shared.known.lock().note(key, true, bytes),
+                Ok(Fetched::Miss) => all.shared.known.lock().note(key, false, 0),
+                Err(error) if error.kind() == ErrorKind::Corrupt => {
+                    tracing::warn!(%key, %error, "a corrupt remote block is removed");
+                    all.remove(vec![key], Box::new(|_| {}));
+                }
+                Err(_) => {}
+            }
+            done(outcome);
+            all.shared.ended();
+        };
+        let what = What::Get { key, into, sure, done: Box::new(done) };
+        (self.shared.places.of(&key), Job { deadline, what })
+    }
+
+    /// The request that stores a block, and its server; none if the write ends with another one, or here.
+    fn put(
+        &self,
+        key: BlockKey,
+        from: IoBuf,
+        space: &Space,
+        deadline: Instant,
+        done: Done<Written>,
+    ) -> Option<(usize, Job)> {
+        let entered = self.shared.writing.lock().enter(key, done)?;
+        let done = match entered {
+            Ok(done) => done,
+            Err((done, error)) => {
+                drop(from);
+                done(Err(error));
+                return None;
+            }
+        };
+        self.shared.begun();
+        let (shared, bytes) = (Arc::clone(&self.shared), space.block_bytes() as u64);
+        let done = move |outcome: Result<Written>| {
+            if outcome.is_ok() && shared.spaces.lock().is_open(&key) {
+                shared.known.lock().note(key, true, bytes);
+            }
+            let waiting = shared.writing.lock().written(&key);
+            let rest = outcome.clone().map(|_| Written::AlreadyThere);
+            done(outcome);
+            waiting.into_iter().for_each(|done| done(rest.clone()));
+            shared.ended();
+        };
+        let what = What::Put { key, from, done: Box::new(done) };
+        Some((self.shared.places.of(&key), Job { deadline, what }))
+    }
+
     /// Asks each server about its keys, all at once, and counts from the front.
     fn begin_probe(&self, keys: Vec<BlockKey>, deadline: Instant, done: Done<usize>) {
         let mut answers = Vec::new();
@@ -337,12 +430,8 @@ impl RemoteTier {
                 }
             }
         }
-        let asks: Vec<(usize, Vec<BlockKey>)> = asks
-            .into_iter()
-            .flat_map(|((server, _), keys)| {
-                keys.chunks(BATCH_HASHES_MAX).map(|some| (server, some.to_vec())).collect::<Vec<_>>()
-            })
-            .collect();
+        let asks: Vec<(usize, Vec<BlockKey>)> =
+            asks.into_iter().flat_map(|((server, _), keys)| tell::in_frames(server, keys)).collect();
         self.shared.begun();
         let there = keys.iter().zip(answers).filter(|(_, answer)| *answer == Presence::Present);
         let there = there.map(|(key, _)| *key).collect();
@@ -369,7 +458,7 @@ impl Drop for RemoteTier {
         // A server of InfiniStore's does not survive a client that leaves amid a value.
         self.drain(Instant::now() + self.shared.config.timeout);
         self.shared.stopping.store(true, Ordering::Release);
-        for server in &self.servers {
+        for server in &*self.servers {
             server.stop();
         }
         for thread in self.threads.drain(..) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use kvdepot_core::{Error, ErrorKind, Result};
+use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, Result};
 use kvdepot_io::IoBuf;
 use kvdepot_io::checksum::crc64_slot;
 use kvdepot_wire::FrameBuffer;
@@ -211,6 +211,12 @@ fn prepare(
     }
 }
 
+/// The hashes of keys of one namespace, and which that is.
+fn push_hashes(keys: &[BlockKey], bytes: &mut Vec<u8>) -> NamespaceId {
+    keys.iter().for_each(|key| bytes.extend_from_slice(&key.hash.0));
+    keys.first().map_or(NamespaceId([0; 16]), |key| key.namespace)
+}
+
 fn encode(server: &Server, id: u64, jobs: &[Job], frame: &mut Vec<u8>) -> Result<()> {
     let Some(first) = jobs.first() else {
         return Err(Error::new(ErrorKind::Protocol, "nothing is asked"));
@@ -218,8 +224,7 @@ fn encode(server: &Server, id: u64, jobs: &[Job], frame: &mut Vec<u8>) -> Result
     let mut bytes = Vec::new();
     match &first.what {
         What::Exists { keys, .. } => {
-            keys.iter().for_each(|key| bytes.extend_from_slice(&key.hash.0));
-            let namespace = keys.first().map_or(kvdepot_core::NamespaceId([0; 16]), |key| key.namespace);
+            let namespace = push_hashes(keys, &mut bytes);
             Request::Exists { namespace, hashes: Hashes::new(&bytes)? }.encode(id, frame)
         }
         What::Get { key: first_key, .. } => {
@@ -248,8 +253,9 @@ fn encode(server: &Server, id: u64, jobs: &[Job], frame: &mut Vec<u8>) -> Result
             Request::Put { namespace: first_key.namespace, block_bytes, blocks: PutBlocks::new(&bytes)? }
                 .encode(id, frame)
         }
-        What::Remove { key, .. } => {
-            Request::Remove { namespace: key.namespace, hashes: Hashes::new(&key.hash.0)? }.encode(id, frame)
+        What::Remove { keys, .. } => {
+            let namespace = push_hashes(keys, &mut bytes);
+            Request::Remove { namespace, hashes: Hashes::new(&bytes)? }.encode(id, frame)
         }
         What::Open { spec, .. } => Request::Open { canonical: spec.canonical() }.encode(id, frame),
         What::SetEpoch { now, epoch, .. } => {

@@ -133,20 +133,29 @@ impl Server {
 
     /// Queues a request; its `done` is called in any case, possibly at once.
     pub(super) fn submit(&self, job: Job) {
+        self.submit_all([job]);
+    }
+
+    /// Queues requests together, so that those that are alike travel in one frame.
+    pub(super) fn submit_all(&self, jobs: impl IntoIterator<Item = Job>) {
+        let mut refused = Vec::new();
         let mut state = self.state.lock();
-        let error = if state.health == Health::Down || self.shared.is_stopping() {
-            self.is_down()
-        } else if state.first.len() + state.writes.len() >= REMOTE_QUEUE_MAX {
-            Error::new(ErrorKind::Busy, "too many requests wait for a remote server")
-                .with("server", &self.address)
-        } else {
-            let queue = if job.is_write() { &mut state.writes } else { &mut state.first };
-            queue.push_back(job);
-            self.wake_a_sender(&mut state);
-            return;
-        };
+        for job in jobs {
+            let error = if state.health == Health::Down || self.shared.is_stopping() {
+                self.is_down()
+            } else if state.first.len() + state.writes.len() >= REMOTE_QUEUE_MAX {
+                Error::new(ErrorKind::Busy, "too many requests wait for a remote server")
+                    .with("server", &self.address)
+            } else {
+                let queue = if job.is_write() { &mut state.writes } else { &mut state.first };
+                queue.push_back(job);
+                continue;
+            };
+            refused.push((job, error));
+        }
+        self.wake_a_sender(&mut state);
         drop(state);
-        job.fail(error);
+        refused.into_iter().for_each(|(job, error)| job.fail(error));
     }
 
     /// Wakes a sender, unless one will come by itself: what comes meanwhile travels with the job that it was woken for.

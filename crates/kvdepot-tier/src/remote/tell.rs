@@ -2,35 +2,94 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use hashbrown::HashSet;
-use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceSpec, Result, next_epoch};
+use hashbrown::{HashMap, HashSet};
+use kvdepot_core::limits::BATCH_HASHES_MAX;
+use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result, next_epoch};
 use parking_lot::Mutex;
 
+use super::Shared;
 use super::job::{Job, Opened, What};
 use super::server::{Health, Server};
-use super::{RemoteTier, Shared};
 use crate::Done;
+
+/// The tier's servers, for work that may outlive the call which began it.
+#[derive(Clone)]
+pub(super) struct Everyone {
+    pub(super) shared: Arc<Shared>,
+    pub(super) servers: Arc<[Arc<Server>]>,
+}
 
 /// Tries to move all servers to one epoch while other clients move them, too.
 const ADVANCES_MAX: usize = 3;
 
-/// Has a server forget a block; until it has, the block is a miss here.
-pub(super) fn remove(shared: &Arc<Shared>, server: &Arc<Server>, key: BlockKey) {
-    shared.begun();
-    shared.writing.lock().leave(key);
-    shared.known.lock().forget(&key);
-    let again = Arc::clone(shared);
-    let done = move |outcome: Result<()>| {
-        if let Err(error) = outcome {
-            tracing::debug!(%key, %error, "a remote block could not be removed");
+/// Removals that several servers are asked for, and who waits for all of them.
+struct Removal {
+    left: usize,
+    error: Option<Error>,
+    done: Option<Done<()>>,
+}
+
+impl Everyone {
+    /// Has servers forget blocks; until one has, its block is a miss here.
+    pub(super) fn remove(&self, keys: Vec<BlockKey>, done: Done<()>) {
+        let mut asks: HashMap<(usize, NamespaceId), Vec<BlockKey>> = HashMap::new();
+        {
+            let mut writing = self.shared.writing.lock();
+            keys.iter().for_each(|key| writing.leave(*key));
         }
-        again.writing.lock().left(&key);
-        again.ended();
-    };
-    let deadline = Instant::now() + shared.config.timeout;
-    server.submit(Job { deadline, what: What::Remove { key, done: Box::new(done) } });
+        {
+            let mut known = self.shared.known.lock();
+            keys.iter().for_each(|key| known.forget(key));
+        }
+        for key in keys {
+            asks.entry((self.shared.places.of(&key), key.namespace)).or_default().push(key);
+        }
+        let asks: Vec<(usize, Vec<BlockKey>)> =
+            asks.into_iter().flat_map(|((server, _), keys)| in_frames(server, keys)).collect();
+        if asks.is_empty() {
+            return done(Ok(()));
+        }
+        let removal = Removal { left: asks.len(), error: None, done: Some(done) };
+        let (removal, deadline) =
+            (Arc::new(Mutex::new(removal)), Instant::now() + self.shared.config.timeout);
+        for (server, keys) in asks {
+            self.shared.begun();
+            let (shared, removal, asked) = (Arc::clone(&self.shared), Arc::clone(&removal), keys.clone());
+            let done = move |outcome: Result<()>| {
+                if let Err(error) = &outcome {
+                    tracing::debug!(keys = asked.len(), first = ?asked.first(), %error, "remote blocks could not be removed");
+                }
+                let mut writing = shared.writing.lock();
+                asked.iter().for_each(|key| writing.left(key));
+                drop(writing);
+                ended(&removal, outcome.err());
+                shared.ended();
+            };
+            self.servers[server].submit(Job { deadline, what: What::Remove { keys, done: Box::new(done) } });
+        }
+    }
+}
+
+/// One of the servers has answered.
+fn ended(removal: &Mutex<Removal>, error: Option<Error>) {
+    let mut removal = removal.lock();
+    removal.left -= 1;
+    removal.error = removal.error.take().or(error);
+    if removal.left > 0 {
+        return;
+    }
+    let (done, error) = (removal.done.take(), removal.error.take());
+    drop(removal);
+    if let Some(done) = done {
+        done(error.map_or(Ok(()), Err));
+    }
+}
+
+/// Keys of one server and namespace, as many at a time as a frame holds.
+pub(super) fn in_frames(server: usize, keys: Vec<BlockKey>) -> Vec<(usize, Vec<BlockKey>)> {
+    keys.chunks(BATCH_HASHES_MAX).map(|some| (server, some.to_vec())).collect()
 }
 
 /// Keys that several servers are asked about.
@@ -100,37 +159,49 @@ impl Probe {
     }
 }
 
-impl RemoteTier {
+/// When phase after phase of work ends that has to be over by `deadline`: a server that hangs leaves the next one its time.
+fn phase_end(timeout: Duration, deadline: Instant) -> Instant {
+    let left = deadline.saturating_duration_since(Instant::now());
+    Instant::now() + timeout.min(left / 2)
+}
+
+impl Everyone {
     /// The newest epoch that any server knows, or `at_least`; all servers that are there know it when this returns.
-    pub(super) fn open_everywhere(&self, spec: &NamespaceSpec, at_least: u32) -> u32 {
-        let spec = Arc::new(spec.clone());
+    pub(super) fn open(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant) -> u32 {
         // From here on a server that comes back is told of it.
-        let before = self.enter_at_least(&spec, at_least);
-        let deadline = Instant::now() + self.shared.config.timeout;
-        let opened = self.ask_opened(&spec, deadline);
+        let before = self.enter_at_least(spec, at_least);
+        let opened = self.ask_opened(spec, phase_end(self.shared.config.timeout, deadline));
         // Somebody may have gone further meanwhile.
-        let epoch = self.enter_at_least(&spec, newest(&opened).max(before));
-        let _ = self.move_behind(&spec, epoch, &opened);
-        self.shared.spaces.lock().epoch(&spec).unwrap_or(epoch)
+        let epoch = self.enter_at_least(spec, newest(&opened).max(before));
+        let _ = self.move_behind(spec, epoch, &opened, deadline);
+        self.shared.spaces.lock().epoch(spec).unwrap_or(epoch)
     }
 
-    /// Moves all servers to an epoch that none of them had. A server that another client moves at the same moment
-    /// refuses, because the move names the epoch that it leaves; then a later epoch is tried.
-    pub(super) fn advance_everywhere(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32> {
-        let spec = Arc::new(spec.clone());
-        let known = self.shared.spaces.lock().epoch(&spec);
-        let mut epoch = self.enter_at_least(&spec, next_epoch(known.unwrap_or(0), at_least)?);
+    /// Moves on before any server is asked: an epoch that this tier has not had.
+    pub(super) fn leave_epoch(&self, spec: &Arc<NamespaceSpec>, at_least: u32) -> Result<u32> {
+        let known = self.shared.spaces.lock().epoch(spec);
+        Ok(self.enter_at_least(spec, next_epoch(known.unwrap_or(0), at_least)?))
+    }
+
+    /// Moves all servers to an epoch that none of them had, `epoch` or a later one. A server that another client moves at
+    /// the same moment refuses, because the move names the epoch that it leaves; then a later epoch is tried.
+    pub(super) fn advance(
+        &self,
+        spec: &Arc<NamespaceSpec>,
+        mut epoch: u32,
+        at_least: u32,
+        deadline: Instant,
+    ) -> Result<u32> {
         let mut outcome = Ok(());
         for attempt in 0..ADVANCES_MAX {
-            let deadline = Instant::now() + self.shared.config.timeout;
-            let opened = self.ask_opened(&spec, deadline);
+            let opened = self.ask_opened(spec, phase_end(self.shared.config.timeout, deadline));
             // The first time nobody may have it; later some servers have it from this very call.
             let taken = newest(&opened);
             if taken > epoch || (attempt == 0 && taken == epoch) {
-                epoch = self.enter_at_least(&spec, next_epoch(taken, at_least)?);
+                epoch = self.enter_at_least(spec, next_epoch(taken, at_least)?);
             }
             let refused;
-            (outcome, refused) = self.move_behind(&spec, epoch, &opened);
+            (outcome, refused) = self.move_behind(spec, epoch, &opened, deadline);
             // Another client was faster, or a connection that was just made told the server of this epoch already.
             if !refused {
                 break;
@@ -186,9 +257,10 @@ impl RemoteTier {
         spec: &Arc<NamespaceSpec>,
         epoch: u32,
         opened: &[Option<Opened>],
+        deadline: Instant,
     ) -> (Result<()>, bool) {
         // Not the time that a server which hangs has left of an earlier answer: the others are to be told.
-        let deadline = Instant::now() + self.shared.config.timeout;
+        let deadline = phase_end(self.shared.config.timeout, deadline);
         let mut asked = Vec::new();
         let mut outcome = Ok(());
         for (server, opened) in self.servers.iter().zip(opened) {

@@ -78,6 +78,8 @@ pub(crate) struct State {
     pub(crate) depot: u64,
     pub(crate) connections: AtomicU64,
     pub(crate) gets: AtomicU64,
+    pub(crate) puts: AtomicU64,
+    pub(crate) removes: AtomicU64,
     /// Questions whether a key is there; InfiniStore's protocol only.
     pub(crate) exists: AtomicU64,
     /// What InfiniStore's own server would have crashed of.
@@ -162,6 +164,8 @@ impl PoolServer {
             depot: DEPOTS.fetch_add(1, Ordering::SeqCst),
             connections: AtomicU64::new(0),
             gets: AtomicU64::new(0),
+            puts: AtomicU64::new(0),
+            removes: AtomicU64::new(0),
             exists: AtomicU64::new(0),
             crashed: Mutex::default(),
             hanging: AtomicU64::new(0),

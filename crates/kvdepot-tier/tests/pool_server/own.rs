@@ -43,6 +43,7 @@ pub(super) fn serve(mut stream: &TcpStream, state: &State) -> Served {
                 continue;
             }
             Request::Put { namespace, block_bytes, blocks } => {
+                state.puts.fetch_add(1, Ordering::SeqCst);
                 let bytes = payload(stream, &mut buffer, block_bytes as usize * blocks.len())?;
                 put(state, namespace, block_bytes as usize, blocks, &bytes).encode(id, &mut out)?;
             }
@@ -93,6 +94,7 @@ fn answer(state: &State, request: &Request<'_>, id: u64, out: &mut Vec<u8>) -> S
             return Ok(Response::Present(&there).encode(id, out)?);
         }
         Request::Remove { namespace, hashes } => {
+            state.removes.fetch_add(1, Ordering::SeqCst);
             hashes.iter().for_each(|hash| drop(store.blocks.remove(&key(*namespace, hash))));
             Response::Done
         }
