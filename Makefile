@@ -88,6 +88,9 @@ test: test-rust test-python test-device test-rdma test-engine test-wire test-doc
 
 .PHONY: test-rust
 test-rust: ## Test the Rust crates (ARGS: for cargo test)
+	@$(STEP) "build the tests" cargo test --workspace --quiet --no-run
+	@# Tests sync small files, which would wait for all that the build has written.
+	@sync
 	@cargo test --workspace --quiet $(ARGS)
 
 .PHONY: test-rdma

@@ -9,7 +9,8 @@ use kvdepot_io::DirectUse;
 use kvdepot_tier::{FakeTier, PosixConfig, PosixTier, Tier, conformance};
 
 fn posix(dir: &Path, change: impl FnOnce(&mut PosixConfig)) -> Arc<dyn Tier> {
-    let mut config = PosixConfig::new(dir);
+    let open_wait = std::time::Duration::from_secs(60);
+    let mut config = PosixConfig { free_floor_percent: 0, open_wait, ..PosixConfig::new(dir) };
     change(&mut config);
     for directory in &config.directories {
         std::fs::create_dir_all(directory).unwrap();

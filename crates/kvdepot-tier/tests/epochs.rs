@@ -13,13 +13,18 @@ use kvdepot_core::ErrorKind;
 use kvdepot_io::faults::{Fault, FaultDevice, FaultOp, Faults};
 use kvdepot_io::{Device, DirDevice, DirectUse};
 use kvdepot_tier::conformance::{Bench, Waiting};
-use kvdepot_tier::{PosixTier, Written};
+use kvdepot_tier::{PosixConfig, PosixTier, Written};
 
 /// Makes everything fail that takes space, as on a full disk.
 fn fill(faults: &Faults) {
     for op in [FaultOp::Grow, FaultOp::Create, FaultOp::Write] {
         faults.chance(op, Fault::NoSpace, 1.0);
     }
+}
+
+/// A tier that waits as long as a depot's does.
+fn impatient(dir: &std::path::Path) -> PosixConfig {
+    PosixConfig { open_wait: PosixConfig::default().open_wait, ..config(dir) }
 }
 
 fn names(dir: &std::path::Path) -> HashSet<String> {
@@ -193,7 +198,7 @@ fn files_that_are_named_like_epochs_are_in_nobody_s_way() {
 fn a_hung_file_system_ends_openings_in_time_and_holds_up_no_lookup() {
     let dir = tempfile::tempdir().unwrap();
     let faults = Faults::default();
-    let bench = Bench::new(open_faulty(config(dir.path()), &faults));
+    let bench = Bench::new(open_faulty(impatient(dir.path()), &faults));
     bench.write_all(1);
     bench.drain();
     faults.hang(FaultOp::Meta);
@@ -222,7 +227,7 @@ fn a_hung_file_system_ends_openings_in_time_and_holds_up_no_lookup() {
 fn an_opening_that_comes_too_late_is_tried_again() {
     let dir = tempfile::tempdir().unwrap();
     let faults = Faults::default();
-    let mut bench = Bench::new(open_faulty(config(dir.path()), &faults));
+    let mut bench = Bench::new(open_faulty(impatient(dir.path()), &faults));
     bench.drain();
     // It raises the namespace's epoch, which hangs, and then fails.
     faults.hang(FaultOp::Meta);

@@ -1,8 +1,9 @@
 //! Settings of a Posix tier, and how they are read from JSON.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
-use kvdepot_core::limits::{IO_QUEUE_MAX, IO_THREADS_MAX, TIER_DIRECTORIES_MAX};
+use kvdepot_core::limits::{IO_QUEUE_MAX, IO_THREADS_MAX, NAMESPACE_OPEN_MS, TIER_DIRECTORIES_MAX};
 use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_io::DirectUse;
 use serde_json::Value;
@@ -43,6 +44,9 @@ pub struct PosixConfig {
     pub durable: bool,
     /// Whether other nodes use the directories too: then a block that is not known here may still be there.
     pub shared: bool,
+    /// Longest time that opening or advancing a namespace waits for the file system, if its caller waits as long. Not
+    /// read from JSON.
+    pub open_wait: Duration,
     /// I/O engine: `psync`.
     pub engine: String,
     /// Faults to inject, for tests: see `kvdepot_io::faults`.
@@ -64,6 +68,7 @@ impl Default for PosixConfig {
             queue_depth: 4096,
             durable: false,
             shared: true,
+            open_wait: Duration::from_millis(NAMESPACE_OPEN_MS),
             engine: "psync".to_owned(),
             faults: None,
         }
@@ -76,7 +81,7 @@ impl PosixConfig {
         Self { directories: vec![directory.into()], ..Self::default() }
     }
 
-    /// Reads an object whose keys are this struct's fields; `directories` is a list of paths.
+    /// Reads an object whose keys are this struct's fields, but for `open_wait`; `directories` is a list of paths.
     pub fn from_json(value: &Value) -> Result<Self> {
         const KNOWN: [&str; 14] = [
             "directories",

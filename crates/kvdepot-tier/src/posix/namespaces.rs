@@ -1,7 +1,7 @@
 //! Opening namespaces and moving them to other epochs.
 //!
 //! No lock is held across I/O. One thread at a time has the turn of a namespace; a file system that hangs holds up
-//! that namespace alone, and its callers no longer than `NAMESPACE_OPEN_MS`. What shall be stored is written into
+//! that namespace alone, and its callers no longer than `open_wait`. What shall be stored is written into
 //! `Inner::wanted` before the first I/O, and a namespace that stands there is closed: nothing reads or writes it until
 //! its epoch is stored. Lock order: `Inner`, then `State`.
 
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hashbrown::{HashMap, HashSet};
-use kvdepot_core::limits::{EPOCH_RETRY_MS, NAMESPACE_OPEN_MS, NAMESPACES_MAX, NAMESPACES_OPENING_MAX};
+use kvdepot_core::limits::{EPOCH_RETRY_MS, NAMESPACES_MAX, NAMESPACES_OPENING_MAX};
 use kvdepot_core::{Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
 use parking_lot::{Condvar, Mutex};
 
@@ -129,7 +129,9 @@ impl Opening<'_> {
     /// Runs `work` on a thread that has the namespace's turn; answered within bounds.
     fn in_turn(self, work: impl FnOnce(&Shared) -> Result<u32> + Send + 'static) {
         let root = self.spec.root();
-        let deadline = self.deadline.min(Instant::now() + Duration::from_millis(NAMESPACE_OPEN_MS));
+        let open_wait = self.shared.config.open_wait;
+        let deadline = self.deadline.min(Instant::now() + open_wait);
+        let late = move |root| late(root, open_wait);
         let shared = Arc::clone(self.shared);
         let run = move || {
             if !shared.namespaces.take_turn(root, deadline) {
@@ -154,10 +156,10 @@ impl Opening<'_> {
     }
 }
 
-fn late(root: NamespaceId) -> Error {
+fn late(root: NamespaceId, open_wait: Duration) -> Error {
     Error::new(ErrorKind::Timeout, "a tier's file system does not answer: the namespace stays closed")
         .with("namespace", root)
-        .with("waited_ms_max", NAMESPACE_OPEN_MS)
+        .with("waited_ms_max", open_wait.as_millis())
 }
 
 /// Starts the thread that tries again to store what is wanted; it ends when all of it is stored.

@@ -3,11 +3,15 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvdepot_io::faults::{FaultDevice, Faults};
 use kvdepot_io::{Device, DirDevice, DirectUse};
 use kvdepot_tier::conformance::Bench;
 use kvdepot_tier::{PosixConfig, PosixTier};
+
+/// Only a hang reaches it.
+const HANG: Duration = Duration::from_secs(60);
 
 /// A tier on a directory, small in everything.
 pub(crate) fn config(dir: &Path) -> PosixConfig {
@@ -18,6 +22,8 @@ pub(crate) fn config(dir: &Path) -> PosixConfig {
         // Whatever the disk of the machine that runs the tests has free.
         capacity_percent: 0,
         free_floor_percent: 0,
+        // A disk that syncs a whole build's output is slow, and does not hang.
+        open_wait: HANG,
         ..PosixConfig::new(dir)
     }
 }
