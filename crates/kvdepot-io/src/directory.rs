@@ -332,6 +332,29 @@ impl Device for DirDevice {
         Ok(Box::new(DirFile { file, path, writes_back_late: self.writes_back_late }))
     }
 
+    fn overwrites(&self) -> bool {
+        !self.writes_back_late
+    }
+
+    fn open_over(&self, path: &Path, bytes: u64, direct: bool) -> Result<Option<Box<dyn DeviceFile>>> {
+        let (dir, name) = self.parent(path)?;
+        let more = if direct { OFlags::DIRECT } else { OFlags::empty() };
+        // O_NONBLOCK: a FIFO must not be waited for.
+        let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let failed = |e| self.fail("cannot open a file for overwriting", path, e);
+        let file = rustix::fs::openat(&dir, name, flags | more, Mode::empty()).map_err(failed)?;
+        let stat = rustix::fs::fstat(&file).map_err(failed)?;
+        let is_file = rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile;
+        let is_ours = stat.st_uid == rustix::process::geteuid().as_raw()
+            && Mode::from_raw_mode(stat.st_mode).contains(Mode::RUSR);
+        let fits = u64::try_from(stat.st_size).is_ok_and(|length| length == bytes) && stat.st_nlink == 1;
+        if !(is_file && is_ours && fits) {
+            return Ok(None);
+        }
+        let (file, path) = (File::from(file), self.root.join(path));
+        Ok(Some(Box::new(DirFile { file, path, writes_back_late: self.writes_back_late })))
+    }
+
     fn publish(&self, from: &Path, to: &Path) -> Result<()> {
         let (from_dir, from_name) = self.parent(from)?;
         let (other_dir, to_name) = match to.file_name() {

@@ -22,8 +22,10 @@ pub enum Class {
 /// What to write, made on the I/O thread so that checksums cost nobody else's time.
 #[derive(Debug)]
 pub enum Prepared {
-    /// Write this.
+    /// Write this into a new file.
     Buf(IoBuf),
+    /// Write this over the file that was renamed to the temporary name; into a new one if that file is not fit for it.
+    Over(IoBuf),
     /// Nothing to do: the file is there.
     Skip,
 }

@@ -48,8 +48,8 @@ pub fn read_file(device: &dyn Device, path: &Path, buf: &mut IoBuf) -> Result<()
 
 fn write_and_tell(write: WriteFile) {
     let WriteFile { device, temporary, target, durable, prepare, make_room, done } = write;
-    let attempt = |buf: &IoBuf| {
-        let published = write_file(&*device, &temporary, buf, durable)
+    let attempt = |buf: &IoBuf, over: bool| {
+        let published = write_file(&*device, &temporary, buf, durable, over)
             .and_then(|()| device.publish(&temporary, &target))
             .map(|()| FileWritten::Published);
         if published.is_err() {
@@ -58,20 +58,23 @@ fn write_and_tell(write: WriteFile) {
         }
         published
     };
-    let outcome = match prepare() {
-        Ok(Prepared::Skip) => Ok(FileWritten::Skipped),
-        Ok(Prepared::Buf(buf)) => match attempt(&buf) {
-            Err(error) if error.kind() == ErrorKind::NoSpace && make_room() => attempt(&buf),
-            first => first,
-        },
+    let first = match prepare() {
+        Ok(Prepared::Skip) => return done(Ok(FileWritten::Skipped)),
+        Ok(Prepared::Buf(buf)) => Ok((attempt(&buf, false), buf)),
+        Ok(Prepared::Over(buf)) => Ok((attempt(&buf, true), buf)),
         Err(error) => Err(error),
     };
+    let outcome = first.and_then(|(first, buf)| match first {
+        Err(error) if error.kind() == ErrorKind::NoSpace && make_room() => attempt(&buf, false),
+        first => first,
+    });
     done(outcome);
 }
 
-fn write_file(device: &dyn Device, path: &Path, buf: &IoBuf, durable: bool) -> Result<()> {
+fn write_file(device: &dyn Device, path: &Path, buf: &IoBuf, durable: bool, over: bool) -> Result<()> {
     let direct = device.direct().filter(|align| buf.fits(*align));
-    let file = device.create(path, direct.is_some())?;
+    let there = if over { open_over(device, path, buf.len() as u64, direct.is_some())? } else { None };
+    let file = there.map_or_else(|| device.create(path, direct.is_some()), Ok)?;
     write_whole(&*file, buf, direct.map_or(1, |align| align.offset_bytes)).map_err(|e| match e.kind() {
         ErrorKind::NoSpace => e.with("free_bytes", device.free_bytes().unwrap_or(0)),
         _ => e,
@@ -81,6 +84,20 @@ fn write_file(device: &dyn Device, path: &Path, buf: &IoBuf, durable: bool) -> R
     }
     // The rename that follows publishes the file: an error that the system kept for later must come first.
     file.finish()
+}
+
+/// The file of this name for overwriting. Whatever is not fit for that is removed, so that the name is free.
+fn open_over(
+    device: &dyn Device,
+    path: &Path,
+    bytes: u64,
+    direct: bool,
+) -> Result<Option<Box<dyn DeviceFile>>> {
+    let file = device.open_over(path, bytes, direct).ok().flatten();
+    if file.is_none() {
+        device.unlink(path)?;
+    }
+    Ok(file)
 }
 
 fn write_whole(file: &dyn DeviceFile, buf: &IoBuf, step: usize) -> Result<()> {

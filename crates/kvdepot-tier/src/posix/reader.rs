@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use hashbrown::hash_map::Entry;
 use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
 use kvdepot_io::transfer::read_file;
 use kvdepot_io::{Call, Class, FileStat, IoBuf, Op, ReadFile, Request, SlotBuf};
@@ -45,7 +46,7 @@ impl PosixTier {
     }
 
     fn look_up(&self, key: BlockKey) -> Result<Reading> {
-        let state = self.shared.lock();
+        let mut state = self.shared.lock();
         let space =
             state.spaces.get(&key.namespace).map(Arc::clone).ok_or_else(|| Shared::no_namespace(&key))?;
         let known = state.index.get(&key).map(|entry| entry.directory);
@@ -55,6 +56,7 @@ impl PosixTier {
         }
         let directory = known.unwrap_or_else(|| home(key.hash, self.shared.devices.len()));
         let generation = state.index.generation();
+        *state.reading.entry(key).or_insert(0) += 1;
         Ok(Reading {
             shared: Arc::clone(&self.shared),
             space,
@@ -78,10 +80,26 @@ impl PosixTier {
     }
 }
 
+impl Drop for Reading {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        if let Entry::Occupied(mut reads) = state.reading.entry(self.key) {
+            *reads.get_mut() -= 1;
+            if *reads.get() == 0 {
+                reads.remove();
+            }
+        }
+    }
+}
+
 impl Reading {
     fn end(self, outcome: Result<IoBuf>) -> Result<()> {
         let verified = outcome.and_then(|buf| format::verify(self.key, self.space.spec.layout(), &buf));
         let verified = verified.map_err(|error| match error.kind() {
+            // Another process may have written over the file while it was read.
+            ErrorKind::Corrupt if self.has_gone() => {
+                Error::new(ErrorKind::NotFound, "the block was evicted while it was read")
+            }
             ErrorKind::Corrupt | ErrorKind::Unsupported if self.is_foreign() => {
                 Error::new(ErrorKind::NotFound, "no block in an encoding that this build reads")
             }
@@ -98,6 +116,12 @@ impl Reading {
             Err(_) => {}
         }
         verified.map_err(|error| error.with("key", self.key))
+    }
+
+    /// Whether nothing has the block's name any more.
+    fn has_gone(&self) -> bool {
+        let stat = self.shared.device(self.directory).stat(&self.space.block_path(self.key.hash));
+        stat.is_ok_and(|stat| stat.is_none())
     }
 
     /// Whether the file is whole as far as its header tells, and in an encoding that is another build's to read: such a file
