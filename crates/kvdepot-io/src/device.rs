@@ -113,9 +113,15 @@ pub trait Device: Send + Sync + Debug {
     /// network file system may mix the bytes of both without an error.
     fn overwrites(&self) -> bool;
 
-    /// Opens a file that is there for overwriting all of its `bytes`; `None` unless it is a regular file of exactly
-    /// this length, of this process's user, and with no other name.
-    fn open_over(&self, path: &Path, bytes: u64, direct: bool) -> Result<Option<Box<dyn DeviceFile>>>;
+    /// Renames a file and opens it for overwriting all of its `bytes`. `None` if it is no regular file of exactly this
+    /// length, of this process's user and with no other name: then it is removed. After an error it has its old name.
+    fn take_over(
+        &self,
+        from: &Path,
+        to: &Path,
+        bytes: u64,
+        direct: bool,
+    ) -> Result<Option<Box<dyn DeviceFile>>>;
 
     /// Renames within the device, over what was there.
     fn publish(&self, from: &Path, to: &Path) -> Result<()>;

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use kvdepot_core::{Error, ErrorKind, Result};
 
-use crate::device::Device;
+use crate::device::{Device, DeviceFile};
 use crate::iobuf::IoBuf;
 
 /// Which queue a request stands in.
@@ -24,8 +24,8 @@ pub enum Class {
 pub enum Prepared {
     /// Write this into a new file.
     Buf(IoBuf),
-    /// Write this over the file that was renamed to the temporary name; into a new one if that file is not fit for it.
-    Over(IoBuf),
+    /// Write this over the file of the same length that was renamed to the temporary name ([`Device::take_over`]).
+    Over(IoBuf, Box<dyn DeviceFile>),
     /// Nothing to do: the file is there.
     Skip,
 }

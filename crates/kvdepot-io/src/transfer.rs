@@ -48,7 +48,7 @@ pub fn read_file(device: &dyn Device, path: &Path, buf: &mut IoBuf) -> Result<()
 
 fn write_and_tell(write: WriteFile) {
     let WriteFile { device, temporary, target, durable, prepare, make_room, done } = write;
-    let attempt = |buf: &IoBuf, over: bool| {
+    let attempt = |buf: &IoBuf, over: Option<Box<dyn DeviceFile>>| {
         let published = write_file(&*device, &temporary, buf, durable, over)
             .and_then(|()| device.publish(&temporary, &target))
             .map(|()| FileWritten::Published);
@@ -60,21 +60,26 @@ fn write_and_tell(write: WriteFile) {
     };
     let first = match prepare() {
         Ok(Prepared::Skip) => return done(Ok(FileWritten::Skipped)),
-        Ok(Prepared::Buf(buf)) => Ok((attempt(&buf, false), buf)),
-        Ok(Prepared::Over(buf)) => Ok((attempt(&buf, true), buf)),
+        Ok(Prepared::Buf(buf)) => Ok((attempt(&buf, None), buf)),
+        Ok(Prepared::Over(buf, file)) => Ok((attempt(&buf, Some(file)), buf)),
         Err(error) => Err(error),
     };
     let outcome = first.and_then(|(first, buf)| match first {
-        Err(error) if error.kind() == ErrorKind::NoSpace && make_room() => attempt(&buf, false),
+        Err(error) if error.kind() == ErrorKind::NoSpace && make_room() => attempt(&buf, None),
         first => first,
     });
     done(outcome);
 }
 
-fn write_file(device: &dyn Device, path: &Path, buf: &IoBuf, durable: bool, over: bool) -> Result<()> {
+fn write_file(
+    device: &dyn Device,
+    path: &Path,
+    buf: &IoBuf,
+    durable: bool,
+    over: Option<Box<dyn DeviceFile>>,
+) -> Result<()> {
     let direct = device.direct().filter(|align| buf.fits(*align));
-    let there = if over { open_over(device, path, buf.len() as u64, direct.is_some())? } else { None };
-    let file = there.map_or_else(|| device.create(path, direct.is_some()), Ok)?;
+    let file = over.map_or_else(|| device.create(path, direct.is_some()), Ok)?;
     write_whole(&*file, buf, direct.map_or(1, |align| align.offset_bytes)).map_err(|e| match e.kind() {
         ErrorKind::NoSpace => e.with("free_bytes", device.free_bytes().unwrap_or(0)),
         _ => e,
@@ -84,20 +89,6 @@ fn write_file(device: &dyn Device, path: &Path, buf: &IoBuf, durable: bool, over
     }
     // The rename that follows publishes the file: an error that the system kept for later must come first.
     file.finish()
-}
-
-/// The file of this name for overwriting. Whatever is not fit for that is removed, so that the name is free.
-fn open_over(
-    device: &dyn Device,
-    path: &Path,
-    bytes: u64,
-    direct: bool,
-) -> Result<Option<Box<dyn DeviceFile>>> {
-    let file = device.open_over(path, bytes, direct).ok().flatten();
-    if file.is_none() {
-        device.unlink(path)?;
-    }
-    Ok(file)
 }
 
 fn write_whole(file: &dyn DeviceFile, buf: &IoBuf, step: usize) -> Result<()> {

@@ -131,9 +131,16 @@ impl Device for FaultDevice {
         self.inner.overwrites() && !self.faults.is_overwriting_forbidden()
     }
 
-    fn open_over(&self, path: &Path, bytes: u64, direct: bool) -> Result<Option<Box<dyn DeviceFile>>> {
-        self.strike(FaultOp::Create, path)?;
-        self.inner.open_over(path, bytes, direct).map(|file| file.map(|file| self.wrap(file)))
+    fn take_over(
+        &self,
+        from: &Path,
+        to: &Path,
+        bytes: u64,
+        direct: bool,
+    ) -> Result<Option<Box<dyn DeviceFile>>> {
+        self.strike(FaultOp::Publish, to)?;
+        self.strike(FaultOp::Create, to)?;
+        self.inner.take_over(from, to, bytes, direct).map(|file| file.map(|file| self.wrap(file)))
     }
 
     fn publish(&self, from: &Path, to: &Path) -> Result<()> {

@@ -387,12 +387,22 @@ impl Device for MemoryDevice {
         true
     }
 
-    fn open_over(&self, path: &Path, bytes: u64, _direct: bool) -> Result<Option<Box<dyn DeviceFile>>> {
-        let disk = self.disk.lock();
-        let id = disk.file(path)?;
-        let fits = disk.now.inodes.get(&id).is_some_and(|inode| inode.bytes.len() as u64 == bytes);
-        let file = MemoryFile { disk: Arc::clone(&self.disk), id, path: path.to_owned() };
-        Ok(fits.then(|| Box::new(file) as _))
+    fn take_over(
+        &self,
+        from: &Path,
+        to: &Path,
+        bytes: u64,
+        _direct: bool,
+    ) -> Result<Option<Box<dyn DeviceFile>>> {
+        let mut disk = self.disk.lock();
+        disk.rename(from, to)?;
+        let id = disk.file(to)?;
+        if disk.now.inodes.get(&id).is_some_and(|inode| inode.bytes.len() as u64 == bytes) {
+            return Ok(Some(Box::new(MemoryFile { disk: Arc::clone(&self.disk), id, path: to.to_owned() })));
+        }
+        disk.now.tree.remove(to);
+        disk.note(Mutation::Unlink, to);
+        Ok(None)
     }
 
     fn publish(&self, from: &Path, to: &Path) -> Result<()> {

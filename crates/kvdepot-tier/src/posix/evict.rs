@@ -5,6 +5,8 @@ use std::time::Instant;
 
 use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
 
+use kvdepot_io::{DeviceFile, IoBuf};
+
 use super::held::Held;
 use super::index::{Taken, seconds};
 use super::leaving::Leave;
@@ -30,12 +32,12 @@ pub(super) enum Victim {
 }
 
 /// Where a block can be written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum Room {
     /// Into a new file.
     New,
     /// Over the file that was renamed to the temporary name.
-    Over,
+    Over(Box<dyn DeviceFile>),
 }
 
 impl Shared {
@@ -45,6 +47,7 @@ impl Shared {
         &self,
         key: BlockKey,
         bytes: u64,
+        sealed: &IoBuf,
         temporary: &Path,
         deadline: Instant,
     ) -> Result<Room> {
@@ -61,10 +64,10 @@ impl Shared {
                 let mut state = self.lock();
                 if let Some(taken) = self.take_to_overwrite(&mut state, &key, bytes) {
                     drop(state);
-                    if self.rename_to_overwrite(taken, key, temporary)? {
-                        return Ok(Room::Over);
+                    match self.rename_to_overwrite(taken, key, sealed, temporary)? {
+                        Some(file) => return Ok(Room::Over(file)),
+                        None => continue,
                     }
-                    continue;
                 }
                 if cap == 0 || (state.is_bounded() && state.bytes + bytes <= cap) {
                     let needed = state.bytes + bytes;

@@ -148,7 +148,7 @@ impl State {
     }
 
     /// Releases a file that is gone, or was not there; its bytes.
-    fn end_leaving(&mut self, key: &BlockKey, unlinked: bool) -> u64 {
+    pub(super) fn end_leaving(&mut self, key: &BlockKey, unlinked: bool) -> u64 {
         self.leaving_running -= 1;
         let Some(Leaving { space, directory, bytes, .. }) = self.leaving.remove(key) else { return 0 };
         self.note_gone(*key);

@@ -8,6 +8,7 @@
 use std::path::Path;
 
 use kvdepot_core::{BlockKey, Result};
+use kvdepot_io::{DeviceFile, IoBuf};
 
 use super::index::Taken;
 use super::leaving::Leave;
@@ -44,26 +45,40 @@ impl Shared {
     }
 
     /// Renames a file that was taken out to the temporary name of the block that is written over it, which reserves
-    /// the block's bytes; `false` if room has to be looked for again.
-    pub(super) fn rename_to_overwrite(&self, taken: Taken, key: BlockKey, temporary: &Path) -> Result<bool> {
+    /// the block's bytes; `None` if room has to be looked for again.
+    pub(super) fn rename_to_overwrite(
+        &self,
+        taken: Taken,
+        key: BlockKey,
+        sealed: &IoBuf,
+        temporary: &Path,
+    ) -> Result<Option<Box<dyn DeviceFile>>> {
         if self.config.shared && self.was_used_elsewhere(&taken) {
-            return Ok(false);
+            return Ok(None);
         }
-        let (victim, bytes) = (taken.key, taken.entry.bytes);
-        let from = taken.space.block_path(victim.hash);
+        let (victim, bytes, directory) = (taken.key, taken.entry.bytes, taken.entry.directory);
+        let (device, from) = (self.device(directory), taken.space.block_path(victim.hash));
+        let direct = device.direct().is_some_and(|align| sealed.fits(align));
         // It fails where the new block's directory is not there yet, or where the file system is read-only.
-        if self.device(taken.entry.directory).publish(&from, temporary).is_err() {
+        let Ok(file) = device.take_over(&from, temporary, bytes, direct) else {
             self.evict(victim)?;
-            return Ok(false);
-        }
+            self.deliver_events();
+            return Ok(None);
+        };
         tracing::trace!(key = %victim, "evict");
         let mut state = self.lock();
-        state.end_overwritten(&victim);
-        state.reserved.insert(key, bytes);
+        if file.is_some() {
+            state.end_overwritten(&victim);
+            state.reserved.insert(key, bytes);
+        } else {
+            state.end_leaving(&victim, true);
+            self.free_space.credit(directory, bytes);
+        }
+        state.events.evicted(victim);
         drop(state);
         self.changed.notify_all();
         self.deliver_events();
-        Ok(true)
+        Ok(file)
     }
 }
 
@@ -79,6 +94,5 @@ impl State {
         self.leaving_running -= 1;
         self.leaving.remove(key);
         self.note_gone(*key);
-        self.events.evicted(*key);
     }
 }

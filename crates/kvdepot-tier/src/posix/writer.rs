@@ -101,9 +101,9 @@ impl Shared {
             return Ok(Prepared::Skip);
         }
         let sealed = seal(key, space.spec.layout(), src, Writer::now(&self.host))?;
-        match self.reserve(key, space.file_bytes, temporary, deadline)? {
+        match self.reserve(key, space.file_bytes, &sealed, temporary, deadline)? {
             Room::New => Ok(Prepared::Buf(sealed)),
-            Room::Over => Ok(Prepared::Over(sealed)),
+            Room::Over(file) => Ok(Prepared::Over(sealed, file)),
         }
     }
 
