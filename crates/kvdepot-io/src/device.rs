@@ -109,6 +109,20 @@ pub trait Device: Send + Sync + Debug {
     /// Creates a file for writing that must not be there, and missing directories above it.
     fn create(&self, path: &Path, direct: bool) -> Result<Box<dyn DeviceFile>>;
 
+    /// Whether a file may be overwritten in place of one that goes. Not where readers on other machines or the caches of a
+    /// network file system may mix the bytes of both without an error.
+    fn overwrites(&self) -> bool;
+
+    /// Renames a file and opens it for overwriting all of its `bytes`. `None` if it is no regular file of exactly this
+    /// length, of this process's user and with no other name: then it is removed. After an error it has its old name.
+    fn take_over(
+        &self,
+        from: &Path,
+        to: &Path,
+        bytes: u64,
+        direct: bool,
+    ) -> Result<Option<Box<dyn DeviceFile>>>;
+
     /// Renames within the device, over what was there.
     fn publish(&self, from: &Path, to: &Path) -> Result<()>;
 

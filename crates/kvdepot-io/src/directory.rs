@@ -125,31 +125,39 @@ impl DirDevice {
 
     /// A path's directory, reached without following a symbolic link, and its last component.
     fn parent<'a>(&self, path: &'a Path) -> Result<(OwnedFd, &'a OsStr)> {
-        let mut fd = self.root_fd()?;
+        let root = self.root_fd()?;
+        let (dir, name) = self.enter(root.as_fd(), path)?;
+        Ok((dir.unwrap_or(root), name))
+    }
+
+    /// As `parent`, from the root that the caller has opened; `None` is the root itself.
+    fn enter<'a>(&self, root: BorrowedFd<'_>, path: &'a Path) -> Result<(Option<OwnedFd>, &'a OsStr)> {
         let mut parts = path.iter();
         let name = parts.next_back().ok_or_else(|| {
             Error::new(ErrorKind::Config, "a path names no file").with("path", self.root.join(path).display())
         })?;
         let above = parts.as_path();
         if above.as_os_str().is_empty() {
-            return Ok((fd, name));
+            return Ok((None, name));
         }
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let failed = |e| self.fail("cannot enter a directory", path, e);
         // Relaxed: nothing else is published by it.
         if self.resolves_at_once.load(Ordering::Relaxed) {
             let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-            match rustix::fs::openat2(&fd, above, flags, Mode::empty(), resolve) {
+            match rustix::fs::openat2(root, above, flags, Mode::empty(), resolve) {
                 // An old kernel, or a sandbox that does not know the call; a rename elsewhere was met half-way.
                 Err(Errno::NOSYS | Errno::PERM) => self.resolves_at_once.store(false, Ordering::Relaxed),
                 Err(Errno::AGAIN) => {}
-                other => return other.map(|fd| (fd, name)).map_err(failed),
+                other => return other.map(|fd| (Some(fd), name)).map_err(failed),
             }
         }
+        let mut dir: Option<OwnedFd> = None;
         for part in above {
-            fd = rustix::fs::openat(&fd, part, flags, Mode::empty()).map_err(failed)?;
+            let at = dir.as_ref().map_or(root, OwnedFd::as_fd);
+            dir = Some(rustix::fs::openat(at, part, flags, Mode::empty()).map_err(failed)?);
         }
-        Ok((fd, name))
+        Ok((dir, name))
     }
 
     /// Creates a file that must not be there, and missing directories above it.
@@ -204,6 +212,16 @@ impl DirDevice {
     fn is_regular(&self, path: &Path) -> bool {
         std::fs::symlink_metadata(self.root.join(path)).is_ok_and(|meta| meta.is_file())
     }
+}
+
+/// Whether a file is a regular one of this length, of this process's user, and with no other name.
+fn is_plain(file: &OwnedFd, bytes: u64) -> bool {
+    let Ok(stat) = rustix::fs::fstat(file) else { return false };
+    let is_file = rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile;
+    let is_readable = Mode::from_raw_mode(stat.st_mode).contains(Mode::RUSR);
+    let is_ours = is_readable && stat.st_uid == rustix::process::geteuid().as_raw();
+    let is_whole = u64::try_from(stat.st_size).is_ok_and(|length| length == bytes);
+    is_file && is_ours && is_whole && stat.st_nlink == 1
 }
 
 /// A file of an NFS mount that another node replaced or removed answers ESTALE: to us it is gone.
@@ -330,6 +348,42 @@ impl Device for DirDevice {
         let more = if direct { OFlags::DIRECT } else { OFlags::empty() };
         let (file, path) = self.create_new(path, more, Mode::from_raw_mode(0o644))?;
         Ok(Box::new(DirFile { file, path, writes_back_late: self.writes_back_late }))
+    }
+
+    fn overwrites(&self) -> bool {
+        !self.writes_back_late
+    }
+
+    fn take_over(
+        &self,
+        from: &Path,
+        to: &Path,
+        bytes: u64,
+        direct: bool,
+    ) -> Result<Option<Box<dyn DeviceFile>>> {
+        let root = self.root_fd()?;
+        let (from_dir, from_name) = self.enter(root.as_fd(), from)?;
+        let (to_dir, to_name) = self.enter(root.as_fd(), to)?;
+        let from_dir = from_dir.as_ref().map_or(root.as_fd(), OwnedFd::as_fd);
+        let to_dir = to_dir.as_ref().map_or(root.as_fd(), OwnedFd::as_fd);
+        rustix::fs::renameat(from_dir, from_name, to_dir, to_name)
+            .map_err(|e| self.fail("cannot rename a file that is to be written over", from, e))?;
+        // Looked at under its new name, which nobody else gives away. O_NONBLOCK: a FIFO must not be waited for.
+        let more = if direct { OFlags::DIRECT } else { OFlags::empty() };
+        let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(to_dir, to_name, flags | more, Mode::empty());
+        if let Some(file) = file.ok().filter(|file| is_plain(file, bytes)) {
+            let (file, path) = (File::from(file), self.root.join(to));
+            return Ok(Some(Box::new(DirFile { file, path, writes_back_late: self.writes_back_late })));
+        }
+        match rustix::fs::unlinkat(to_dir, to_name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(None),
+            Err(e) => {
+                // A directory, for one: it gets its name back.
+                let _ = rustix::fs::renameat(to_dir, to_name, from_dir, from_name);
+                Err(self.fail("cannot remove a file", from, e))
+            }
+        }
     }
 
     fn publish(&self, from: &Path, to: &Path) -> Result<()> {

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use kvdepot_core::{Error, ErrorKind, Result};
 
-use crate::device::Device;
+use crate::device::{Device, DeviceFile};
 use crate::iobuf::IoBuf;
 
 /// Which queue a request stands in.
@@ -22,8 +22,10 @@ pub enum Class {
 /// What to write, made on the I/O thread so that checksums cost nobody else's time.
 #[derive(Debug)]
 pub enum Prepared {
-    /// Write this.
+    /// Write this into a new file.
     Buf(IoBuf),
+    /// Write this over the file of the same length that was renamed to the temporary name ([`Device::take_over`]).
+    Over(IoBuf, Box<dyn DeviceFile>),
     /// Nothing to do: the file is there.
     Skip,
 }

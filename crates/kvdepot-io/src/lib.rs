@@ -17,6 +17,7 @@ pub mod iobuf;
 pub mod noop;
 pub mod psync;
 pub mod socket;
+pub mod thread_time;
 pub mod transfer;
 
 pub use aligned::AlignedBuf;

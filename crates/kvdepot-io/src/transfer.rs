@@ -48,8 +48,8 @@ pub fn read_file(device: &dyn Device, path: &Path, buf: &mut IoBuf) -> Result<()
 
 fn write_and_tell(write: WriteFile) {
     let WriteFile { device, temporary, target, durable, prepare, make_room, done } = write;
-    let attempt = |buf: &IoBuf| {
-        let published = write_file(&*device, &temporary, buf, durable)
+    let attempt = |buf: &IoBuf, over: Option<Box<dyn DeviceFile>>| {
+        let published = write_file(&*device, &temporary, buf, durable, over)
             .and_then(|()| device.publish(&temporary, &target))
             .map(|()| FileWritten::Published);
         if published.is_err() {
@@ -58,20 +58,28 @@ fn write_and_tell(write: WriteFile) {
         }
         published
     };
-    let outcome = match prepare() {
-        Ok(Prepared::Skip) => Ok(FileWritten::Skipped),
-        Ok(Prepared::Buf(buf)) => match attempt(&buf) {
-            Err(error) if error.kind() == ErrorKind::NoSpace && make_room() => attempt(&buf),
-            first => first,
-        },
+    let first = match prepare() {
+        Ok(Prepared::Skip) => return done(Ok(FileWritten::Skipped)),
+        Ok(Prepared::Buf(buf)) => Ok((attempt(&buf, None), buf)),
+        Ok(Prepared::Over(buf, file)) => Ok((attempt(&buf, Some(file)), buf)),
         Err(error) => Err(error),
     };
+    let outcome = first.and_then(|(first, buf)| match first {
+        Err(error) if error.kind() == ErrorKind::NoSpace && make_room() => attempt(&buf, None),
+        first => first,
+    });
     done(outcome);
 }
 
-fn write_file(device: &dyn Device, path: &Path, buf: &IoBuf, durable: bool) -> Result<()> {
+fn write_file(
+    device: &dyn Device,
+    path: &Path,
+    buf: &IoBuf,
+    durable: bool,
+    over: Option<Box<dyn DeviceFile>>,
+) -> Result<()> {
     let direct = device.direct().filter(|align| buf.fits(*align));
-    let file = device.create(path, direct.is_some())?;
+    let file = over.map_or_else(|| device.create(path, direct.is_some()), Ok)?;
     write_whole(&*file, buf, direct.map_or(1, |align| align.offset_bytes)).map_err(|e| match e.kind() {
         ErrorKind::NoSpace => e.with("free_bytes", device.free_bytes().unwrap_or(0)),
         _ => e,

@@ -1,9 +1,11 @@
 //! A Posix tier with many small files: time until they are usable after a restart, memory per file, the slowest `peek`
-//! during a sweep, the longest hold of the tier's lock, and write rates below and at the cap, in alternation:
-//! `cargo run --release -p kvdepot-tier --example posix_size -- [directory] [files] [writes]`.
+//! during a sweep, the longest hold of the tier's lock in processor time, and write rates below and at the cap, in
+//! alternation: `cargo run --release -p kvdepot-tier --example posix_size -- [directory] [files] [writes] [block_bytes]`.
 //!
-//! The files are sparse, so a million of them take inodes and little else; everything is removed at the end.
+//! The files are sparse, so a million of them take inodes and little else; for the rates as many as `writes` are full.
+//! Everything is removed at the end.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,8 +17,8 @@ use kvdepot_io::SlotBuf;
 use kvdepot_tier::conformance::{Bench, Waiting, spec};
 use kvdepot_tier::{PosixConfig, PosixTier, Tier, WriteItem};
 
-/// A header page and a payload page.
-const FILE_BYTES: u64 = 8192;
+/// A block file's header.
+const HEADER_BYTES: u64 = 4096;
 /// Writes under way.
 const AHEAD: u64 = 64;
 const ROUNDS: u64 = 7;
@@ -27,40 +29,44 @@ fn main() -> Result<()> {
     let number =
         |at: usize, default: u64| arguments.get(at).and_then(|text| text.parse().ok()).unwrap_or(default);
     let parent = arguments.first().map_or_else(std::env::temp_dir, PathBuf::from);
-    let (files, writes) = (number(1, 100_000), number(2, 20_000));
+    let (files, writes, block_bytes) = (number(1, 100_000), number(2, 20_000), number(3, 4096));
     let dir = parent.join(format!("posix-size-{}", std::process::id()));
     let broken = |e| Error::io("cannot use the directory", e);
     std::fs::create_dir_all(&dir).map_err(broken)?;
-    let outcome = measure(&dir, files, writes);
+    let outcome = measure(&dir, files, writes, block_bytes);
     std::fs::remove_dir_all(&dir).map_err(broken)?;
     outcome
 }
 
-fn open(dir: &Path, capacity_bytes: u64) -> Result<(Arc<PosixTier>, Bench)> {
+fn open(dir: &Path, block_bytes: u64, capacity_bytes: u64) -> Result<(Arc<PosixTier>, Bench)> {
     let config = PosixConfig { shared: false, capacity_bytes, ..PosixConfig::new(dir) };
     let tier = Arc::new(PosixTier::open(config)?);
-    let bench = Bench::with(Arc::clone(&tier) as _, spec("size", BlockLayout::uniform(1, &[4096])?));
+    let bench = Bench::with(Arc::clone(&tier) as _, spec("size", BlockLayout::uniform(1, &[block_bytes])?));
     Ok((tier, bench))
 }
 
-fn measure(dir: &Path, files: u64, writes: u64) -> Result<()> {
-    let room = (files + 2 * writes) * FILE_BYTES;
-    drop(open(dir, room)?);
+fn measure(dir: &Path, files: u64, writes: u64, block_bytes: u64) -> Result<()> {
+    let room = (files + 2 * writes) * (HEADER_BYTES + block_bytes);
+    drop(open(dir, block_bytes, room)?);
     let began = Instant::now();
-    generate(dir, files)?;
+    generate(dir, files, block_bytes, true)?;
     for record in [".kvdepot-index", ".kvdepot-total"] {
         // They know nothing of files that were made behind the tier's back.
         let _ = std::fs::remove_file(dir.join(record));
     }
     println!("{files} files made in {:.1} s", began.elapsed().as_secs_f64());
-    restart(dir, files, room, "first start")?;
-    restart(dir, files, room, "restart")?;
-    rates(dir, files, writes)
+    PosixTier::measure_lock_by_processor(true);
+    restart(dir, files, block_bytes, room, "first start")?;
+    restart(dir, files, block_bytes, room, "restart")?;
+    reset(dir, block_bytes)?;
+    PosixTier::measure_lock_by_processor(false);
+    rates(dir, writes, block_bytes)
 }
 
-/// Sparse files where the tier puts blocks `0..files`.
-fn generate(dir: &Path, files: u64) -> Result<()> {
-    let (_tier, bench) = open(dir, 0)?;
+/// Files where the tier puts blocks `0..files`: of zeros, or sparse.
+fn generate(dir: &Path, files: u64, block_bytes: u64, sparse: bool) -> Result<()> {
+    let (_tier, bench) = open(dir, block_bytes, 0)?;
+    let bytes = vec![0; (HEADER_BYTES + block_bytes) as usize];
     let epoch = dir.join(bench.spec.root().to_string()).join("e0");
     let broken = |e| Error::io("cannot make a file", e);
     for shard in 0..256 {
@@ -76,7 +82,8 @@ fn generate(dir: &Path, files: u64) -> Result<()> {
             }
             let hash = bench.key(n).hash;
             let path = epoch.join(format!("{:02x}", hash.0[0])).join(format!("{hash}.kvb"));
-            std::fs::File::create_new(path)?.set_len(FILE_BYTES)?;
+            let file = std::fs::File::create_new(path)?;
+            if sparse { file.set_len(bytes.len() as u64)? } else { (&file).write_all(&bytes)? }
         }
     };
     std::thread::scope(|scope| {
@@ -86,10 +93,10 @@ fn generate(dir: &Path, files: u64) -> Result<()> {
     .map_err(broken)
 }
 
-fn restart(dir: &Path, files: u64, capacity_bytes: u64, what: &str) -> Result<()> {
+fn restart(dir: &Path, files: u64, block_bytes: u64, capacity_bytes: u64, what: &str) -> Result<()> {
     let before = resident_bytes();
     let began = Instant::now();
-    let (tier, bench) = open(dir, capacity_bytes)?;
+    let (tier, bench) = open(dir, block_bytes, capacity_bytes)?;
     let opened = began.elapsed();
     let write = bench.begin_write(u64::MAX, bench.filled(0), began + PATIENCE);
     let (mut usable, mut written) = (None, None);
@@ -153,25 +160,34 @@ fn slowest_peek(bench: &Bench, work: impl FnOnce()) -> Duration {
     })
 }
 
-/// Rounds of writes in alternation, below the cap in one directory and at the cap in another.
-fn rates(dir: &Path, files: u64, writes: u64) -> Result<()> {
-    let other = dir.with_extension("below");
-    std::fs::create_dir_all(&other).map_err(|e| Error::io("cannot make a directory", e))?;
-    let outcome = rates_of(dir, &other, files, writes);
-    std::fs::remove_dir_all(&other).map_err(|e| Error::io("cannot remove a directory", e))?;
-    outcome
+fn reset(dir: &Path, block_bytes: u64) -> Result<()> {
+    let (tier, bench) = open(dir, block_bytes, 0)?;
+    tier.wait_scanned(Instant::now() + PATIENCE);
+    tier.take_lock_hold_max();
+    let began = Instant::now();
+    tier.advance_and_wait(&bench.spec, 1)?;
+    tier.drain(began + PATIENCE);
+    println!("reset: {:.1} s until all files were gone", began.elapsed().as_secs_f64());
+    println!("  longest hold of the lock in a reset: {:?}", tier.take_lock_hold_max());
+    Ok(())
 }
 
-fn rates_of(dir: &Path, other: &Path, files: u64, writes: u64) -> Result<()> {
-    generate(other, files)?;
-    let (below, below_bench) = open(other, 0)?;
-    let (at_cap, at_cap_bench) = open(dir, files * FILE_BYTES)?;
+/// Rounds of writes in alternation, below the cap in one directory and at the cap in another.
+fn rates(dir: &Path, writes: u64, block_bytes: u64) -> Result<()> {
+    let dirs = ["below", "at"].map(|name| dir.join(name));
+    for dir in &dirs {
+        std::fs::create_dir(dir).map_err(|e| Error::io("cannot make a directory", e))?;
+        generate(dir, writes, block_bytes, false)?;
+    }
+    let cap = writes * (HEADER_BYTES + block_bytes);
+    let (below, below_bench) = open(&dirs[0], block_bytes, 0)?;
+    let (at_cap, at_cap_bench) = open(&dirs[1], block_bytes, cap)?;
     for tier in [&below, &at_cap] {
         tier.wait_scanned(Instant::now() + PATIENCE);
     }
     let (mut ratios, mut costs) = (Vec::new(), [0.0; 2]);
     for round in 0..ROUNDS {
-        let (first, count) = (files + round * writes, writes);
+        let (first, count) = ((1 + round) * writes, writes);
         let began = cpu_seconds();
         let low = write_rate(&below_bench, first, count)?;
         let between = cpu_seconds();
@@ -187,11 +203,7 @@ fn rates_of(dir: &Path, other: &Path, files: u64, writes: u64) -> Result<()> {
     let each = |seconds: f64| seconds * 1e6 / (ROUNDS * writes) as f64;
     let [low, high] = costs.map(each);
     println!("processor time of a write, unlinks included: {low:.0} us below the cap, {high:.0} us at it");
-    assert!(at_cap.usage().bytes <= files * FILE_BYTES, "the cap was passed (P5)");
-    at_cap.take_lock_hold_max();
-    at_cap.advance_and_wait(&at_cap_bench.spec, 1)?;
-    at_cap.drain(Instant::now() + PATIENCE);
-    println!("longest hold of the lock in a reset: {:?}", at_cap.take_lock_hold_max());
+    assert!(at_cap.usage().bytes <= cap, "the cap was passed (P5)");
     Ok(())
 }
 

@@ -3,7 +3,8 @@
 //!
 //! A device in memory keeps an image after every mutation. Two crashes are tried on each: the process dies, which
 //! leaves the image; or the machine loses power, which also takes bytes of files that were not synced, though their
-//! names are there (delayed allocation). Names are taken to reach the disk in their order, and to be safe once their
+//! names are there (delayed allocation), or what was written over them; or it takes the last names, though the bytes that
+//! were written over other files are there. Names are taken to reach the disk in their order, and to be safe once a
 //! directory was synced, as journalling file systems do it.
 #![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
 
@@ -28,8 +29,18 @@ const EPOCHS: u32 = 5;
 /// Block `n` in version `v` has the bytes of block `n + v * VERSION`.
 const VERSION: u64 = 1000;
 
-fn open_on(device: &Arc<dyn Device>, shared: bool) -> Arc<PosixTier> {
-    let config = PosixConfig { capacity_bytes: CAP, shared, ..config(Path::new("memory")) };
+/// How the tier is set up.
+#[derive(Clone, Copy, Debug)]
+struct Setup {
+    shared: bool,
+    /// Each block in a directory of its own. Else all lie in one, and files are written over.
+    sharded: bool,
+}
+
+fn open_on(device: &Arc<dyn Device>, setup: Setup) -> Arc<PosixTier> {
+    let Setup { shared, sharded: shard_directories } = setup;
+    let memory = config(Path::new("memory"));
+    let config = PosixConfig { capacity_bytes: CAP, shared, shard_directories, ..memory };
     Arc::new(PosixTier::open_on_devices(config, vec![Arc::clone(device)]).unwrap())
 }
 
@@ -49,19 +60,19 @@ struct Workload {
     memory: MemoryDevice,
     device: Arc<dyn Device>,
     faults: Faults,
-    shared: bool,
+    setup: Setup,
     history: History,
 }
 
 impl Workload {
-    fn new(shared: bool) -> Self {
+    fn new(setup: Setup) -> Self {
         let (memory, faults) = (MemoryDevice::default(), Faults::default());
         let device: Arc<dyn Device> = Arc::new(FaultDevice::new(Arc::new(memory.clone()), faults.clone()));
-        Self { memory, device, faults, shared, history: History::default() }
+        Self { memory, device, faults, setup, history: History::default() }
     }
 
     fn open(&self) -> Bench {
-        Bench::new(open_on(&self.device, self.shared))
+        Bench::new(open_on(&self.device, self.setup))
     }
 
     fn write(&mut self, bench: &Bench, n: u64) {
@@ -93,6 +104,8 @@ impl Workload {
         (0..9).for_each(|n| self.write(&bench, n));
         self.replace(&bench, 8);
         self.replace(&bench, 7);
+        // Some of them again that were evicted.
+        (9..BLOCKS).chain(0..3).for_each(|n| self.write(&bench, n));
         self.reset(&mut bench);
         (0..4).for_each(|n| self.write(&bench, n));
         bench.drain();
@@ -161,7 +174,7 @@ fn whole_blocks(image: &Image, epoch: u32) -> usize {
 }
 
 /// Reads every block of every epoch; how many were found.
-fn read_all(work: &Workload, bench: &Bench, at: usize, what: &str) -> usize {
+fn read_all(work: &Workload, bench: &Bench, crash: Crash, what: &str) -> usize {
     let mut found = 0;
     for epoch in 0..EPOCHS {
         let old = Bench { tier: Arc::clone(&bench.tier), spec: bench.spec.clone(), epoch };
@@ -169,7 +182,9 @@ fn read_all(work: &Workload, bench: &Bench, at: usize, what: &str) -> usize {
             let Ok(bytes) = old.read(n) else { continue };
             assert_eq!(epoch, bench.epoch, "{what}: block {n} of a past epoch is served (P1)");
             let is_right = |version| bytes == old.bytes(n + version * VERSION);
-            let versions = work.versions(epoch, n, at);
+            let known = work.versions(epoch, n, crash.at);
+            // A replacement may be undone by the loss of its name.
+            let versions = if crash.names < crash.at { 0..known.end } else { known };
             assert!(versions.clone().any(is_right), "{what}: wrong bytes of block {n}, not of {versions:?}");
             found += 1;
         }
@@ -177,10 +192,28 @@ fn read_all(work: &Workload, bench: &Bench, at: usize, what: &str) -> usize {
     found
 }
 
-/// Opens a tier on what a crash left after mutation `at`, and checks all that is promised.
-fn check(work: &Workload, images: &[Image], at: usize, loss: Option<Loss>) {
+/// What a crash leaves: bytes as after mutation `at`, names as after mutation `names`, less what was not synced.
+#[derive(Clone, Copy, Debug)]
+struct Crash {
+    at: usize,
+    names: usize,
+    loss: Option<Loss>,
+}
+
+impl Crash {
+    fn is_of_power(self) -> bool {
+        self.loss.is_some() || self.names < self.at
+    }
+}
+
+/// Opens a tier on what a crash left, and checks all that is promised.
+fn check(work: &Workload, images: &[Image], crash: Crash) {
+    let Crash { at, names, loss } = crash;
     let mut image = images[at].clone();
-    let what = format!("after {at}, {:?} {}, {loss:?}", image.mutation, image.path.display());
+    let what = format!("{crash:?}, {:?} {}", image.mutation, image.path.display());
+    if names < at {
+        image.take_names(&images[names]);
+    }
     // The writer is dead: this process's own temporaries would be taken for a living one's.
     let own = PosixTier::writer_identity();
     let (process, start) = own.rsplit_once('-').unwrap();
@@ -191,19 +224,19 @@ fn check(work: &Workload, images: &[Image], at: usize, loss: Option<Loss>) {
     }
     let memory = MemoryDevice::from_image(image.clone());
     let device: Arc<dyn Device> = Arc::new(memory.clone());
-    let tier = open_on(&device, work.shared);
+    let tier = open_on(&device, work.setup);
     let bench = Bench::new(Arc::clone(&tier) as _);
-    assert!(bench.epoch >= work.epoch_at(images, at), "{what}: epoch {} came back", bench.epoch);
+    assert!(bench.epoch >= work.epoch_at(images, names), "{what}: epoch {} came back", bench.epoch);
     // Writes need not wait for the scan, and keep the cap all the same. What they evict before it is guessed from a
     // checkpoint, so half of the crashes look at what is found first.
     let scan_first = at.is_multiple_of(2);
     let scan = || assert!(tier.wait_scanned(Bench::soon()), "{what}: the scan ends");
     if scan_first {
         scan();
-        let found = read_all(work, &bench, at, &what);
-        let whole = if loss.is_none() { whole_blocks(&image, bench.epoch) } else { 0 };
+        let found = read_all(work, &bench, crash, &what);
+        let whole = if !crash.is_of_power() { whole_blocks(&image, bench.epoch) } else { 0 };
         assert!(found >= whole, "{what}: {found} of {whole} whole blocks are found");
-        if loss.is_none() {
+        if !crash.is_of_power() {
             let is_bad = |(path, _): &(&Path, u64)| path.extension().is_some_and(|suffix| suffix == "bad");
             let aside = image.files().filter(is_bad).count();
             assert_eq!(tier.quarantined(&bench.spec), aside, "{what}: no half block was visible");
@@ -217,7 +250,7 @@ fn check(work: &Workload, images: &[Image], at: usize, loss: Option<Loss>) {
     scan();
     let usage = tier.usage().bytes;
     assert!(usage <= CAP && usage == block_bytes(&memory.images().pop().unwrap()), "{what}: {usage}");
-    read_all(work, &bench, at, &what);
+    read_all(work, &bench, crash, &what);
     // What was torn is written anew.
     for n in 0..4 {
         bench.write(n).unwrap();
@@ -229,8 +262,8 @@ fn check(work: &Workload, images: &[Image], at: usize, loss: Option<Loss>) {
     assert_eq!(tier.usage().bytes, block_bytes(&memory.images().pop().unwrap()), "{what}");
 }
 
-fn check_all(shared: bool) {
-    let work = Workload::new(shared).run();
+fn check_all(setup: Setup) {
+    let work = Workload::new(setup).run();
     let images = work.memory.images();
     for (at, image) in images.iter().enumerate() {
         let (bytes, path) = (block_bytes(image), image.path.display());
@@ -240,25 +273,38 @@ fn check_all(shared: bool) {
             image.mutation
         );
     }
-    assert!(work.history.resets.len() == 2 && images.len() > 200);
-    let mut crashes: Vec<(usize, Option<Loss>)> = (0..images.len()).map(|at| (at, None)).collect();
+    assert!(work.history.resets.len() == 2 && images.len() > 150);
+    let mut crashes: Vec<Crash> = (0..images.len()).map(|at| Crash { at, names: at, loss: None }).collect();
+    let mut overwritten = 0;
     for (at, image) in images.iter().enumerate() {
         let changed = matches!(image.mutation, Mutation::Write | Mutation::Create | Mutation::Rename);
         if changed && image.clone().lose(Loss::Empty) > 0 {
-            let losses = [Loss::Empty, Loss::Torn, Loss::Zeros, Loss::Foreign];
-            crashes.extend(losses.map(|loss| (at, Some(loss))));
+            let losses = [Loss::Empty, Loss::Torn, Loss::Zeros, Loss::Foreign, Loss::Before, Loss::Mixed];
+            crashes.extend(losses.map(|loss| Crash { at, names: at, loss: Some(loss) }));
+        }
+        if image.mutation == Mutation::Write && images[at - 1].mutation == Mutation::Rename {
+            // A file that was renamed is written over: its names of before may come back.
+            overwritten += 1;
+            let is_lost =
+                |at: &usize| !matches!(images[*at].mutation, Mutation::SyncDir | Mutation::SyncData);
+            for later in [at, at + 1, at + 2].into_iter().filter(|later| *later < images.len()) {
+                let lost = (0..=later).rev().take_while(is_lost).map(|last| last - 1).take(6);
+                for (number, names) in lost.enumerate() {
+                    let loss = [None, Some(Loss::Mixed)][number % 2];
+                    crashes.push(Crash { at: later, names, loss });
+                }
+            }
         }
     }
     println!("{} boundaries, {} images with what a power loss takes", images.len(), crashes.len());
+    assert!(setup.sharded || overwritten > 5, "{overwritten} files were written over");
     let next = std::sync::atomic::AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
                 // Relaxed: the number alone is shared.
-                while let Some((at, loss)) =
-                    crashes.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
-                {
-                    check(&work, &images, *at, *loss);
+                while let Some(crash) = crashes.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
+                    check(&work, &images, *crash);
                 }
             });
         }
@@ -267,10 +313,15 @@ fn check_all(shared: bool) {
 
 #[test]
 fn every_crash_of_a_node_s_own_directory_is_survived() {
-    check_all(false);
+    check_all(Setup { shared: false, sharded: true });
 }
 
 #[test]
 fn every_crash_of_a_shared_directory_is_survived() {
-    check_all(true);
+    check_all(Setup { shared: true, sharded: false });
+}
+
+#[test]
+fn every_crash_between_writes_over_other_files_is_survived() {
+    check_all(Setup { shared: false, sharded: false });
 }

@@ -127,6 +127,22 @@ impl Device for FaultDevice {
         self.inner.create(path, direct).map(|file| self.wrap(file))
     }
 
+    fn overwrites(&self) -> bool {
+        self.inner.overwrites() && !self.faults.is_overwriting_forbidden()
+    }
+
+    fn take_over(
+        &self,
+        from: &Path,
+        to: &Path,
+        bytes: u64,
+        direct: bool,
+    ) -> Result<Option<Box<dyn DeviceFile>>> {
+        self.strike(FaultOp::Publish, to)?;
+        self.strike(FaultOp::Create, to)?;
+        self.inner.take_over(from, to, bytes, direct).map(|file| file.map(|file| self.wrap(file)))
+    }
+
     fn publish(&self, from: &Path, to: &Path) -> Result<()> {
         self.strike(FaultOp::Publish, to)?;
         self.inner.publish(from, to)

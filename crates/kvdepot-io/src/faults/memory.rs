@@ -48,6 +48,10 @@ pub enum Loss {
     Zeros,
     /// The bytes of another file, whole.
     Foreign,
+    /// What the file had before, as long as it was then; for a new file, no bytes.
+    Before,
+    /// Its first half as written, the second as it was before.
+    Mixed,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +65,8 @@ struct Inode {
     bytes: Arc<Vec<u8>>,
     modified: SystemTime,
     synced: bool,
+    /// The bytes before the last write, if it was not synced.
+    before: Option<Arc<Vec<u8>>>,
 }
 
 /// Everything that lies on a device.
@@ -101,10 +107,25 @@ impl Image {
                 Loss::Torn => Arc::new(inode.bytes[..len / 2].to_vec()),
                 Loss::Zeros => Arc::new(vec![0; len]),
                 Loss::Foreign => foreign.clone().unwrap_or_default(),
+                Loss::Before => inode.before.clone().unwrap_or_default(),
+                Loss::Mixed => {
+                    let before = inode.before.as_deref().map_or(&[][..], Vec::as_slice);
+                    let rest = before.get(len / 2..).unwrap_or(&[]);
+                    Arc::new([&inode.bytes[..len / 2], rest].concat())
+                }
             };
             count += 1;
         }
         count
+    }
+
+    /// Gives this image the names of an earlier one: a power loss after the bytes reached the disk and before the names
+    /// did. Files that had no name left by now have the bytes that they had then.
+    pub fn take_names(&mut self, earlier: &Self) {
+        self.tree.clone_from(&earlier.tree);
+        for (id, inode) in &earlier.inodes {
+            self.inodes.entry(*id).or_insert_with(|| inode.clone());
+        }
     }
 
     /// Replaces a part of every name, for example the writer's in the names of temporary files.
@@ -286,14 +307,19 @@ impl DeviceFile for MemoryFile {
         let new: Vec<u8> = buf.slices(skip).iter().flat_map(|slice| slice.to_vec()).collect();
         let mut disk = self.disk.lock();
         let (used, bytes_max) = (disk.used_bytes(), disk.bytes_max);
-        if bytes_max.is_some_and(|most| used + pages(new.len() as u64) > most) {
+        let Some(inode) = disk.now.inodes.get_mut(&self.id) else { return Err(not_found(&self.path)) };
+        let at = usize::try_from(offset).unwrap_or(usize::MAX);
+        let grown = (at + new.len()).saturating_sub(inode.bytes.len()) as u64;
+        if bytes_max.is_some_and(|most| used + pages(grown) > most) {
             return Err(super::Faults::no_space());
         }
-        let Some(inode) = disk.now.inodes.get_mut(&self.id) else { return Err(not_found(&self.path)) };
-        let (at, bytes) = (usize::try_from(offset).unwrap_or(usize::MAX), Arc::make_mut(&mut inode.bytes));
+        let before = Arc::clone(&inode.bytes);
+        let bytes = Arc::make_mut(&mut inode.bytes);
         bytes.resize(bytes.len().max(at + new.len()), 0);
         bytes[at..at + new.len()].copy_from_slice(&new);
         (inode.synced, inode.modified) = (false, SystemTime::now());
+        // What the disk has until these bytes are written back.
+        inode.before = Some(before);
         disk.note(Mutation::Write, &self.path);
         Ok(new.len())
     }
@@ -301,7 +327,7 @@ impl DeviceFile for MemoryFile {
     fn sync_data(&self) -> Result<()> {
         let mut disk = self.disk.lock();
         if let Some(inode) = disk.now.inodes.get_mut(&self.id) {
-            inode.synced = true;
+            (inode.synced, inode.before) = (true, None);
         }
         disk.note(Mutation::SyncData, &self.path);
         Ok(())
@@ -350,11 +376,33 @@ impl Device for MemoryDevice {
         }
         let id = disk.ids;
         disk.ids += 1;
-        let inode = Inode { bytes: Arc::default(), modified: SystemTime::now(), synced: false };
+        let inode = Inode { bytes: Arc::default(), modified: SystemTime::now(), synced: false, before: None };
         disk.now.inodes.insert(id, inode);
         disk.now.tree.insert(path.to_owned(), Node::File(id));
         disk.note(Mutation::Create, path);
         Ok(Box::new(MemoryFile { disk: Arc::clone(&self.disk), id, path: path.to_owned() }))
+    }
+
+    fn overwrites(&self) -> bool {
+        true
+    }
+
+    fn take_over(
+        &self,
+        from: &Path,
+        to: &Path,
+        bytes: u64,
+        _direct: bool,
+    ) -> Result<Option<Box<dyn DeviceFile>>> {
+        let mut disk = self.disk.lock();
+        disk.rename(from, to)?;
+        let id = disk.file(to)?;
+        if disk.now.inodes.get(&id).is_some_and(|inode| inode.bytes.len() as u64 == bytes) {
+            return Ok(Some(Box::new(MemoryFile { disk: Arc::clone(&self.disk), id, path: to.to_owned() })));
+        }
+        disk.now.tree.remove(to);
+        disk.note(Mutation::Unlink, to);
+        Ok(None)
     }
 
     fn publish(&self, from: &Path, to: &Path) -> Result<()> {

@@ -63,6 +63,7 @@ struct Plan {
     random: u64,
     disabled: bool,
     disk_bytes: Option<u64>,
+    overwriting_forbidden: bool,
     /// Counted up by `release`; who hangs waits for the next count.
     releases: u64,
     hung: usize,
@@ -118,6 +119,16 @@ impl Faults {
     pub fn set_disk_bytes(&self, bytes: Option<u64>) -> &Self {
         self.shared.0.lock().disk_bytes = bytes;
         self
+    }
+
+    /// Has the device say that no file is overwritten in place of one that goes, as network file systems do.
+    pub fn forbid_overwriting(&self) -> &Self {
+        self.shared.0.lock().overwriting_forbidden = true;
+        self
+    }
+
+    pub(super) fn is_overwriting_forbidden(&self) -> bool {
+        self.shared.0.lock().overwriting_forbidden
     }
 
     pub(super) fn disk_bytes(&self) -> Option<u64> {

@@ -1,20 +1,24 @@
 //! P5: room is made and reserved before the first byte is written; under the cap, and above the floor of free space.
 
+use std::path::Path;
 use std::time::Instant;
 
 use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
+
+use kvdepot_io::{DeviceFile, IoBuf};
 
 use super::held::Held;
 use super::index::{Taken, seconds};
 use super::leaving::Leave;
 use super::space::home;
 use super::state::{BadFile, Shared, State};
-use super::unlinker::UNLINKS;
 
 /// How many seconds newer than we know a file must be on the disk to count as used by another node.
 const FOREIGN_USE_MIN_S: u32 = 1;
 /// Files evicted when a file system has no space left, in files of the block that is written.
 const EVICT_WHEN_FULL: u64 = 8;
+/// Files that may refuse to go before a write on a full file system gives up.
+const FAILURES_MAX: u32 = 8;
 /// Part of the cap that is evicted ahead of need, so that writes need not wait for unlinks.
 const HEADROOM_PART: u64 = 256;
 /// Files that the headroom must hold; below that it is not worth having.
@@ -27,20 +31,26 @@ pub(super) enum Victim {
     Cold(Box<Taken>),
 }
 
-impl Victim {
-    fn bytes(&self, state: &State) -> u64 {
-        match self {
-            Self::Leaving(key) => state.leaving.get(key).map_or(0, |leaving| leaving.bytes),
-            Self::Bad(file) => file.bytes,
-            Self::Cold(taken) => taken.entry.bytes,
-        }
-    }
+/// Where a block can be written.
+#[derive(Debug)]
+pub(super) enum Room {
+    /// Into a new file.
+    New,
+    /// Over the file that was renamed to the temporary name.
+    Over(Box<dyn DeviceFile>),
 }
 
 impl Shared {
     /// Reserves a block's bytes for a write, evicting what was used longest ago. `NoSpace` if it can never fit,
     /// `Busy` if others' reservations do not end by the deadline.
-    pub(super) fn reserve(&self, key: BlockKey, bytes: u64, deadline: Instant) -> Result<()> {
+    pub(super) fn reserve(
+        &self,
+        key: BlockKey,
+        bytes: u64,
+        sealed: &IoBuf,
+        temporary: &Path,
+        deadline: Instant,
+    ) -> Result<Room> {
         let cap = self.cap;
         if cap > 0 && bytes > cap {
             return Err(Error::new(ErrorKind::NoSpace, "a block is larger than the tier's cap")
@@ -52,6 +62,13 @@ impl Shared {
         loop {
             let victim = {
                 let mut state = self.lock();
+                if let Some(taken) = self.take_to_overwrite(&mut state, &key, bytes) {
+                    drop(state);
+                    match self.rename_to_overwrite(taken, key, sealed, temporary)? {
+                        Some(file) => return Ok(Room::Over(file)),
+                        None => continue,
+                    }
+                }
                 if cap == 0 || (state.is_bounded() && state.bytes + bytes <= cap) {
                     let needed = state.bytes + bytes;
                     if state.total.is_some_and(|total| needed > total) {
@@ -67,7 +84,7 @@ impl Shared {
                     if ahead {
                         self.unlinks.notify_one();
                     }
-                    return Ok(());
+                    return Ok(Room::New);
                 }
                 match state.knows_recency().then(|| state.next_victim(None)).flatten() {
                     Some(victim) => victim,
@@ -77,7 +94,7 @@ impl Shared {
                     }
                 }
             };
-            self.give_up(victim)?;
+            self.give_up_now(victim)?;
         }
     }
 
@@ -106,7 +123,7 @@ impl Shared {
                 .with("path", device.root().display())
                 .with("free_floor_percent", self.config.free_floor_percent));
             };
-            self.give_up(victim)?;
+            self.give_up_now(victim)?;
         }
         Ok(())
     }
@@ -123,11 +140,13 @@ impl Shared {
     /// After `NoSpace` of a write: evicts some files of the same directory; whether any space was freed in time.
     pub(super) fn make_room(&self, directory: usize, bytes: u64, deadline: Instant) -> bool {
         self.free_space.expire(directory);
-        let mut freed = 0;
-        while freed < bytes * EVICT_WHEN_FULL && Instant::now() < deadline {
+        let (mut freed, mut failures) = (0, 0);
+        while freed < bytes * EVICT_WHEN_FULL && failures < FAILURES_MAX && Instant::now() < deadline {
             let victim = self.lock().next_victim(Some(directory));
             let Some(victim) = victim else { break };
-            freed += self.give_up(victim).unwrap_or(0);
+            let outcome = self.give_up_now(victim);
+            failures += u32::from(outcome.is_err());
+            freed += outcome.unwrap_or(0);
         }
         freed > 0
     }
@@ -135,51 +154,19 @@ impl Shared {
     /// Evicts until the cap holds, and ahead of need; for files that were there already. A bounded number at a time:
     /// whether there may be more to do.
     pub(super) fn trim(&self, files_max: usize) -> Result<bool> {
-        for _ in 0..files_max.div_ceil(UNLINKS) {
-            let victims = {
+        for _ in 0..files_max {
+            let victim = {
                 let mut state = self.lock();
-                if self.cap == 0 || !state.counted {
-                    return Ok(false);
-                }
-                let low = self.cap - if self.has_headroom(&state) { self.cap / HEADROOM_PART } else { 0 };
-                let mut surplus = state.bytes.saturating_sub(low);
-                let mut victims = Vec::with_capacity(UNLINKS);
-                while surplus > 0 && victims.len() < UNLINKS {
-                    let Some(victim) = state.next_victim(None) else { break };
-                    surplus = surplus.saturating_sub(victim.bytes(&state));
-                    victims.push(victim);
-                }
-                victims
+                let over =
+                    self.cap > 0 && state.counted && state.bytes > self.cap_less(HEADROOM_PART, &state);
+                if over { state.next_victim(None) } else { None }
             };
-            if victims.is_empty() {
-                return Ok(false);
-            }
-            self.give_up_all(victims)?;
+            match victim {
+                Some(victim) => self.give_up(victim)?,
+                None => return Ok(false),
+            };
         }
         Ok(true)
-    }
-
-    /// As `give_up`, with what is common done once.
-    fn give_up_all(&self, victims: Vec<Victim>) -> Result<()> {
-        let (mut keys, mut evicted, mut first) = (Vec::new(), Vec::new(), Ok(()));
-        for victim in victims {
-            match victim {
-                Victim::Leaving(key) => keys.push(key),
-                bad @ Victim::Bad(_) => first = self.give_up(bad).map(drop).and(first),
-                Victim::Cold(taken) => {
-                    if !(self.config.shared && self.was_used_elsewhere(&taken)) {
-                        keys.push(taken.key);
-                        evicted.push(taken.key);
-                    }
-                }
-            }
-        }
-        let unlinked = self.unlink_all(&keys);
-        let mut state = self.lock();
-        evicted.into_iter().for_each(|key| state.events.evicted(key));
-        drop(state);
-        self.deliver_events();
-        unlinked.map(drop).and(first)
     }
 
     /// Whether the cap is exceeded by something that can be given up.
@@ -189,9 +176,19 @@ impl Shared {
 
     /// Whether less than the headroom is left below the cap.
     pub(super) fn is_over_headroom(&self, state: &State) -> bool {
-        // Half of it is used before the unlink thread makes all of it anew, many files at a time.
-        let most = self.cap - self.cap / HEADROOM_PART / 2;
-        self.cap > 0 && state.counted && state.bytes > most && self.has_headroom(state)
+        self.cap > 0
+            && state.counted
+            && self.has_headroom(state)
+            && state.bytes > self.cap_less_headroom(state)
+    }
+
+    /// From where on room is made: half of the headroom is used before the unlink thread makes all of it anew.
+    pub(super) fn cap_less_headroom(&self, state: &State) -> u64 {
+        self.cap_less(2 * HEADROOM_PART, state)
+    }
+
+    fn cap_less(&self, part: u64, state: &State) -> u64 {
+        self.cap - if self.has_headroom(state) { self.cap / part } else { 0 }
     }
 
     /// Whether the headroom holds enough files to be worth having.
@@ -219,23 +216,28 @@ impl Shared {
             .with("capacity_bytes", self.cap))
     }
 
-    /// Unlinks a victim; the bytes that this freed.
+    /// Unlinks a victim; the bytes that this freed. Whoever calls it delivers the events.
     fn give_up(&self, victim: Victim) -> Result<u64> {
         match victim {
             Victim::Leaving(key) => self.unlink_all(&[key]),
             Victim::Bad(file) => self.unlink_bad(file),
-            Victim::Cold(taken) => {
-                let key = taken.key;
-                if self.config.shared && self.was_used_elsewhere(&taken) {
-                    return Ok(0);
-                }
-                tracing::trace!(%key, "evict");
-                let unlinked = self.unlink_all(&[key]);
-                self.lock().events.evicted(key);
-                self.deliver_events();
-                unlinked
-            }
+            Victim::Cold(taken) if self.config.shared && self.was_used_elsewhere(&taken) => Ok(0),
+            Victim::Cold(taken) => self.evict(taken.key),
         }
+    }
+
+    fn give_up_now(&self, victim: Victim) -> Result<u64> {
+        let freed = self.give_up(victim);
+        self.deliver_events();
+        freed
+    }
+
+    /// Unlinks the file of a block that was taken out of the index to be evicted.
+    pub(super) fn evict(&self, key: BlockKey) -> Result<u64> {
+        tracing::trace!(%key, "evict");
+        let freed = self.unlink_all(&[key])?;
+        self.lock().events.evicted(key);
+        Ok(freed)
     }
 
     /// Unlinks a file that was kept aside, its bytes still charged; they stay so if that fails, and the next sweep has it
@@ -259,7 +261,7 @@ impl Shared {
     }
 
     /// Whether another node has used the file since we last knew, in which case it is put back with that recency.
-    fn was_used_elsewhere(&self, taken: &Taken) -> bool {
+    pub(super) fn was_used_elsewhere(&self, taken: &Taken) -> bool {
         let entry = taken.entry;
         let path = taken.space.block_path(taken.key.hash);
         let Ok(Some(stat)) = self.device(entry.directory).stat(&path) else { return false };

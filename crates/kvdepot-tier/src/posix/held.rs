@@ -1,30 +1,63 @@
 //! A hold of the tier's lock, whose length is noted.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, MutexGuard};
 
 use super::state::State;
 
+/// Whether holds are measured in processor time, which costs two system calls each.
+static BY_PROCESSOR: AtomicBool = AtomicBool::new(false);
+
+/// Measures holds in processor time from now on, or not any more: on a machine that does much else, a hold is as long as others have the
+/// processor meanwhile.
+pub(super) fn measure_by_processor(on: bool) {
+    // Relaxed: a hold that is measured by both clocks is a figure that nothing depends on.
+    BY_PROCESSOR.store(on, Ordering::Relaxed);
+}
+
+#[derive(Clone, Copy)]
+enum Since {
+    Wall(Instant),
+    Processor(Duration),
+}
+
+impl Since {
+    fn now() -> Self {
+        if BY_PROCESSOR.load(Ordering::Relaxed) {
+            Self::Processor(kvdepot_io::thread_time::thread_time())
+        } else {
+            Self::Wall(Instant::now())
+        }
+    }
+
+    fn elapsed(self) -> Duration {
+        match self {
+            Self::Wall(since) => since.elapsed(),
+            Self::Processor(since) => kvdepot_io::thread_time::thread_time().saturating_sub(since),
+        }
+    }
+}
+
 /// The tier's state, locked.
 pub(super) struct Held<'a> {
     state: MutexGuard<'a, State>,
-    since: Instant,
+    since: Since,
     longest_ns: &'a AtomicU64,
 }
 
 impl<'a> Held<'a> {
     pub(super) fn new(state: MutexGuard<'a, State>, longest_ns: &'a AtomicU64) -> Self {
-        Self { state, since: Instant::now(), longest_ns }
+        Self { state, since: Since::now(), longest_ns }
     }
 
     /// Lets go of the lock until somebody wakes `condvar`; `true` if the deadline passed first.
     pub(super) fn wait_until(&mut self, condvar: &Condvar, deadline: Instant) -> bool {
         self.note();
         let late = condvar.wait_until(&mut self.state, deadline).timed_out();
-        self.since = Instant::now();
+        self.since = Since::now();
         late
     }
 

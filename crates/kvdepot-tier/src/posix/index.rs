@@ -69,7 +69,7 @@ pub(super) struct Entry {
 }
 
 /// A file that was taken out of the index.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Taken {
     pub(super) key: BlockKey,
     pub(super) space: Arc<Space>,
@@ -319,13 +319,24 @@ impl Index {
         true
     }
 
-    /// Takes out the file that was used longest ago, in one directory or in all.
-    pub(super) fn take_coldest(&mut self, directory: Option<usize>) -> Option<Taken> {
-        let first = match directory {
+    /// The file that was used longest ago, in one directory or in all: when, and its slot.
+    pub(super) fn coldest(&self, directory: Option<usize>) -> Option<(u32, u32)> {
+        match directory {
             Some(directory) => self.orders[directory].first(),
             None => self.orders.iter().filter_map(Order::first).min_by_key(|(second, _)| *second),
-        };
-        first.map(|(_, slot)| self.take(slot))
+        }
+    }
+
+    /// What is known of the file in a slot that is taken.
+    pub(super) fn at(&self, slot: u32) -> (BlockKey, Entry) {
+        let Slot { number, hash, .. } = *self.slots.get(slot);
+        let space = self.spaces[number as usize].as_ref().expect("a file's namespace keeps its number");
+        (space.key(hash), self.entry(slot))
+    }
+
+    /// Takes out the file that was used longest ago, in one directory or in all.
+    pub(super) fn take_coldest(&mut self, directory: Option<usize>) -> Option<Taken> {
+        self.coldest(directory).map(|(_, slot)| self.take(slot))
     }
 
     /// Makes a namespace's files unreachable in one step. Its number, for `take_retired`; `None` if it had no files.

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, Result};
 
-use super::index::Taken;
+use super::index::{Entry, Taken, time_of};
 use super::space::Space;
 use super::state::{Shared, State};
 
@@ -28,11 +28,20 @@ pub(super) struct Leaving {
     pub(super) directory: usize,
     pub(super) bytes: u64,
     pub(super) step: Leave,
+    /// When an evicted block was last used: it is put back where its unlink fails. `None` if it is to go for good.
+    pub(super) used_s: Option<u32>,
 }
 
 impl Leaving {
     pub(super) fn new(taken: Taken, step: Leave) -> Self {
-        Self { space: taken.space, directory: taken.entry.directory, bytes: taken.entry.bytes, step }
+        let Entry { directory, bytes, used_s, .. } = taken.entry;
+        Self {
+            space: taken.space,
+            directory,
+            bytes,
+            step,
+            used_s: (step == Leave::Running).then_some(used_s),
+        }
     }
 }
 
@@ -43,8 +52,8 @@ impl Shared {
     }
 
     /// Unlinks files that the caller has taken up (`Leave::Running`: one unlink a file, else a late second one would
-    /// hit its successor), releases their bytes, and wakes callers that wait for room. The bytes that this freed; an
-    /// error if one of the files could not be unlinked.
+    /// hit its successor), releases the bytes of each, and wakes callers that wait for room. The bytes that this freed;
+    /// an error if one of the files could not be unlinked.
     pub(super) fn unlink_all(&self, keys: &[BlockKey]) -> Result<u64> {
         let files: Vec<(BlockKey, Arc<Space>, usize)> = {
             let state = self.lock();
@@ -56,29 +65,31 @@ impl Shared {
         let unlink = |(key, space, directory): &(BlockKey, Arc<Space>, usize)| {
             self.device(*directory).unlink(&space.block_path(key.hash))
         };
-        let outcomes: Vec<Result<bool>> = files.iter().map(unlink).collect();
         let (mut freed, mut first) = (0, Ok(()));
-        let mut state = self.lock();
-        for ((key, _, directory), outcome) in files.into_iter().zip(outcomes) {
+        for file in files {
+            let (outcome, (key, _, directory)) = (unlink(&file), file);
             match outcome {
-                // A file that was not there gave the file system nothing back.
                 Ok(unlinked) => {
+                    let mut state = self.lock();
                     let bytes = state.end_leaving(&key, unlinked);
-                    self.free_space.credit(directory, if unlinked { bytes } else { 0 });
+                    let look = state.chores.discover;
+                    drop(state);
+                    // A file that was not there gave the file system nothing back.
+                    self.free_space.credit(directory, bytes);
                     freed += bytes;
+                    if look {
+                        self.work.notify_one();
+                    }
                 }
                 Err(error) => {
-                    state.fail_leaving(key);
+                    // On a read-only disk no block is any worse than before.
+                    let keeps_order = self.device(directory).is_read_only();
+                    self.lock().fail_leaving(key, keeps_order);
                     first = Err(error.with("key", key));
                 }
             }
+            self.changed.notify_all();
         }
-        let look = state.chores.discover;
-        drop(state);
-        if look {
-            self.work.notify_one();
-        }
-        self.changed.notify_all();
         first.map(|()| freed)
     }
 
@@ -106,25 +117,38 @@ impl Shared {
 }
 
 impl State {
-    /// Takes a block out of the index; its file goes in the background.
+    /// Takes a block out of the index; its file goes in the background. One that is being evicted goes for good.
     pub(super) fn leave(&mut self, key: &BlockKey) {
         if let Some(taken) = self.take(key) {
             self.begin_leaving(taken, Leave::Pending);
+        } else if let Some(leaving) = self.leaving.get_mut(key) {
+            leaving.used_s = None;
         }
     }
 
     pub(super) fn begin_leaving(&mut self, taken: Taken, step: Leave) {
-        let key = taken.key;
-        self.leaving.insert(key, Leaving::new(taken, step));
-        match step {
+        self.add_leaving(taken.key, Leaving::new(taken, step));
+    }
+
+    pub(super) fn add_leaving(&mut self, key: BlockKey, new: Leaving) {
+        if let Some(known) = self.leaving.get_mut(&key) {
+            // A block that was written over what a scan had found under its name, and both are of a past epoch: there is
+            // one file, and one unlink removes it.
+            self.bytes -= known.bytes.min(new.bytes);
+            known.bytes = known.bytes.max(new.bytes);
+            known.used_s = None;
+            return;
+        }
+        match new.step {
             Leave::Pending => self.leaving_pending.push_back(key),
             Leave::Running => self.leaving_running += 1,
             Leave::Failed => self.leaving_failed.push(key),
         }
+        self.leaving.insert(key, new);
     }
 
     /// Releases a file that is gone, or was not there; its bytes.
-    fn end_leaving(&mut self, key: &BlockKey, unlinked: bool) -> u64 {
+    pub(super) fn end_leaving(&mut self, key: &BlockKey, unlinked: bool) -> u64 {
         self.leaving_running -= 1;
         let Some(Leaving { space, directory, bytes, .. }) = self.leaving.remove(key) else { return 0 };
         self.note_gone(*key);
@@ -139,12 +163,19 @@ impl State {
         if unlinked { bytes } else { 0 }
     }
 
-    fn fail_leaving(&mut self, key: BlockKey) {
+    /// A file stays. A block that was to be evicted is a block again: as old as before, or else as if it was used now,
+    /// so that the next victim is another one.
+    fn fail_leaving(&mut self, key: BlockKey, keeps_order: bool) {
         self.leaving_running -= 1;
-        if let Some(leaving) = self.leaving.get_mut(&key) {
-            leaving.step = Leave::Failed;
-            self.leaving_failed.push(key);
+        let Some(leaving) = self.leaving.get_mut(&key) else { return };
+        let used_s = leaving.used_s.filter(|_| self.spaces.contains_key(&leaving.space.id));
+        if let Some(used_s) = used_s.filter(|_| self.index.get(&key).is_none()) {
+            let Some(Leaving { space, directory, bytes, .. }) = self.leaving.remove(&key) else { return };
+            self.index.insert(key, space, directory, bytes, keeps_order.then(|| time_of(used_s)));
+            return;
         }
+        leaving.step = Leave::Failed;
+        self.leaving_failed.push(key);
     }
 
     /// The next file to unlink, marked as taken up.
@@ -181,3 +212,44 @@ impl State {
 
 /// Corrupt files that are kept of one namespace.
 pub(super) type BadFiles = VecDeque<super::state::BadFile>;
+
+#[cfg(test)]
+mod tests {
+    use kvdepot_core::{BlockHash, BlockLayout, NamespaceSpec};
+    use kvdepot_io::faults::MemoryDevice;
+
+    use super::super::PosixConfig;
+    use super::super::state::{Adopt, Prior};
+    use super::*;
+
+    /// A scan finds a torn file, a write replaces it, and a reset comes before the write ends: one file, which two rooms
+    /// of the tier give up.
+    #[test]
+    fn a_file_that_is_given_up_twice_is_released_once() {
+        let device: Arc<dyn kvdepot_io::Device> = Arc::new(MemoryDevice::default());
+        let prior = Prior { bound: None, total: None, set: BlockHash([0; 16]) };
+        let config = PosixConfig { shared: false, ..PosixConfig::new("memory") };
+        let shared = Shared::new(config, vec![device], vec![0], 1 << 20, prior);
+        let layout = BlockLayout::new(vec![vec![4096]]).expect("a layout");
+        let spec = NamespaceSpec::new(r#"{"model":"m"}"#, layout).expect("a description");
+        let space = Arc::new(Space::new(spec, 0, true));
+        let key = space.key(BlockHash([1; 16]));
+        let mut state = shared.lock();
+        state.spaces.insert(space.id, Arc::clone(&space));
+        state.roots.insert(space.root, space.id);
+        state.counted = true;
+        state.adopt(key, Adopt { space: Arc::clone(&space), directory: 0, bytes: 4096, used: None });
+        state.bytes += 8192;
+        state.reserved.insert(key, 8192);
+        drop(state);
+        shared.retire_namespace(space.root);
+        let mut state = shared.lock();
+        state.keep_reserved(key, Arc::clone(&space), 0);
+        assert!(state.pull_retired());
+        assert_eq!((state.bytes, state.leaving.len(), state.leaving_pending.len()), (8192, 1, 1));
+        let taken = state.take_leaving().expect("one file");
+        assert!(state.take_leaving().is_none());
+        assert_eq!((taken, state.end_leaving(&key, true), state.bytes), (key, 8192, 0));
+        assert!(state.has_unlinked());
+    }
+}

@@ -17,6 +17,7 @@ mod leaving;
 mod maintenance;
 mod namespaces;
 mod order;
+mod overwrite;
 mod reader;
 mod scan;
 mod space;
@@ -170,6 +171,12 @@ impl PosixTier {
     /// The longest hold of the tier's lock since this was asked last: how long a lookup may have waited.
     pub fn take_lock_hold_max(&self) -> Duration {
         self.shared.take_hold_max()
+    }
+
+    /// Measures holds of the lock in processor time from now on, or in real time again, in all tiers of this process; for
+    /// benchmarks.
+    pub fn measure_lock_by_processor(on: bool) {
+        held::measure_by_processor(on);
     }
 
     /// This process as the names of its temporary files spell it: `<host>-<pid>-<start time>`.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use hashbrown::hash_map::Entry;
 use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
 use kvdepot_io::transfer::read_file;
 use kvdepot_io::{Call, Class, FileStat, IoBuf, Op, ReadFile, Request, SlotBuf};
@@ -35,8 +36,8 @@ impl PosixTier {
                 return requests;
             }
             let found: Vec<Option<Reading>> = {
-                let state = self.shared.lock();
-                some.iter().map(|read| self.look_up(&state, read.key)).collect()
+                let mut state = self.shared.lock();
+                some.iter().map(|read| self.look_up(&mut state, read.key)).collect()
             };
             for (read, reading) in some.into_iter().zip(found) {
                 match reading {
@@ -65,7 +66,7 @@ impl PosixTier {
     }
 
     /// What a read needs to know; none for a block that is known not to be there.
-    fn look_up(&self, state: &State, key: BlockKey) -> Option<Reading> {
+    fn look_up(&self, state: &mut State, key: BlockKey) -> Option<Reading> {
         let space = state.spaces.get(&key.namespace).map(Arc::clone)?;
         let known = state.index.get(&key).map(|entry| entry.directory);
         let gone = state.leaving.contains_key(&key);
@@ -74,6 +75,7 @@ impl PosixTier {
         }
         let directory = known.unwrap_or_else(|| home(key.hash, self.shared.devices.len()));
         let generation = state.index.generation();
+        *state.reading.entry(key).or_insert(0) += 1;
         Some(Reading {
             shared: Arc::clone(&self.shared),
             space,
@@ -94,6 +96,18 @@ impl PosixTier {
             done(begun.and_then(|()| shared.count_leading(&keys, known, deadline)));
         });
         self.engine.submit(vec![Request { class: Class::Read, deadline, op: Op::Call(Call { run }) }]);
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        if let Entry::Occupied(mut reads) = state.reading.entry(self.key) {
+            *reads.get_mut() -= 1;
+            if *reads.get() == 0 {
+                reads.remove();
+            }
+        }
     }
 }
 
@@ -120,13 +134,22 @@ impl Reading {
         }
     }
 
-    /// Whether there is no block: no file, or one in an encoding that this build does not read.
+    /// Whether there is no block: no file, one that was evicted meanwhile, or one in an encoding that this build does not
+    /// read.
     fn is_miss(&self, error: &Error) -> bool {
         match error.kind() {
             ErrorKind::NotFound => true,
-            ErrorKind::Corrupt | ErrorKind::Unsupported => self.is_foreign(),
+            // Another process may have written over the file while it was read.
+            ErrorKind::Corrupt => self.has_gone() || self.is_foreign(),
+            ErrorKind::Unsupported => self.is_foreign(),
             _ => false,
         }
+    }
+
+    /// Whether nothing has the block's name any more.
+    fn has_gone(&self) -> bool {
+        let stat = self.shared.device(self.directory).stat(&self.space.block_path(self.key.hash));
+        stat.is_ok_and(|stat| stat.is_none())
     }
 
     /// Whether the file is whole as far as its header tells, and in an encoding that is another build's to read: such a file

@@ -63,6 +63,8 @@ pub(super) struct State {
     pub(super) index: Index,
     pub(super) writing: HashMap<BlockKey, Vec<Done<Written>>>,
     pub(super) reserved: HashMap<BlockKey, u64>,
+    /// Reads under way: their files are not overwritten.
+    pub(super) reading: HashMap<BlockKey, usize>,
     pub(super) leaving: HashMap<BlockKey, Leaving>,
     pub(super) leaving_pending: VecDeque<BlockKey>,
     /// Files whose unlink failed.
@@ -175,6 +177,7 @@ impl Shared {
             index: Index::new(devices.len()),
             writing: HashMap::new(),
             reserved: HashMap::new(),
+            reading: HashMap::new(),
             leaving: HashMap::new(),
             leaving_pending: VecDeque::new(),
             leaving_failed: Vec::new(),
@@ -343,12 +346,8 @@ impl State {
         if let Some(before) = self.index.remove(&key) {
             self.uncharge_missing(before.entry.bytes);
         }
-        if stale && self.leaving.contains_key(&key) {
-            // One unlink removes what both wrote.
-            self.bytes -= bytes;
-        } else if stale {
-            self.leaving.insert(key, Leaving { space, directory, bytes, step: Leave::Pending });
-            self.leaving_pending.push_back(key);
+        if stale {
+            self.add_leaving(key, Leaving { space, directory, bytes, step: Leave::Pending, used_s: None });
         } else {
             self.changes += 1;
             self.index.insert(key, space, directory, bytes, None);

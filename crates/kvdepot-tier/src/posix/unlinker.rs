@@ -19,8 +19,10 @@ const FLOOR_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Directories above which a past epoch's is looked into; deeper ones are not ours.
 const DEPTH_MAX: usize = 8;
-/// Files unlinked before their bytes are released together.
-pub(super) const UNLINKS: usize = 32;
+/// Files that may refuse to go before a past epoch's directory is left alone until the next sweep.
+const FAILURES_MAX: usize = 32;
+/// Files that are taken up together.
+const UNLINKS: usize = 32;
 
 /// What a scan found of past epochs.
 #[derive(Debug)]
@@ -39,11 +41,13 @@ pub(super) struct Remove {
     top: PathBuf,
     /// What is left to list, or to remove once it is empty.
     todo: Vec<(PathBuf, bool)>,
+    /// Files that could not be removed, and what became of the last one.
+    failed: Option<(usize, Error)>,
 }
 
 impl ReclaimJob {
     pub(super) fn remove(root: NamespaceId, directory: usize, top: PathBuf) -> Self {
-        Self::Remove(Remove { root, directory, todo: vec![(top.clone(), false)], top })
+        Self::Remove(Remove { root, directory, todo: vec![(top.clone(), false)], failed: None, top })
     }
 }
 
@@ -85,6 +89,8 @@ impl Shared {
                 state.chores.unlinking = true;
                 return Some(chore);
             }
+            // Names that others had unlinked may have been all that was queued.
+            self.changed.notify_all();
             if state.wait_until(&self.unlinks, *floor_at) {
                 *floor_at = Instant::now() + FLOOR_INTERVAL;
                 state.chores.floor = self.config.free_floor_percent > 0;
@@ -109,14 +115,15 @@ impl Shared {
             Chore::Reclaim(ReclaimJob::Remove(job)) => {
                 let (root, directory, top) = (job.root, job.directory, job.top.clone());
                 let rest = self.reclaim_step(job);
+                // Before the look ends, which may be the last before all is counted.
+                let is_counted = rest.is_ok() || self.count_stuck(root, directory, &top);
                 let mut state = self.lock();
                 state.chores.looks -= 1;
                 match rest {
                     Ok(Some(rest)) => state.chores.reclaims.push_front(ReclaimJob::Remove(rest)),
                     Ok(None) => state.swept.epochs += 1,
                     Err(error) => {
-                        // Files that other nodes add meanwhile do not keep what is known from counting.
-                        state.discovered &= state.counted || error.kind() == ErrorKind::Busy;
+                        state.discovered &= state.counted || is_counted;
                         state.waste.is_stuck(root, directory);
                         tracing::warn!(
                             %error, directory, path = %top.display(),
@@ -157,11 +164,14 @@ impl Shared {
         let Some((path, cleared)) = job.todo.pop() else { return Ok(None) };
         let device = self.device(job.directory);
         if cleared {
+            if let Some((_, error)) = job.failed.take_if(|_| job.todo.is_empty()) {
+                return Err(error);
+            }
             if job.todo.is_empty() {
                 // The epoch's own directory: the only witness of its number may be about to go.
                 self.keep_epoch_of(job.directory, &path)?;
             }
-            if !device.remove_dir(&path)? && device.stat(&path)?.is_some() {
+            if job.failed.is_none() && !device.remove_dir(&path)? && device.stat(&path)?.is_some() {
                 return Err(Error::new(ErrorKind::Busy, "a past epoch's directory does not become empty")
                     .with("path", device.root().join(path).display()));
             }
@@ -175,7 +185,15 @@ impl Shared {
                     job.todo.push((path, false));
                     return Ok(Some(job));
                 }
-                some.iter().try_for_each(|file| self.reclaim_file(&job, &path.join(file)))?;
+                for file in some {
+                    if let Err(error) = self.reclaim_file(&job, &path.join(file)) {
+                        let failures = job.failed.take().map_or(0, |(failures, _)| failures) + 1;
+                        if failures >= FAILURES_MAX {
+                            return Err(error);
+                        }
+                        job.failed = Some((failures, error));
+                    }
+                }
                 self.changed.notify_all();
             }
             let depth = path.components().count() - job.top.components().count();
@@ -185,6 +203,34 @@ impl Shared {
             }
         }
         Ok((!job.todo.is_empty()).then_some(job))
+    }
+
+    /// Counts what lies in a directory that cannot be removed, unless it is charged already; whether it is now.
+    fn count_stuck(&self, root: NamespaceId, directory: usize, top: &Path) -> bool {
+        if !self.lock().is_to_count(root, directory, top) {
+            return true;
+        }
+        let device = self.device(directory);
+        let (mut todo, mut bytes) = (vec![(top.to_owned(), 0)], 0);
+        while let Some((path, depth)) = todo.pop() {
+            let mut names = Vec::new();
+            if device.list(&path, &mut |entry| names.push(entry)).is_err() {
+                return false;
+            }
+            for entry in names {
+                let whole = path.join(&entry.name);
+                if entry.is_dir && depth < DEPTH_MAX {
+                    todo.push((whole, depth + 1));
+                } else if !entry.is_dir {
+                    match device.stat(&whole) {
+                        Ok(stat) => bytes += stat.map_or(0, |s| s.bytes).next_multiple_of(BLOCK_ALIGN_BYTES),
+                        Err(_) => return false,
+                    }
+                }
+            }
+        }
+        self.lock().charge_stuck(root, directory, top, bytes);
+        true
     }
 
     fn reclaim_file(&self, job: &Remove, path: &Path) -> Result<()> {

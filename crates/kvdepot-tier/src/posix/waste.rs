@@ -4,6 +4,8 @@
 //! their epoch. Neither is found under the name that was known, so they are charged here, until a scan of a later epoch
 //! has found no directory of a past one that could not be removed.
 
+use std::path::{Path, PathBuf};
+
 use hashbrown::{HashMap, HashSet};
 use kvdepot_core::NamespaceId;
 
@@ -30,6 +32,8 @@ pub(super) struct Waste {
     left: HashMap<(NamespaceId, usize), Left>,
     /// Where a past epoch's directory could not be removed since it was looked at last.
     stuck: HashSet<(NamespaceId, usize)>,
+    /// Bytes of such directories that no tier knew when it met them.
+    found: HashMap<(NamespaceId, usize, PathBuf), u64>,
 }
 
 impl Waste {
@@ -83,6 +87,19 @@ impl State {
         }
     }
 
+    /// Whether a past epoch's directory that cannot be removed has to be counted: none of its files are charged, because
+    /// it was there at the start.
+    pub(super) fn is_to_count(&self, root: NamespaceId, directory: usize, top: &Path) -> bool {
+        !self.counted || self.waste.found.contains_key(&(root, directory, top.to_owned()))
+    }
+
+    /// Charges what lies in a past epoch's directory that cannot be removed.
+    pub(super) fn charge_stuck(&mut self, root: NamespaceId, directory: usize, top: &Path, bytes: u64) {
+        let before = self.waste.found.insert((root, directory, top.to_owned()), bytes).unwrap_or(0);
+        self.uncharge_missing(before);
+        self.charge_found(bytes);
+    }
+
     /// Notes that a file was removed from a directory of past epochs that a reset had renamed.
     pub(super) fn release_waste(&mut self, root: NamespaceId, directory: usize, bytes: u64) {
         if let Some(left) = self.waste.left.get_mut(&(root, directory)) {
@@ -98,7 +115,14 @@ impl State {
             // Moved on meanwhile, perhaps by renaming what was to be removed; its own scan settles.
             return;
         }
-        let Self { waste: Waste { left, stuck }, bytes, .. } = self;
+        let Self { waste: Waste { left, stuck, found }, bytes, .. } = self;
+        found.retain(|(root, directory, _), found| {
+            let gone = *root == space.root && !stuck.contains(&(*root, *directory));
+            if gone {
+                *bytes -= *found;
+            }
+            !gone
+        });
         left.retain(|(root, directory), left| {
             let gone =
                 *root == space.root && left.epoch < space.epoch && !stuck.contains(&(*root, *directory));

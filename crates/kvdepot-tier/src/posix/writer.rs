@@ -1,5 +1,6 @@
 //! Writes: one writer a key, room first (P5), published when whole (P1).
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -9,6 +10,7 @@ use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
 use kvdepot_io::{Class, FileWritten, Op, Prepared, Request, SlotBuf, WriteFile};
 
 use super::PosixTier;
+use super::evict::Room;
 use super::space::{Space, home};
 use super::state::Shared;
 use crate::format::{Writer, seal};
@@ -38,15 +40,16 @@ impl PosixTier {
             }
         };
         let directory = home(key.hash, self.shared.devices.len());
-        let (shared, mine) = (Arc::clone(&self.shared), Arc::clone(&space));
-        let prepare = Box::new(move || shared.prepare(key, &mine, &src, deadline));
+        let temporary = space.block_dir(key.hash).join(self.shared.temporary_name());
+        let (shared, mine, path) = (Arc::clone(&self.shared), Arc::clone(&space), temporary.clone());
+        let prepare = Box::new(move || shared.prepare(key, &mine, &src, &path, deadline));
         let (shared, file_bytes) = (Arc::clone(&self.shared), space.file_bytes);
         let make_room = Box::new(move || shared.make_room(directory, file_bytes, deadline));
         let (shared, mine) = (Arc::clone(&self.shared), Arc::clone(&space));
         let done = Box::new(move |outcome| shared.end_write(key, mine, directory, outcome));
         let op = Op::Write(WriteFile {
             device: Arc::clone(self.shared.device(directory)),
-            temporary: space.block_dir(key.hash).join(self.shared.temporary_name()),
+            temporary,
             target: space.block_path(key.hash),
             durable: self.shared.config.durable,
             prepare,
@@ -89,6 +92,7 @@ impl Shared {
         key: BlockKey,
         space: &Arc<Space>,
         src: &SlotBuf,
+        temporary: &Path,
         deadline: Instant,
     ) -> Result<Prepared> {
         let complete = {
@@ -102,8 +106,11 @@ impl Shared {
         if !complete && self.find(space, &key)? {
             return Ok(Prepared::Skip);
         }
-        self.reserve(key, space.file_bytes, deadline)?;
-        seal(key, space.spec.layout(), src, Writer::now(&self.host)).map(Prepared::Buf)
+        let sealed = seal(key, space.spec.layout(), src, Writer::now(&self.host))?;
+        match self.reserve(key, space.file_bytes, &sealed, temporary, deadline)? {
+            Room::New => Ok(Prepared::Buf(sealed)),
+            Room::Over(file) => Ok(Prepared::Over(sealed, file)),
+        }
     }
 
     fn end_write(&self, key: BlockKey, space: Arc<Space>, directory: usize, outcome: Result<FileWritten>) {
