@@ -94,7 +94,7 @@ impl Session {
         }
         let ahead = std::mem::take(&mut *self.ahead.lock());
         Ok(match request {
-            Request::ClaimHashes { .. } | Request::Ping | Request::Goodbye => {
+            Request::ClaimHashes { .. } | Request::Ping | Request::Goodbye | Request::CopiesEnded => {
                 // Only a depot whose calls get their turn answers.
                 runner.look(|_| ());
                 Response::Ok

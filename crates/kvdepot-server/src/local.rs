@@ -293,10 +293,16 @@ impl<'a> LocalDoor<'a> {
             let socket = SeqPacket::from_fd(fd);
             let peer = Process::of(&socket);
             let session = depot.session();
-            if let Some(keeper) = keeper {
+            if let Some(keeper) = &keeper {
                 session.accompany(keeper.client(&peer));
             }
-            converse(&depot, session, socket, peer, &quarantine)
+            let pid = peer.pid();
+            let copies_ended = || {
+                if let (Some(keeper), Some(pid)) = (&keeper, pid) {
+                    keeper.copies_ended(pid);
+                }
+            };
+            converse(&depot, session, socket, peer, &quarantine, &copies_ended)
         });
         match spawned {
             Ok(thread) => Some(Connection { fd: watched, thread }),
@@ -411,8 +417,9 @@ pub(crate) fn converse(
     mut socket: SeqPacket,
     peer: impl Peer + 'static,
     quarantine: &Quarantine,
+    copies_ended: &dyn Fn(),
 ) -> Option<Asking> {
-    let is_clean = match exchange(depot, &session, &mut socket) {
+    let is_clean = match exchange(depot, &session, &mut socket, copies_ended) {
         Ok(Exchanged::Goodbye) => true,
         Ok(Exchanged::HandOver { request, version, pool_bytes }) => {
             let asking = Asking { socket, request, version, pool_bytes };
@@ -437,7 +444,12 @@ pub(crate) fn converse(
 }
 
 /// Answers requests until the client says goodbye; an error when the connection ends otherwise.
-fn exchange(depot: &Depot, session: &Session, socket: &mut SeqPacket) -> Result<Exchanged> {
+fn exchange(
+    depot: &Depot,
+    session: &Session,
+    socket: &mut SeqPacket,
+    copies_ended: &dyn Fn(),
+) -> Result<Exchanged> {
     let mut buffer = FrameBuffer::default();
     let mut greeted = false;
     loop {
@@ -456,6 +468,7 @@ fn exchange(depot: &Depot, session: &Session, socket: &mut SeqPacket) -> Result<
             Request::HandOver { version, pool_bytes } if greeted => {
                 return Ok(Exchanged::HandOver { request: id, version, pool_bytes });
             }
+            Request::CopiesEnded => copies_ended(),
             _ => {}
         }
         let hello = matches!(request, Request::Hello { .. });

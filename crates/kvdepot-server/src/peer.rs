@@ -46,6 +46,19 @@ impl Process {
         Self { pid: None, pidfd }
     }
 
+    /// Its pid, where it can be seen from here.
+    pub(crate) const fn pid(&self) -> Option<Pid> {
+        self.pid
+    }
+
+    /// The pid that its pidfd is of, as long as it has not exited.
+    pub(crate) fn pid_of_pidfd(&self) -> Option<Pid> {
+        let fd = rustix::fd::AsRawFd::as_raw_fd(self.pidfd.as_ref()?);
+        let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).ok()?;
+        let line = text.lines().find_map(|line| line.strip_prefix("Pid:"))?;
+        Pid::from_raw(line.trim().parse().ok().filter(|&pid| pid > 0)?)
+    }
+
     /// Whether its exit has been reported.
     pub(crate) fn has_exited(&self) -> bool {
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };

@@ -308,7 +308,7 @@ mod tests {
     ) {
         let (mut client, server) = pair();
         std::thread::scope(|scope| {
-            scope.spawn(|| converse(depot, depot.session(), server, peer, quarantine));
+            scope.spawn(|| converse(depot, depot.session(), server, peer, quarantine, &|| ()));
             ask(&mut client, &Request::Hello { magic: HELLO_MAGIC, version: PROTOCOL_VERSION, pid: 1 });
             let layout = BlockLayout::uniform(1, &[BLOCK]).unwrap();
             let spec = NamespaceSpec::new("{\"model\":\"quarantine\"}", layout).unwrap();
@@ -433,6 +433,7 @@ mod tests {
             server,
             Fake { exit: Some(event()), activity: Activity::Running },
             &quarantine,
+            &|| (),
         );
         assert_eq!(quarantine.shared.state.lock().count, 0);
     }

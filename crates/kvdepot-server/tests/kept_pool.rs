@@ -317,6 +317,23 @@ fn while_a_client_of_the_depot_before_lives_nothing_of_the_pool_is_given_away() 
     attachment.close();
 }
 
+/// A client that goes on with the next depot, and whose copies have ended, does not hold the pool.
+#[test]
+fn a_client_that_attaches_to_the_next_depot_lets_the_pool_go() {
+    let directory = Directory::new();
+    let depot = Served::start("depot", directory.path());
+    let attachment = attach(directory.path());
+    dump(&attachment, &names(0), 3);
+    proven(&attachment);
+    depot.kill();
+    let _next = Served::start("depot", directory.path());
+    let mut engine = Engine::new(&attachment, &namespace(), PAGES);
+    engine.fill(3);
+    until("there is room", || engine.dump(&[50], &[0]).is_empty());
+    assert_eq!(load(&attachment, &names(0), 3), PAGES, "{}", log(directory.path()));
+    attachment.close();
+}
+
 /// Kills in the middle of traffic; `KVDEPOT_TEST_KILLS` sets how many.
 #[test]
 fn kills_in_the_middle_of_traffic_never_give_wrong_bytes() {

@@ -24,7 +24,7 @@ use crate::runner::random;
 use layout::{
     HEAD_CHECKSUM, HEAD_HOLDS, HEAD_MAGIC, HEAD_NAMESPACES, HEAD_POOL_BYTES, HEAD_RECORDS, HEAD_RECORDS_MAX,
     HEAD_SALT, HEAD_VERSION, MAGIC, NAMESPACE_BYTES, NAMESPACE_CHECKSUM, NAMESPACE_EPOCH, NAMESPACE_TEXT,
-    RECORD_WORDS, VERSION, checksum, epoch_word, namespace_at, record_at, record_words, records_max,
+    VERSION, checksum, epoch_word, namespace_at, record_at, record_words, records_max,
 };
 
 /// Blocks that wait for their checksum, at most; the oldest are left without a record.
@@ -173,4 +173,5 @@ impl Ledger {
     }
 }
 
-const _: () = assert!(RECORD_WORDS.is_power_of_two());
+#[cfg(test)]
+mod tests;

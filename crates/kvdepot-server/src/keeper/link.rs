@@ -5,17 +5,18 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use kvdepot_core::{Error, ErrorKind, Result};
-use kvdepot_depot::Depot;
 use kvdepot_depot::message::{decode, encode};
 use kvdepot_depot::seqpacket::{FrameBuffer, SeqPacket};
+use kvdepot_depot::{Depot, Session};
 use parking_lot::Mutex;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::process::Pid;
 
 use super::{FromKeeper, ToKeeper, path};
 use crate::handover::ensure_own_user;
@@ -37,7 +38,12 @@ pub(crate) struct Keeper {
     path: PathBuf,
     link: Mutex<Option<SeqPacket>>,
     numbers: AtomicU64,
+    /// Clients of the depot before, by their pids.
+    earlier: Mutex<Vec<(Pid, Weak<EarlierClient>)>>,
 }
+
+/// What a client of the depot before holds: the pool, with the others, and its place at the keeper.
+pub(super) type EarlierClient = Mutex<Option<(Arc<Vec<Session>>, KnownClient)>>;
 
 /// A client that the keeper knows of, until it is dropped.
 #[derive(Debug)]
@@ -155,7 +161,7 @@ impl Keeper {
         send(&link, &ToKeeper::Pool { keep_ms }, pool.fd())?;
         send(&link, &ToKeeper::Ledger, depot.ledger_fd())?;
         let (link, numbers) = (Mutex::new(Some(link)), AtomicU64::new(from));
-        Ok(Arc::new(Self { depot: Arc::clone(depot), path, link, numbers }))
+        Ok(Arc::new(Self { depot: Arc::clone(depot), path, link, numbers, earlier: Mutex::default() }))
     }
 
     /// A keeper that cannot be told of something has to be given up: what it has is not to be relied on.
@@ -181,6 +187,29 @@ impl Keeper {
     /// A client that the keeper knows of already.
     pub(super) fn known(self: &Arc<Self>, number: u64) -> KnownClient {
         KnownClient { keeper: Arc::clone(self), number }
+    }
+
+    /// A client of the depot before, which holds the pool until it exits or says that its copies have ended.
+    pub(super) fn add_earlier(
+        self: &Arc<Self>,
+        number: u64,
+        pid: Option<Pid>,
+        holds: &Arc<Vec<Session>>,
+    ) -> Arc<EarlierClient> {
+        let client = Arc::new(Mutex::new(Some((Arc::clone(holds), self.known(number)))));
+        self.earlier.lock().extend(pid.map(|pid| (pid, Arc::downgrade(&client))));
+        client
+    }
+
+    /// A process says that none of its copies concerns a depot before.
+    pub(crate) fn copies_ended(&self, pid: Pid) {
+        let (ended, left): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut *self.earlier.lock()).into_iter().partition(|(of, _)| *of == pid);
+        self.earlier.lock().extend(left);
+        for (_, client) in ended {
+            let held = client.upgrade().and_then(|client| client.lock().take());
+            drop(held);
+        }
     }
 
     /// This depot's end is an orderly one: nobody takes its pool over.

@@ -107,8 +107,8 @@ fn recover(
     let holds = Arc::new(recovered.holds);
     let held = copying.into_iter().map(|(number, process)| {
         let session = depot.session();
-        session.accompany(Arc::clone(&holds));
-        session.accompany(keeper.known(number));
+        let pid = process.pid_of_pidfd();
+        session.accompany(keeper.add_earlier(number, pid, &holds));
         (session, Box::new(process) as Box<dyn Peer>)
     });
     let held = held.collect();
