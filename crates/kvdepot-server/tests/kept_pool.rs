@@ -212,9 +212,9 @@ fn load(attachment: &Arc<Attachment>, names: &[u64], seed: u8) -> usize {
     engine.clear();
     let missed = engine.load(names, &engine.all_pages()[..names.len()]);
     let mut there = 0;
-    for page in 0..names.len() {
+    for (page, name) in names.iter().enumerate() {
         if !missed.contains(&page) {
-            assert!(engine.holds(page, page, seed), "wrong bytes for block {}", names[page]);
+            assert!(engine.holds(page, page, seed), "wrong bytes for block {name}");
             there += 1;
         }
     }

@@ -66,6 +66,12 @@ pub(super) fn checksum(salt: u64, number: usize, words: &[u64]) -> u64 {
     crc64(&bytes).max(1)
 }
 
+/// Checksum of a text of so many bytes, the last word of which may be filled up.
+pub(super) fn text_checksum(salt: u64, number: usize, bytes: usize, words: &[u64]) -> u64 {
+    let whole: Vec<u64> = std::iter::once(bytes as u64).chain(words.iter().copied()).collect();
+    checksum(salt, number, &whole)
+}
+
 /// An epoch and its check, in one word.
 pub(super) fn epoch_word(salt: u64, number: usize, epoch: u32) -> u64 {
     let check = checksum(salt, number, &[u64::from(epoch)]) >> 32;

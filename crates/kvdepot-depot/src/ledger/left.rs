@@ -13,7 +13,7 @@ use kvdepot_io::checksum::crc64_slot;
 use super::layout::{
     HEAD_CHECKSUM, HEAD_HOLDS, HEAD_MAGIC, HEAD_NAMESPACES, HEAD_POOL_BYTES, HEAD_RECORDS, HEAD_RECORDS_MAX,
     HEAD_SALT, HEAD_VERSION, MAGIC, NAMESPACE_BYTES, NAMESPACE_CHECKSUM, NAMESPACE_EPOCH, NAMESPACE_TEXT,
-    RECORD_WORDS, VERSION, block_of, checksum, epoch_of, namespace_at, record_at, records_max,
+    RECORD_WORDS, VERSION, block_of, checksum, epoch_of, namespace_at, record_at, records_max, text_checksum,
 };
 use crate::pool::{PoolMapping, SharedWords};
 
@@ -80,7 +80,7 @@ impl LeftLedger {
         let at = namespace_at(number);
         let bytes = self.count(at + NAMESPACE_BYTES, NAMESPACE_SPEC_BYTES_MAX);
         let words: Vec<u64> = (0..bytes.div_ceil(8)).map(|n| self.get(at + NAMESPACE_TEXT + n)).collect();
-        if self.get(at + NAMESPACE_CHECKSUM) != checksum(self.salt, number, &words) {
+        if self.get(at + NAMESPACE_CHECKSUM) != text_checksum(self.salt, number, bytes, &words) {
             return None;
         }
         let epoch = epoch_of(self.salt, number, self.get(at + NAMESPACE_EPOCH))?;

@@ -24,7 +24,7 @@ use crate::runner::random;
 use layout::{
     HEAD_CHECKSUM, HEAD_HOLDS, HEAD_MAGIC, HEAD_NAMESPACES, HEAD_POOL_BYTES, HEAD_RECORDS, HEAD_RECORDS_MAX,
     HEAD_SALT, HEAD_VERSION, MAGIC, NAMESPACE_BYTES, NAMESPACE_CHECKSUM, NAMESPACE_EPOCH, NAMESPACE_TEXT,
-    VERSION, checksum, epoch_word, namespace_at, record_at, record_words, records_max,
+    VERSION, checksum, epoch_word, namespace_at, record_at, record_words, records_max, text_checksum,
 };
 
 /// Blocks that wait for their checksum, at most; the oldest are left without a record.
@@ -101,7 +101,7 @@ impl Ledger {
                 .collect();
             words.iter().enumerate().for_each(|(n, &word)| self.set(at + NAMESPACE_TEXT + n, word));
             self.set(at + NAMESPACE_BYTES, text.len() as u64);
-            self.set(at + NAMESPACE_CHECKSUM, checksum(self.salt, number, &words));
+            self.set(at + NAMESPACE_CHECKSUM, text_checksum(self.salt, number, text.len(), &words));
             self.set(at + NAMESPACE_EPOCH, epoch_word(self.salt, number, opened.epoch));
             self.set(HEAD_NAMESPACES, number as u64 + 1);
         } else {
