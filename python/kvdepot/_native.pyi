@@ -36,6 +36,7 @@ __all__ = [
     "crc64nvme",
     "describe_devices",
     "init_logging",
+    "keep_pool",
     "namespace_id",
     "serve",
 ]
