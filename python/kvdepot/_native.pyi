@@ -36,6 +36,7 @@ __all__ = [
     "crc64nvme",
     "describe_devices",
     "init_logging",
+    "keep_pool",
     "namespace_id",
     "serve",
 ]
@@ -309,5 +310,9 @@ def block_hash(engine_hash: bytes) -> bytes:
     """The 16 bytes that an engine's hash becomes in a key."""
 
 def namespace_id(facts_json: str, layout_json: str, *, epoch: int = 0) -> str: ...
+def keep_pool() -> None:
+    """What the process does that keeps a depot's pool beyond a crash of it. Only a depot starts it, over its standard
+    input."""
+
 def init_logging(level: str, path: str | None = None) -> None:
     """Log lines of the core go to standard error, or to ``path``; ``level``: error, warn, info, debug, trace."""

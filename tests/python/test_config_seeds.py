@@ -31,6 +31,7 @@ def test_pipeline_store_file(seeds, machine):
         "running_queue_depth": 524_288,
         "timeout_ms": 30_000,
         "drain_timeout_ms": 30_000,
+        "pool_keep_ms": 0,
         "pool_mlock": False,
         "pool_numa": "auto",
         "pool_populate_threads": 0,

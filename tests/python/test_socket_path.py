@@ -35,7 +35,7 @@ def test_one_configuration_one_socket(path_of, tmp_path):
 
 
 def test_what_the_core_is_not_told_changes_nothing(path_of):
-    assert path_of({"use_layerwise": False, "idle_exit_s": 5, "drain_timeout_s": 5}) == path_of()
+    assert path_of({"use_layerwise": False, "idle_exit_s": 5, "drain_timeout_s": 5, "pool_keep_s": 5}) == path_of()
 
 
 def test_how_the_pool_gets_its_memory_changes_nothing(path_of):

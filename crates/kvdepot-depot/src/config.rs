@@ -50,6 +50,12 @@ pub struct DepotConfig {
     /// Whether the pool's memory is locked: never swapped out.
     #[serde(default)]
     pub pool_mlock: bool,
+    /// How long the pool's memory waits for a next depot when this one crashes; 0 = it goes with this one.
+    #[serde(default)]
+    pub pool_keep_ms: u64,
+    /// Command of the process that keeps it.
+    #[serde(default)]
+    pub pool_keeper: Vec<String>,
     /// NUMA nodes of the pool's memory: `auto`, `interleave`, or a list such as `0,2-3`.
     #[serde(default = "default_pool_numa")]
     pub pool_numa: String,

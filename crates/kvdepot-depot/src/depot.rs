@@ -16,6 +16,7 @@ use crate::config::DepotConfig;
 use crate::death::DeathGuard;
 use crate::ending::Unwritten;
 use crate::epochs;
+use crate::ledger::{Ledger, prover};
 use crate::pool::{self, PoolMapping, Population, Reach};
 use crate::runner::{Runner, random};
 use crate::session::Session;
@@ -116,14 +117,25 @@ impl Depot {
         };
         let (kicks, kicked) = crossbeam_channel::bounded(1);
         let names: Vec<&'static str> = tiers.iter().map(|tier| log_name(tier.name())).collect();
-        let machine =
+        // Private memory goes with its process.
+        let is_kept = config.pool_keep_ms > 0 && pool.fd().is_some();
+        let ledger = is_kept.then(|| Ledger::create(pool.bytes())).transpose()?;
+        let mut machine =
             Machine::new(pool_config, tiers.len()).with_placements(&config.placements(pool_kind, &names)?);
-        let runner = Arc::new(Runner::new(config, pool, machine, names, tiers, kicks));
+        if is_kept {
+            machine.keep_ledger();
+        }
+        let runner = Arc::new(Runner::new(config, pool, machine, names, tiers, ledger, kicks));
         let mut threads = runner.probers.start()?;
         threads.push(spawn("kvdepot-janitor", &runner, janitor)?);
         threads.push(spawn("kvdepot-pump", &runner, move |runner| pump(runner, &kicked))?);
         if !runner.locator.tiers.is_empty() {
             threads.push(spawn("kvdepot-epochs", &runner, epochs::watch)?);
+        }
+        if is_kept {
+            threads.push(spawn("kvdepot-prover", &runner, |runner| {
+                runner.ledger.iter().for_each(|ledger| prover::run(runner, ledger));
+            })?);
         }
         if runner.config.populate {
             threads.push(spawn("kvdepot-populate", &runner, populate)?);

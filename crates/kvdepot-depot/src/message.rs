@@ -9,7 +9,7 @@ use kvdepot_core::{BlockHash, Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
 /// Version of the local door; both sides must speak the same.
-pub const PROTOCOL_VERSION: u32 = 3;
+pub const PROTOCOL_VERSION: u32 = 4;
 /// First field of the first frame: whoever sends something else is not a client of ours.
 pub const HELLO_MAGIC: u64 = 0x3154_4f50_4544_564b;
 
@@ -137,6 +137,8 @@ pub enum Request<'a> {
     HandOver { version: u32, pool_bytes: u64 },
     /// It has what it needs, and waits for the old depot's exit.
     TakenOver,
+    /// This process has no pool mapped of any depot before: its copies into and out of them have ended.
+    CopiesEnded,
 }
 
 impl Request<'_> {

@@ -19,6 +19,7 @@ use parking_lot::Mutex;
 use crate::commands::{Ended, TierCommands};
 use crate::config::DepotConfig;
 use crate::death::{DeathGuard, Life};
+use crate::ledger::Ledger;
 use crate::locate::{Locator, timed_out};
 use crate::looks::Looks;
 use crate::pool::PoolMapping;
@@ -32,6 +33,8 @@ pub(crate) struct Runner {
     pub(crate) config: DepotConfig,
     pub(crate) id: u64,
     pub(crate) pool: Arc<PoolMapping>,
+    /// What the next depot takes over after a crash of this one, where that was asked for.
+    pub(crate) ledger: Option<Ledger>,
     machine: Mutex<Machine>,
     outbox: Mutex<VecDeque<Command>>,
     /// Whether a thread takes commands out of the outbox now.
@@ -65,6 +68,7 @@ impl Runner {
         machine: Machine,
         names: Vec<&'static str>,
         tiers: Vec<Arc<dyn Tier>>,
+        ledger: Option<Ledger>,
         kicks: Sender<()>,
     ) -> Self {
         let (began, timeout) = (Instant::now(), Duration::from_millis(config.timeout_ms));
@@ -74,6 +78,7 @@ impl Runner {
             config,
             id: random(),
             pool,
+            ledger,
             machine: Mutex::new(machine),
             outbox: Mutex::default(),
             executing: AtomicBool::new(false),
@@ -120,6 +125,10 @@ impl Runner {
         machine.step(self.nanos(begun), event(), &mut effects);
         for (key, visible) in effects.visible.drain(..) {
             self.locator.presence.set(&key, visible);
+        }
+        if let Some(ledger) = &self.ledger {
+            effects.namespaces.iter().for_each(|opened| ledger.opened(opened));
+            effects.proofs.drain(..).for_each(|proof| ledger.apply(proof));
         }
         for opened in effects.namespaces.drain(..) {
             self.locator.directory.apply(opened);

@@ -31,6 +31,8 @@ pub struct Session {
     runner: Arc<Runner>,
     owner: u64,
     ahead: Mutex<Ahead>,
+    /// What is to end with the session, after its leases. Dropped after `drop`.
+    companions: Mutex<Vec<Box<dyn Send>>>,
 }
 
 /// Hashes of the claim that is to be opened next, as far as they have come.
@@ -55,7 +57,13 @@ impl Ahead {
 
 impl Session {
     pub(crate) const fn new(runner: Arc<Runner>, owner: u64) -> Self {
-        Self { runner, owner, ahead: Mutex::new(Ahead { hashes: Vec::new(), refused: None }) }
+        let ahead = Mutex::new(Ahead { hashes: Vec::new(), refused: None });
+        Self { runner, owner, ahead, companions: Mutex::new(Vec::new()) }
+    }
+
+    /// Keeps something until the session has ended.
+    pub fn accompany(&self, companion: impl Send + 'static) {
+        self.companions.lock().push(Box::new(companion));
     }
 
     pub(crate) const fn runner(&self) -> &Arc<Runner> {
@@ -86,7 +94,7 @@ impl Session {
         }
         let ahead = std::mem::take(&mut *self.ahead.lock());
         Ok(match request {
-            Request::ClaimHashes { .. } | Request::Ping | Request::Goodbye => {
+            Request::ClaimHashes { .. } | Request::Ping | Request::Goodbye | Request::CopiesEnded => {
                 // Only a depot whose calls get their turn answers.
                 runner.look(|_| ());
                 Response::Ok
@@ -295,6 +303,9 @@ impl Session {
         }
         for (name, value) in crate::pool::describe(&runner.pool, &runner.config) {
             map.insert(name.to_owned(), value);
+        }
+        if let Some(ledger) = &runner.ledger {
+            map.insert("ledger_unproven_blocks".to_owned(), ledger.unproven().into());
         }
         map.insert("lock_hold_max_us".to_owned(), (runner.hold_max_ns() / 1000).into());
         let tiers = self.runner.locator.tiers.iter().map(|tier| {

@@ -30,7 +30,7 @@ mod native {
     #[pymodule_export]
     use super::namespace::Namespace;
     #[pymodule_export]
-    use super::serve::{init_logging, serve};
+    use super::serve::{init_logging, keep_pool, serve};
     #[pymodule_export]
     use super::store::Store;
     #[pymodule_export]

@@ -35,6 +35,12 @@ pub(crate) fn serve(
     interrupted.map_or(Ok(()), Err)
 }
 
+/// What the process does that keeps the pool of a depot. That depot starts it.
+#[pyfunction]
+pub(crate) fn keep_pool(py: Python<'_>) -> PyResult<()> {
+    py.detach(kvdepot_server::keeper::run).or_raise()
+}
+
 #[pyfunction]
 #[pyo3(signature = (level, path = None))]
 pub(crate) fn init_logging(level: &str, path: Option<&str>) -> PyResult<()> {

@@ -47,7 +47,7 @@ const TICK: Duration = Duration::from_millis(100);
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A pool changes hands between processes of one user only: what is in it is believed, and the socket stays that user's.
-fn ensure_own_user(connection: BorrowedFd<'_>, what: &str) -> Result<()> {
+pub(crate) fn ensure_own_user(connection: BorrowedFd<'_>, what: &str) -> Result<()> {
     let peer = rustix::net::sockopt::socket_peercred(connection)
         .map_err(|e| Error::io("cannot tell whose process the other one is", e.into()))?
         .uid;

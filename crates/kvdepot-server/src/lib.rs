@@ -2,6 +2,7 @@
 
 mod descriptors;
 mod handover;
+pub mod keeper;
 pub mod local;
 pub mod lock;
 mod log_limit;
@@ -24,9 +25,9 @@ use std::time::{Duration, Instant};
 
 use kvdepot_core::Result;
 use kvdepot_core::limits::CONNECTIONS_MAX;
-use kvdepot_depot::{Depot, DepotConfig, Session};
+use kvdepot_depot::{Depot, DepotConfig};
 
-use crate::peer::Peer;
+use crate::keeper::start::Started;
 
 /// How long a wire door is tried to be opened again.
 const REOPEN_WAIT: Duration = Duration::from_secs(5);
@@ -78,8 +79,8 @@ pub fn serve_doors(
         Place::Stopped => return Ok(Ended::Stopped),
     };
     let (connections, wire) = reserve_descriptors(wire);
-    let depot = Depot::start(config)?;
-    serve_depot(&lock, depot, connections, idle_exit, wire, keep_on)
+    let started = keeper::start::start(socket, config, keep_on)?;
+    serve_held(&lock, started, connections, idle_exit, wire, keep_on)
 }
 
 /// As [`serve_doors`], with the pool of the depot that serves `socket` now, and all blocks in it. That depot ends, once
@@ -102,8 +103,11 @@ pub fn serve_taking_over(
         return serve_doors(config, socket, idle_exit, wire, keep_on);
     };
     let Some(inherited) = inheritance.wait_for_exit(keep_on)? else { return Ok(Ended::Stopped) };
+    // What a keeper has is older than what was handed over.
+    keeper::start::dismiss_any(socket);
     let (lock, depot, held) = inherited.start(config)?;
-    serve_held(&lock, depot, held, connections, idle_exit, wire, keep_on)
+    let started = Started { held, ..keeper::start::over(socket, depot)? };
+    serve_held(&lock, started, connections, idle_exit, wire, keep_on)
 }
 
 /// The wire door again, after a hand-over that came to nothing. The local door must not wait for it for long: None when it
@@ -142,22 +146,21 @@ pub fn serve_depot(
     wire: Option<WireConfig>,
     keep_on: &mut dyn FnMut() -> bool,
 ) -> Result<Ended> {
-    serve_held(lock, depot, Vec::new(), connections_max, idle_exit, wire, keep_on)
+    let started = Started { depot: Arc::new(depot), held: Vec::new(), keeper: None };
+    serve_held(lock, started, connections_max, idle_exit, wire, keep_on)
 }
 
 /// As [`serve_depot`], of a depot some of whose slots clients of the one before may still copy into or out of.
 fn serve_held(
     lock: &DoorLock,
-    depot: Depot,
-    held: Vec<(Session, Box<dyn Peer>)>,
+    Started { depot, held, keeper }: Started,
     connections_max: usize,
     idle_exit: Option<Duration>,
     wire_config: Option<WireConfig>,
     keep_on: &mut dyn FnMut() -> bool,
 ) -> Result<Ended> {
     let _serving = panics::abort_on_panic();
-    let depot = Arc::new(depot);
-    let mut door = LocalDoor::open(lock)?.with_connections_max(connections_max);
+    let mut door = LocalDoor::open(lock)?.with_connections_max(connections_max).with_keeper(keeper.clone());
     door.quarantine.hold_all(held);
     let idle_exit = idle_exit.filter(|_| wire_config.is_none());
     let mut wire = wire_config.clone().map(|wire| WireDoor::open(wire, &depot)).transpose()?;
@@ -176,6 +179,9 @@ fn serve_held(
             match asking.hand_over(&depot, &mut door, lock) {
                 Ok(heir) => {
                     drop(door);
+                    // The other depot has a keeper of its own.
+                    keeper.iter().for_each(|keeper| keeper.dismiss());
+                    drop(keeper);
                     depot.leave();
                     drop(depot);
                     // The other depot learns from the end of this process that nothing of it touches the pool.
@@ -193,6 +199,9 @@ fn serve_held(
         // Clients miss from here on, instead of waiting for a depot that only writes.
         drop(door);
         depot.finish();
+        if ended.is_ok() {
+            keeper.iter().for_each(|keeper| keeper.dismiss());
+        }
         return ended;
     }
 }

@@ -18,6 +18,7 @@ use rustix::net::{Shutdown, SocketFlags, sockopt};
 
 use crate::Ended;
 use crate::handover::Asking;
+use crate::keeper::Keeper;
 use crate::lock::{DoorLock, FileId, Standing};
 use crate::log_limit::LogLimit;
 use crate::peer::{Peer, Process};
@@ -55,6 +56,8 @@ pub struct LocalDoor<'a> {
     log: LogLimits,
     /// The depot that asks for this one's pool.
     asking: Option<Asking>,
+    /// Who keeps the pool beyond a crash.
+    keeper: Option<Arc<Keeper>>,
 }
 
 /// Log lines that a peer or a system without resources can cause again and again.
@@ -107,6 +110,7 @@ impl<'a> LocalDoor<'a> {
             refusals: Refusals::default(),
             log: LogLimits::default(),
             asking: None,
+            keeper: None,
         })
     }
 
@@ -114,6 +118,13 @@ impl<'a> LocalDoor<'a> {
     #[must_use]
     pub fn with_connections_max(mut self, connections_max: usize) -> Self {
         self.connections_max = connections_max;
+        self
+    }
+
+    /// Tells a keeper of clients, before they are given the pool.
+    #[must_use]
+    pub(crate) fn with_keeper(mut self, keeper: Option<Arc<Keeper>>) -> Self {
+        self.keeper = keeper;
         self
     }
 
@@ -276,11 +287,22 @@ impl<'a> LocalDoor<'a> {
         };
         let open = Open::new(&self.open);
         let (depot, quarantine) = (Arc::clone(depot), Arc::clone(&self.quarantine));
+        let keeper = self.keeper.clone();
         let spawned = std::thread::Builder::new().name("kvdepot-door".to_owned()).spawn(move || {
             let _open = open;
             let socket = SeqPacket::from_fd(fd);
             let peer = Process::of(&socket);
-            converse(&depot, socket, peer, &quarantine)
+            let session = depot.session();
+            if let Some(keeper) = &keeper {
+                session.accompany(keeper.client(&peer));
+            }
+            let pid = peer.pid();
+            let copies_ended = || {
+                if let (Some(keeper), Some(pid)) = (&keeper, pid) {
+                    keeper.copies_ended(pid);
+                }
+            };
+            converse(&depot, session, socket, peer, &quarantine, &copies_ended)
         });
         match spawned {
             Ok(thread) => Some(Connection { fd: watched, thread }),
@@ -391,12 +413,13 @@ fn listen(path: &Path) -> Result<(SeqPacket, FileId)> {
 /// it may have been killed with copies under way, and the quarantine ends them after its exit (P1, P4).
 pub(crate) fn converse(
     depot: &Depot,
+    session: Session,
     mut socket: SeqPacket,
     peer: impl Peer + 'static,
     quarantine: &Quarantine,
+    copies_ended: &dyn Fn(),
 ) -> Option<Asking> {
-    let session = depot.session();
-    let is_clean = match exchange(depot, &session, &mut socket) {
+    let is_clean = match exchange(depot, &session, &mut socket, copies_ended) {
         Ok(Exchanged::Goodbye) => true,
         Ok(Exchanged::HandOver { request, version, pool_bytes }) => {
             let asking = Asking { socket, request, version, pool_bytes };
@@ -421,7 +444,12 @@ pub(crate) fn converse(
 }
 
 /// Answers requests until the client says goodbye; an error when the connection ends otherwise.
-fn exchange(depot: &Depot, session: &Session, socket: &mut SeqPacket) -> Result<Exchanged> {
+fn exchange(
+    depot: &Depot,
+    session: &Session,
+    socket: &mut SeqPacket,
+    copies_ended: &dyn Fn(),
+) -> Result<Exchanged> {
     let mut buffer = FrameBuffer::default();
     let mut greeted = false;
     loop {
@@ -440,6 +468,7 @@ fn exchange(depot: &Depot, session: &Session, socket: &mut SeqPacket) -> Result<
             Request::HandOver { version, pool_bytes } if greeted => {
                 return Ok(Exchanged::HandOver { request: id, version, pool_bytes });
             }
+            Request::CopiesEnded => copies_ended(),
             _ => {}
         }
         let hello = matches!(request, Request::Hello { .. });

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use kvdepot_depot::seqpacket::SeqPacket;
 use kvdepot_io::socket::{peer_pidfd, peer_process};
+use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 /// `PF_EXITING` of the kernel's `include/linux/sched.h`: the task has begun to exit.
@@ -43,6 +44,28 @@ impl Process {
     /// A process that another depot watched: its exit is all that is known of it.
     pub(crate) const fn watched(pidfd: Option<OwnedFd>) -> Self {
         Self { pid: None, pidfd }
+    }
+
+    /// Its pid, where it can be seen from here.
+    pub(crate) const fn pid(&self) -> Option<Pid> {
+        self.pid
+    }
+
+    /// The pid that its pidfd is of, as long as it has not exited.
+    pub(crate) fn pid_of_pidfd(&self) -> Option<Pid> {
+        let fd = rustix::fd::AsRawFd::as_raw_fd(self.pidfd.as_ref()?);
+        let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).ok()?;
+        let line = text.lines().find_map(|line| line.strip_prefix("Pid:"))?;
+        Pid::from_raw(line.trim().parse().ok().filter(|&pid| pid > 0)?)
+    }
+
+    /// Whether its exit has been reported.
+    pub(crate) fn has_exited(&self) -> bool {
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        self.exit().is_some_and(|exit| {
+            let mut polled = [PollFd::from_borrowed_fd(exit, PollFlags::IN)];
+            matches!(rustix::event::poll(&mut polled, Some(&now)), Ok(1..))
+        })
     }
 
     /// Whether it is the calling process.
@@ -102,7 +125,7 @@ fn flags(stat: &str) -> Option<u32> {
 mod tests {
     use std::process::{Command, Stdio};
 
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::event::{Timespec, poll};
 
     use super::*;
 

@@ -133,6 +133,7 @@ impl World {
                 self.memory.end_read(&runs);
             }
         }
+        self.ledger.clear();
         self.outbox.clear();
         self.forgotten.clear();
         self.answers.clear();

@@ -10,6 +10,7 @@ mod client;
 mod ending;
 mod fail;
 mod handover;
+mod ledger;
 mod memory;
 mod mistakes;
 mod model;

@@ -35,11 +35,15 @@ pub enum Mistake {
     EpochForgotten,
     /// A slot that is still being filled is handed over as a block.
     FillingHandedOver,
+    /// The ledger keeps records of blocks that are gone.
+    RecordKept,
+    /// The ledger is written a step too late.
+    LedgerLate,
 }
 
 impl Mistake {
     /// All of them.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 17] = [
         Self::SealedEarly,
         Self::LeaseKept,
         Self::NoQuarantine,
@@ -55,6 +59,8 @@ impl Mistake {
         Self::HoldersForgotten,
         Self::EpochForgotten,
         Self::FillingHandedOver,
+        Self::RecordKept,
+        Self::LedgerLate,
     ];
 
     /// The mistake of that name.
@@ -70,6 +76,7 @@ impl Mistake {
             Self::LeasedAfterReset => Some(Flaw::LeaseAfterReset),
             Self::DisplacedWritten => Some(Flaw::WriteDisplaced),
             Self::FillingHandedOver => Some(Flaw::HandOverFilling),
+            Self::RecordKept => Some(Flaw::RecordKept),
             Self::ValueKept => Some(Flaw::AlreadyThereIsStored),
             Self::PlacementIgnored => Some(Flaw::PlacementIgnored),
             _ => None,

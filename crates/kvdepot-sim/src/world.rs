@@ -74,6 +74,8 @@ pub(crate) struct World {
     pub(crate) answers: Vec<Answer>,
     pub(crate) waiting: BTreeMap<Token, Waiting>,
     pub(crate) presence: HashSet<BlockKey>,
+    /// What a next depot would find after a crash that leaves the pool.
+    pub(crate) ledger: crate::ledger::SimLedger,
     pub(crate) opened: Vec<Opened>,
     /// What the tiers' placements look at.
     pub(crate) placed: crate::placed::Placed,
@@ -123,6 +125,7 @@ impl World {
             answers: Vec::new(),
             waiting: BTreeMap::new(),
             presence: HashSet::new(),
+            ledger: crate::ledger::SimLedger::default(),
             opened: Vec::new(),
             placed: crate::placed::Placed::default(),
             listed: Vec::new(),
@@ -218,6 +221,7 @@ impl World {
                 return fail(Rule::Presence, format!("{} became visible={visible} twice", name(&key)));
             }
         }
+        self.write_ledger(out.proofs)?;
         self.opened.extend(out.namespaces);
         let mut written = Vec::new();
         for command in out.commands {
@@ -327,6 +331,7 @@ impl World {
         for (_, tags) in self.tiers.iter().flat_map(SimTier::kept) {
             tags.iter().for_each(|tag| self.model.come_back((tag >> 8) as usize));
         }
+        self.ledger.clear();
         self.outbox.clear();
         self.forgotten.clear();
         self.jobs.clear();
@@ -358,6 +363,7 @@ pub(crate) fn machine(plan: &Plan, mistake: Option<Mistake>) -> Machine {
     if let Some(flaw) = mistake.and_then(Mistake::flaw) {
         machine.set_flaw(flaw);
     }
+    machine.keep_ledger();
     machine
 }
 

@@ -94,6 +94,16 @@ fn a_half_written_block_taken_over() {
 }
 
 #[test]
+fn a_record_kept_in_the_ledger_when_its_block_is_gone() {
+    finds(Mistake::RecordKept, &[Rule::Stale]);
+}
+
+#[test]
+fn a_ledger_that_is_written_after_the_reply() {
+    finds(Mistake::LedgerLate, &[Rule::Stale]);
+}
+
+#[test]
 fn a_failing_run_shrinks_to_a_few_operations() {
     let mistake = Some(Mistake::RemovalOvertaken);
     let failing = (0..SEEDS_MAX).map(Plan::new).find_map(|plan| {

@@ -38,6 +38,7 @@ fn every_seed_keeps_all_promises() {
         "promoted",
         "published",
         "read",
+        "recorded",
         "reset",
         "second use",
         "settled",

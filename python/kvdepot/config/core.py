@@ -118,6 +118,9 @@ def _core_object(config: "KVDepotConfig", block_bytes: int | None, machine: Mach
     if not identity:
         # How a depot gets its memory, and how it ends, do not make it another depot.
         whole["drain_timeout_ms"] = config.drain_timeout_s * 1000
+        whole["pool_keep_ms"] = config.pool_keep_s * 1000
+        if config.pool_keep_s:
+            whole["pool_keeper"] = [sys.executable, "-c", "from kvdepot._native import keep_pool; keep_pool()"]
         whole["pool_mlock"] = config.pool_mlock
         whole["pool_numa"] = config.pool_numa
         whole["pool_populate_threads"] = config.pool_populate_threads

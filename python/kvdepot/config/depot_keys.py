@@ -53,6 +53,14 @@ class DepotKeys(BaseModel):
         ge=0,
         le=86_400,
     )
+    pool_keep_s: int = key(
+        0,
+        "How long a small process keeps the pool's memory when its depot crashes: the next depot takes over every "
+        "block that its checksum proves. 0 = the memory goes with the depot.",
+        unit="s",
+        ge=0,
+        le=86_400,
+    )
     attach_timeout_ms: int = key(
         10_000,
         "How long an engine waits at its start for the depot; after that it goes on without and attaches later.",

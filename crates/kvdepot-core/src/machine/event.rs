@@ -10,6 +10,7 @@ use crate::lease::LeaseId;
 use crate::runs::Runs;
 
 use super::handover::Adopt;
+use super::proofs::Proof;
 
 pub use super::catalog::NamespaceHandle;
 
@@ -193,6 +194,8 @@ pub enum Request {
     },
     /// Leases what is in the pool. Reply: `Leased`.
     LeaseNow { keys: Vec<BlockKey> },
+    /// Leases what is in the pool to look at its bytes, which is no use of it. Reply: `Leased`.
+    Inspect { keys: Vec<BlockKey> },
     /// Notes the checksum of a leased block.
     SetChecksum { lease: LeaseId, crc64: u64 },
     /// Fetches blocks of which a tier is known. Reply: `Done`.
@@ -310,7 +313,7 @@ pub enum Reply {
     Namespace(Opened),
     /// To `Reserve` and `Load`, one for each hash.
     Slots(Vec<Outcome>),
-    /// To `LeaseNow`, one for each key.
+    /// To `LeaseNow` and `Inspect`, one for each key.
     Leased(Vec<Now>),
     /// To `Remove`: whether each was there.
     Removed(Vec<bool>),
@@ -351,7 +354,10 @@ pub struct Effects {
     pub replies: Vec<(Token, Result<Reply>)>,
     /// Blocks that lookups find from now on, or do not find any more. To be applied before the next step.
     pub visible: Vec<(BlockKey, bool)>,
-    /// Namespaces whose epoch changed, or that are new. To be applied before the next step.
+    /// For the ledger, in this order; empty where none is kept. To be applied before the next step, and before replies and
+    /// commands leave.
+    pub proofs: Vec<Proof>,
+    /// Namespaces whose epoch changed, or that are new. To be applied before the next step, and before replies leave.
     pub namespaces: Vec<Opened>,
     /// For the tiers, first in first out.
     pub commands: Vec<Command>,

@@ -17,6 +17,8 @@ pub enum Flaw {
     PlacementIgnored,
     /// A slot that is being filled is handed over as a block.
     HandOverFilling,
+    /// The ledger is not told of blocks that are gone.
+    RecordKept,
 }
 
 /// The mistake of a machine, if it has one.

@@ -32,6 +32,7 @@ mod pace;
 mod placement;
 mod pool;
 pub mod probe;
+mod proofs;
 mod queue;
 mod removal;
 mod requests;
@@ -58,6 +59,7 @@ pub use handover::{Adopt, Handed, HandedState};
 pub use pace::Pace;
 pub use placement::{Placement, WriteWhen};
 pub use pool::{GROW_BYTES, Held, PoolConfig};
+pub use proofs::{Proof, Whole};
 
 /// What the machine holds now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -226,6 +228,7 @@ impl Machine {
         for (key, visible) in self.pool.take_changes() {
             out.visible.push((self.catalog.block_key(&key), visible));
         }
+        self.prove(&mut out.proofs);
     }
 
     /// Who waits for room, or for its turn, gets it.

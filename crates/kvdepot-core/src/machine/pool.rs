@@ -14,6 +14,7 @@ use super::fills::Fills;
 use super::flaw::{Flaw, Flaws};
 use super::index::Index;
 use super::names::{PoolKey, SpaceId};
+use super::proofs::{Change, Proofs};
 use super::slots::{Slot, Slots, Standing, TierMask};
 
 /// Space that the pool takes in use at a time, when it grows into memory that nobody has touched yet.
@@ -98,6 +99,8 @@ pub(crate) struct Pool {
     now_s: u32,
     /// Blocks in use of which tiers have not been told for a while.
     touched: Vec<SlotId>,
+    /// What the ledger is to be told.
+    pub(crate) proofs: Proofs,
     pub(crate) flaws: Flaws,
 }
 
@@ -128,6 +131,7 @@ impl Pool {
             room_came: false,
             now_s: 0,
             touched: Vec::new(),
+            proofs: Proofs::default(),
             flaws: Flaws::default(),
         }
     }
@@ -206,7 +210,7 @@ impl Pool {
         let before = slot.standing();
         let out = change(slot);
         let (after, bytes, key) = (slot.standing(), slot.bytes(), slot.key);
-        self.count(before, after, bytes, key);
+        self.count(id, before, after, bytes, key);
         if before.listed != after.listed {
             debug_assert!(after.listed, "a sealed block stays sealed until it is freed");
             self.policy.insert(id, self.index.hash(&key));
@@ -214,7 +218,7 @@ impl Pool {
         out
     }
 
-    fn count(&mut self, before: Standing, after: Standing, bytes: u64, key: PoolKey) {
+    fn count(&mut self, id: SlotId, before: Standing, after: Standing, bytes: u64, key: PoolKey) {
         let total = |total: &mut u64, was: bool, is: bool| match (was, is) {
             (false, true) => *total += bytes,
             (true, false) => *total -= bytes,
@@ -230,6 +234,8 @@ impl Pool {
         self.room_came |= before.pinned && !after.pinned;
         if before.visible != after.visible {
             self.changes.push((key, after.visible));
+            let change = if after.visible { Change::Visible } else { Change::Gone };
+            self.proofs.note(id, change, self.flaws);
         }
     }
 
@@ -392,7 +398,7 @@ impl Pool {
             self.alloc.free(&runs);
             return Err(full(self));
         };
-        self.count(Standing::NONE, after, bytes, key);
+        self.count(id, Standing::NONE, after, bytes, key);
         if indexed {
             let before = self.index.insert(&self.slots, id);
             debug_assert!(before.is_none(), "the caller looked that the key is not there");
@@ -419,7 +425,7 @@ impl Pool {
             self.alloc.free(runs);
             return None;
         };
-        self.count(Standing::NONE, after, bytes, key);
+        self.count(id, Standing::NONE, after, bytes, key);
         if indexed {
             self.index.insert(&self.slots, id);
         }
@@ -460,7 +466,7 @@ impl Pool {
         self.index.remove(&self.slots, id);
         let slot = self.slots.remove(id);
         let before = slot.standing();
-        self.count(before, Standing::NONE, slot.bytes(), slot.key);
+        self.count(id, before, Standing::NONE, slot.bytes(), slot.key);
         if before.listed {
             self.policy.remove(id);
         }

@@ -3,6 +3,7 @@
 use super::claims::Open;
 use super::event::{Effects, NamespaceHandle, Owner, Reply, Request, Token};
 use super::loads::Rooms;
+use super::proofs::Change;
 use super::{Machine, split};
 use crate::error::{Error, ErrorKind, Result};
 use crate::eviction::SlotId;
@@ -88,9 +89,11 @@ impl Machine {
                 return Ok(());
             }
             Request::LeaseNow { keys } => Reply::Leased(self.lease_now(owner, &keys)),
+            Request::Inspect { keys } => Reply::Leased(self.inspect(owner, &keys)),
             Request::SetChecksum { lease, crc64 } => {
                 let slot = self.pool.leased_slot(owner, lease)?;
                 self.pool.edit(slot, |slot| slot.set_crc64(crc64));
+                self.pool.proofs.note(slot, Change::Proven, self.flaws);
                 Reply::Done
             }
             Request::Prefetch { namespace, blocks, deadline } => {

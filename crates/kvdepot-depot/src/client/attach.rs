@@ -11,7 +11,7 @@ use kvdepot_core::limits::BATCH_HASHES_MAX;
 use kvdepot_core::{BlockHash, Error, ErrorKind, NamespaceSpec, Result};
 use parking_lot::{Condvar, Mutex, RwLock};
 
-use crate::client::attached_pool::{AttachedPool, Devices};
+use crate::client::attached_pool::{AttachedPool, Devices, has_earlier_ended};
 use crate::client::hash_bytes;
 use crate::client::lane::{Lane, PassedPool, Welcome, unexpected};
 use crate::client::spawn::Spawner;
@@ -44,6 +44,8 @@ pub(crate) struct Generation {
     /// The lane on which claims are leased: one, so that a call of the scheduler finds it warm.
     claims: Mutex<Option<Lane>>,
     lost: AtomicBool,
+    /// Whether the depot was told that no copy of this process concerns a depot before.
+    told_ended: AtomicBool,
 }
 
 /// This process's attachment.
@@ -305,6 +307,20 @@ impl Attachment {
         outcome
     }
 
+    /// Tells the depot, once, when no copy of this process can concern the pool of a depot before. Until then a depot that
+    /// has that pool after a crash gives nothing of it away.
+    fn tell_ended(self: &Arc<Self>, generation: &Arc<Generation>) {
+        if generation.told_ended.load(Ordering::Acquire) || !has_earlier_ended(generation.welcome.depot) {
+            return;
+        }
+        if let Ok(mut lane) = self.lane(generation, HANDSHAKE_WAIT)
+            && lane.call(Request::CopiesEnded, Instant::now() + HANDSHAKE_WAIT).is_ok()
+        {
+            generation.told_ended.store(true, Ordering::Release);
+            lane.finish();
+        }
+    }
+
     fn try_attach(self: &Arc<Self>) -> Result<()> {
         let Target::Socket { path, .. } = &self.target else { return Ok(()) };
         let (lane, welcome, passed) =
@@ -351,8 +367,11 @@ fn keep_attached(weak: &Weak<Attachment>) {
             // Who has nothing to ask would take a dead depot for a living one, until a load on it fails.
             if generation.hung_up() {
                 this.lost(&generation, "it hung up");
-            } else if let Err(error) = this.open_missing(&generation) {
-                tracing::debug!("a namespace cannot be opened, it is tried again: {error}");
+            } else {
+                this.tell_ended(&generation);
+                if let Err(error) = this.open_missing(&generation) {
+                    tracing::debug!("a namespace cannot be opened, it is tried again: {error}");
+                }
             }
         } else {
             match this.try_attach() {
@@ -403,6 +422,7 @@ impl Generation {
             handles: RwLock::new(HashMap::new()),
             claims: Mutex::new(None),
             lost: AtomicBool::new(false),
+            told_ended: AtomicBool::new(false),
         }
     }
 

@@ -16,8 +16,20 @@ pub(crate) struct AttachedPool {
     mapping: Mutex<Option<Arc<PoolMapping>>>,
 }
 
+/// Every pool that this process has mapped, by its depot's id.
+static MAPPED: Mutex<Vec<(u64, Weak<PoolMapping>)>> = Mutex::new(Vec::new());
+
+/// Whether this process had pools of other depots mapped, and has none of them mapped any more: whoever copies holds the
+/// mapping.
+pub(crate) fn has_earlier_ended(depot: u64) -> bool {
+    let mapped = MAPPED.lock();
+    let mut earlier = mapped.iter().filter(|(id, _)| *id != depot).peekable();
+    earlier.peek().is_some() && earlier.all(|(_, mapping)| mapping.strong_count() == 0)
+}
+
 impl AttachedPool {
-    pub(crate) const fn new(depot: u64, mapping: Arc<PoolMapping>) -> Self {
+    pub(crate) fn new(depot: u64, mapping: Arc<PoolMapping>) -> Self {
+        MAPPED.lock().push((depot, Arc::downgrade(&mapping)));
         Self { depot, mapping: Mutex::new(Some(mapping)) }
     }
 

@@ -6,6 +6,7 @@ mod make;
 mod numa;
 mod pages;
 mod populate;
+mod words;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -24,6 +25,8 @@ pub(crate) use lent::{Readable, Writable};
 pub(crate) use make::{Reach, describe, lock, make};
 pub(crate) use numa::NumaPlacement;
 pub(crate) use populate::{Population, THREADS_MAX as POPULATE_THREADS_MAX, threads as populate_threads};
+
+pub(crate) use words::SharedWords;
 
 use pages::{HUGE_PAGE_BYTES, Pages};
 

@@ -1,0 +1,177 @@
+//! The ledger: what a depot writes down of its pool while it serves, in memory that outlives it with the pool's.
+//!
+//! A record goes before anybody can learn that its block is gone or reuse its place, and a namespace's new epoch is there
+//! before its reset is answered: the runner applies what a step says under the machine's lock (P1). A record comes when
+//! the block's checksum is known; a thread of its own computes those that nobody knows ([`prover`]). What the next depot
+//! makes of it is [`left`].
+
+mod layout;
+pub(crate) mod left;
+pub(crate) mod prover;
+
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use kvdepot_core::limits::NAMESPACES_MAX;
+use kvdepot_core::machine::{Opened, Proof, Whole};
+use kvdepot_core::{BlockKey, Result};
+use parking_lot::{Condvar, Mutex};
+
+use crate::pool::SharedWords;
+use crate::runner::random;
+use layout::{
+    HEAD_CHECKSUM, HEAD_HOLDS, HEAD_MAGIC, HEAD_NAMESPACES, HEAD_POOL_BYTES, HEAD_RECORDS, HEAD_RECORDS_MAX,
+    HEAD_SALT, HEAD_VERSION, MAGIC, NAMESPACE_BYTES, NAMESPACE_CHECKSUM, NAMESPACE_EPOCH, NAMESPACE_TEXT,
+    VERSION, checksum, epoch_word, namespace_at, record_at, record_words, records_max, text_checksum,
+};
+
+/// Blocks that wait for their checksum, at most; the oldest are left without a record.
+const WANTED_MAX: usize = 1 << 20;
+
+/// A ledger that is being written.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    words: SharedWords,
+    salt: u64,
+    records_max: usize,
+    /// Blocks whose checksum is to be computed.
+    wanted: Mutex<VecDeque<BlockKey>>,
+    bell: Condvar,
+    /// Blocks in the hands of the thread that computes checksums.
+    in_hand: AtomicUsize,
+}
+
+impl Ledger {
+    /// An empty ledger of a pool of so many bytes.
+    pub(crate) fn create(pool_bytes: u64) -> Result<Self> {
+        let records_max = records_max(pool_bytes);
+        let words = SharedWords::create("kvdepot-ledger", record_at(records_max))?;
+        let this = Self {
+            words,
+            salt: random(),
+            records_max,
+            wanted: Mutex::default(),
+            bell: Condvar::new(),
+            in_hand: AtomicUsize::new(0),
+        };
+        let head = [MAGIC, VERSION, pool_bytes, this.salt, records_max as u64];
+        for (at, word) in
+            [HEAD_MAGIC, HEAD_VERSION, HEAD_POOL_BYTES, HEAD_SALT, HEAD_RECORDS_MAX].into_iter().zip(head)
+        {
+            this.set(at, word);
+        }
+        this.set(HEAD_CHECKSUM, checksum(this.salt, 0, &head));
+        this.set(HEAD_HOLDS, 1);
+        Ok(this)
+    }
+
+    /// The descriptor, for who keeps it.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.words.fd()
+    }
+
+    /// Nobody may take anything over by it any more.
+    pub(crate) fn close(&self) {
+        self.set(HEAD_HOLDS, 0);
+    }
+
+    fn set(&self, at: usize, word: u64) {
+        self.words.words()[at].store(word, Ordering::Release);
+    }
+
+    /// A namespace is new, or in another epoch. To be called before anybody learns of it.
+    pub(crate) fn opened(&self, opened: &Opened) {
+        let number = opened.handle as usize;
+        if number >= NAMESPACES_MAX {
+            return;
+        }
+        let at = namespace_at(number);
+        let known = self.words.words()[HEAD_NAMESPACES].load(Ordering::Relaxed) as usize;
+        if number >= known {
+            let text = opened.spec.canonical().as_bytes();
+            let words: Vec<u64> = text
+                .chunks(8)
+                .map(|chunk| {
+                    let mut word = [0; 8];
+                    word[..chunk.len()].copy_from_slice(chunk);
+                    u64::from_le_bytes(word)
+                })
+                .collect();
+            words.iter().enumerate().for_each(|(n, &word)| self.set(at + NAMESPACE_TEXT + n, word));
+            self.set(at + NAMESPACE_BYTES, text.len() as u64);
+            self.set(at + NAMESPACE_CHECKSUM, text_checksum(self.salt, number, text.len(), &words));
+            self.set(at + NAMESPACE_EPOCH, epoch_word(self.salt, number, opened.epoch));
+            self.set(HEAD_NAMESPACES, number as u64 + 1);
+        } else {
+            self.set(at + NAMESPACE_EPOCH, epoch_word(self.salt, number, opened.epoch));
+        }
+    }
+
+    /// What a step says, under the machine's lock.
+    pub(crate) fn apply(&self, proof: Proof) {
+        match proof {
+            Proof::Gone(slot) => {
+                let slot = slot as usize;
+                if slot < self.records_max {
+                    self.set(record_at(slot), 0);
+                }
+            }
+            Proof::Whole(block) => self.record(&block),
+            Proof::Wanted(key) => {
+                let mut wanted = self.wanted.lock();
+                if wanted.len() >= WANTED_MAX {
+                    wanted.pop_front();
+                }
+                wanted.push_back(key);
+                drop(wanted);
+                self.bell.notify_one();
+            }
+        }
+    }
+
+    fn record(&self, block: &Whole) {
+        let slot = block.slot as usize;
+        if slot >= self.records_max {
+            return;
+        }
+        let at = record_at(slot);
+        self.set(at, 0);
+        let Some(words) = record_words(block) else { return };
+        words.iter().enumerate().for_each(|(n, &word)| self.set(at + 1 + n, word));
+        let used = &self.words.words()[HEAD_RECORDS];
+        if used.load(Ordering::Relaxed) <= slot as u64 {
+            used.store(slot as u64 + 1, Ordering::Release);
+        }
+        self.set(at, checksum(self.salt, slot, &words));
+    }
+
+    /// Blocks that have no record yet, and are to get one.
+    pub(crate) fn unproven(&self) -> usize {
+        let wanted = self.wanted.lock();
+        wanted.len() + self.in_hand.load(Ordering::Acquire)
+    }
+
+    /// The next blocks whose checksum is wanted, within `wait`. The ones before have been done.
+    fn next(&self, count: usize, wait: Duration) -> Vec<BlockKey> {
+        let mut wanted = self.wanted.lock();
+        self.in_hand.store(0, Ordering::Release);
+        if wanted.is_empty() {
+            self.bell.wait_for(&mut wanted, wait);
+        }
+        let count = count.min(wanted.len());
+        self.in_hand.store(count, Ordering::Release);
+        wanted.drain(..count).collect()
+    }
+
+    /// These could not be done now.
+    fn put_back(&self, keys: Vec<BlockKey>) {
+        let mut wanted = self.wanted.lock();
+        keys.into_iter().rev().for_each(|key| wanted.push_front(key));
+        self.in_hand.store(0, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests;

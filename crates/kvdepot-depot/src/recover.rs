@@ -1,0 +1,154 @@
+//! A pool that its depot left in a crash: how the next one takes in every block that its checksum proves, and no other.
+//!
+//! Clients of the depot before may have outlived it, and may still copy out of any slot and into any that is no proven
+//! block. Until all of them are through, the whole pool is held: proven blocks can be read and do not go, and the rest is
+//! given to nobody (P1, P4).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use kvdepot_core::machine::{Adopt, Event, Handed, HandedState, Location, Owner, Whole};
+use kvdepot_core::runs::Runs;
+use kvdepot_core::{BlockKey, NamespaceSpec};
+
+use crate::depot::Depot;
+use crate::epochs;
+use crate::ledger::left;
+use crate::session::Session;
+
+pub use crate::ledger::left::LeftLedger;
+
+/// Slots adopted under one hold of the lock.
+const PIECE_SLOTS: usize = 256;
+/// Slots that one session holds.
+const SESSION_SLOTS: usize = 1 << 19;
+/// Blocks read between two lines of the log.
+const LOG_BLOCKS: usize = 1 << 16;
+
+/// What was recovered.
+#[derive(Debug)]
+pub struct Recovered {
+    /// Blocks that are visible now.
+    pub blocks: usize,
+    /// Blocks that had a record and are not.
+    pub left_out: usize,
+    /// What holds the pool for clients of the depot before; empty where there are none. To be dropped when all of their
+    /// copies have ended.
+    pub holds: Vec<Session>,
+}
+
+impl Depot {
+    /// Takes in what a crashed depot left in this one's pool, before anybody else asks for room in it. `held`: clients of
+    /// that depot may still copy.
+    pub fn recover(&self, left: &LeftLedger, held: bool) -> Recovered {
+        let (runner, begun) = (&self.runner, Instant::now());
+        for (canonical, epoch) in left.namespaces() {
+            let opened = NamespaceSpec::from_canonical(&canonical)
+                .and_then(|spec| epochs::reopen(runner, &Arc::new(spec), epoch));
+            if let Err(error) = opened {
+                tracing::warn!("blocks of a namespace that cannot be opened are not recovered: {error}");
+            }
+        }
+        let records = left.records();
+        let recorded = records.len();
+        let current: Vec<Whole> = records
+            .into_iter()
+            .filter(|block| runner.locator.directory.by_id(block.key.namespace).is_some())
+            .collect();
+        let logged = AtomicUsize::new(LOG_BLOCKS);
+        let mut proved = left::prove(current, &runner.pool, &|read| {
+            let due = logged.load(Ordering::Relaxed);
+            let is_due = read >= due
+                && logged
+                    .compare_exchange(due, read + LOG_BLOCKS, Ordering::Relaxed, Ordering::Relaxed)
+                    .is_ok();
+            if is_due {
+                tracing::info!("{read} of {recorded} blocks that a crashed depot left have been read");
+            }
+        });
+        let gaps = left::places(&mut proved, runner.pool.bytes());
+        let mut holds = Holds { depot: self, held, sessions: Vec::new(), slots: 0 };
+        for piece in proved.chunks(PIECE_SLOTS) {
+            let keys: Vec<BlockKey> = piece.iter().map(|block| block.key).collect();
+            let locations = runner.locator.locate(&keys);
+            let slots = piece.iter().zip(locations).map(|(block, location)| {
+                // What only I/O can tell is written again: a tier that has the block says so.
+                let saved = match location {
+                    Location::Tier(tier) => 1 << tier,
+                    Location::Unknown | Location::Absent => 0,
+                };
+                let state = HandedState::Block {
+                    key: block.key,
+                    saved,
+                    to_write: !saved,
+                    value: false,
+                    crc64: Some(block.crc64),
+                };
+                Adopt {
+                    handed: Handed { runs: block.runs.clone(), state, holders: Vec::new() },
+                    owners: holds.next(),
+                }
+            });
+            self.adopt(slots.collect());
+        }
+        if held {
+            for piece in gaps.chunks(PIECE_SLOTS) {
+                let slots = piece.iter().map(|&run| {
+                    let runs = Runs::from_slice(&[run]);
+                    Adopt {
+                        handed: Handed { runs, state: HandedState::Busy, holders: Vec::new() },
+                        owners: holds.next(),
+                    }
+                });
+                self.adopt(slots.collect());
+            }
+        }
+        let blocks = runner.look(|machine| machine.gauges().pool_blocks);
+        let left_out = recorded.saturating_sub(blocks);
+        tracing::info!(
+            "{blocks} blocks that a crashed depot left were recovered in {} ms, {left_out} could not be proved or have been reset",
+            begun.elapsed().as_millis()
+        );
+        Recovered { blocks, left_out, holds: holds.sessions }
+    }
+
+    fn adopt(&self, slots: Vec<Adopt>) {
+        let pool_bytes = self.runner.config.pool_bytes;
+        self.runner.tell_and_leave(Event::Adopt { pool_bytes, slots });
+    }
+
+    /// The ledger's descriptor, where one is written.
+    pub fn ledger_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        self.runner.ledger.as_ref().map(|ledger| ledger.fd())
+    }
+
+    /// Nobody may take the pool over by its ledger any more.
+    pub fn close_ledger(&self) {
+        if let Some(ledger) = &self.runner.ledger {
+            ledger.close();
+        }
+    }
+}
+
+/// Sessions that hold slots, each as many as one may lease.
+struct Holds<'a> {
+    depot: &'a Depot,
+    held: bool,
+    sessions: Vec<Session>,
+    slots: usize,
+}
+
+impl Holds<'_> {
+    /// Who holds the next slot.
+    fn next(&mut self) -> Vec<Owner> {
+        if !self.held {
+            return Vec::new();
+        }
+        if self.slots.is_multiple_of(SESSION_SLOTS) {
+            self.sessions.push(self.depot.session());
+        }
+        self.slots += 1;
+        self.sessions.last().map(Session::owner).into_iter().collect()
+    }
+}

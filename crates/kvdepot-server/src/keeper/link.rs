@@ -1,0 +1,229 @@
+//! A depot's side of its keeper.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use kvdepot_core::{Error, ErrorKind, Result};
+use kvdepot_depot::message::{decode, encode};
+use kvdepot_depot::seqpacket::{FrameBuffer, SeqPacket};
+use kvdepot_depot::{Depot, Session};
+use parking_lot::Mutex;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::process::Pid;
+
+use super::{FromKeeper, ToKeeper, path};
+use crate::handover::ensure_own_user;
+use crate::peer::Peer;
+
+/// How long the keeper may take to make room for a frame: it does nothing else.
+const SEND_WAIT: Duration = Duration::from_secs(1);
+/// How long a keeper may take to answer a next depot: it waits for the exit of the one before.
+const ANSWER_WAIT: Duration = Duration::from_secs(60);
+/// Pause between two tries to reach it, and between two looks whether to go on waiting.
+const TICK: Duration = Duration::from_millis(100);
+/// Depots that may wait for a keeper.
+const BACKLOG: i32 = 8;
+
+/// The connection to a keeper that has this depot's pool.
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    depot: Arc<Depot>,
+    path: PathBuf,
+    link: Mutex<Option<SeqPacket>>,
+    numbers: AtomicU64,
+    /// Clients of the depot before, by their pids.
+    earlier: Mutex<Vec<(Pid, Weak<EarlierClient>)>>,
+}
+
+/// What a client of the depot before holds: the pool, with the others, and its place at the keeper.
+pub(super) type EarlierClient = Mutex<Option<(Arc<Vec<Session>>, KnownClient)>>;
+
+/// A client that the keeper knows of, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct KnownClient {
+    keeper: Arc<Keeper>,
+    number: u64,
+}
+
+/// What a keeper had.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) pool: OwnedFd,
+    pub(super) ledger: OwnedFd,
+    /// Connections whose clients may still copy.
+    pub(super) clients: Vec<(u64, Option<OwnedFd>)>,
+    pub(super) link: SeqPacket,
+}
+
+fn send(link: &SeqPacket, frame: &ToKeeper, fd: Option<BorrowedFd<'_>>) -> Result<()> {
+    link.send(&encode(0, frame)?, fd)
+}
+
+/// Asks the keeper of the depot that was at `socket` before. None when there is none.
+pub(super) fn ask(socket: &Path, keep_on: &mut dyn FnMut() -> bool) -> Result<Option<Found>> {
+    let path = path(socket);
+    let mut link = match SeqPacket::connect(&path) {
+        Ok(link) => link,
+        Err(error) if error.kind() == ErrorKind::Unavailable => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    ensure_own_user(link.as_fd(), "the keeper is another user's")?;
+    let mut buffer = FrameBuffer::default();
+    let end = Instant::now() + ANSWER_WAIT;
+    let mut receive = |link: &mut SeqPacket| loop {
+        match link.recv(&mut buffer, Some(Instant::now() + TICK)) {
+            Ok(fd) => return Ok((decode::<FromKeeper>(&buffer)?.1, fd)),
+            Err(error) if error.kind() == ErrorKind::Timeout && Instant::now() < end && keep_on() => {}
+            Err(error) => return Err(error),
+        }
+    };
+    let unexpected = || Error::new(ErrorKind::Protocol, "the keeper said something else");
+    let (FromKeeper::Pool { clients: count }, Some(pool)) = receive(&mut link)? else {
+        return Err(unexpected());
+    };
+    let (FromKeeper::Ledger, Some(ledger)) = receive(&mut link)? else { return Err(unexpected()) };
+    let mut clients = Vec::new();
+    for _ in 0..count {
+        let (FromKeeper::Client { number }, pidfd) = receive(&mut link)? else { return Err(unexpected()) };
+        clients.push((number, pidfd));
+    }
+    Ok(Some(Found { pool, ledger, clients, link }))
+}
+
+/// Lets a keeper go.
+pub(super) fn dismiss(link: &SeqPacket) {
+    // One that has gone needs no word.
+    let _ = send(link, &ToKeeper::Go, None);
+}
+
+impl Keeper {
+    /// Starts a keeper for a depot.
+    pub(super) fn start(socket: &Path, depot: &Arc<Depot>) -> Result<Arc<Self>> {
+        let failed = |what: &'static str| move |e: rustix::io::Errno| Error::io(what, e.into());
+        let path = path(socket);
+        match std::fs::remove_file(&path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Error::io("cannot remove a dead keeper's socket", e).with("path", path.display()));
+            }
+            _ => {}
+        }
+        let listener = SeqPacket::listen(&path, BACKLOG)?;
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).map_err(|e| {
+            Error::io("cannot restrict the keeper's socket to its user", e).with("path", path.display())
+        })?;
+        let (ours, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .map_err(failed("cannot make the keeper's socket"))?;
+        let link = SeqPacket::from_fd(ours);
+        set_socket_timeout(link.as_fd(), Timeout::Send, Some(SEND_WAIT))
+            .map_err(failed("cannot set a deadline"))?;
+        let command = &depot.config().pool_keeper;
+        let cannot = |e| {
+            Error::io("cannot start the process that keeps the pool (pool_keep)", e)
+                .with("command", format!("{command:?}"))
+        };
+        let (program, arguments) =
+            command.split_first().ok_or_else(|| cannot(std::io::ErrorKind::NotFound.into()))?;
+        // A process group of its own: what ends the depot's group by a signal must not end it. Who reads what the depot
+        // writes must not wait for the keeper's end.
+        let child = Command::new(program)
+            .args(arguments)
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn();
+        let mut child = child.map_err(cannot)?;
+        tracing::info!("a process keeps the pool beyond a crash of this one (pid {})", child.id());
+        // Reaped when it ends.
+        let _ = std::thread::Builder::new().name("kvdepot-keeper".to_owned()).spawn(move || child.wait());
+        send(&link, &ToKeeper::Listener, Some(listener.as_fd()))?;
+        Self::over(link, path, depot, 0)
+    }
+
+    /// Goes on with the keeper of the depot before, whose clients' numbers are below `from`.
+    pub(super) fn go_on(link: SeqPacket, socket: &Path, depot: &Arc<Depot>, from: u64) -> Result<Arc<Self>> {
+        set_socket_timeout(link.as_fd(), Timeout::Send, Some(SEND_WAIT))
+            .map_err(|e| Error::io("cannot set a deadline", e.into()))?;
+        Self::over(link, path(socket), depot, from)
+    }
+
+    fn over(link: SeqPacket, path: PathBuf, depot: &Arc<Depot>, from: u64) -> Result<Arc<Self>> {
+        let pool = depot.pool();
+        let keep_ms = depot.config().pool_keep_ms;
+        send(&link, &ToKeeper::Pool { keep_ms }, pool.fd())?;
+        send(&link, &ToKeeper::Ledger, depot.ledger_fd())?;
+        let (link, numbers) = (Mutex::new(Some(link)), AtomicU64::new(from));
+        Ok(Arc::new(Self { depot: Arc::clone(depot), path, link, numbers, earlier: Mutex::default() }))
+    }
+
+    /// A keeper that cannot be told of something has to be given up: what it has is not to be relied on.
+    fn tell(&self, frame: &ToKeeper, fd: Option<BorrowedFd<'_>>) {
+        let mut link = self.link.lock();
+        let Some(open) = link.as_ref() else { return };
+        if let Err(error) = send(open, frame, fd) {
+            self.depot.close_ledger();
+            *link = None;
+            tracing::error!(
+                "the pool will not outlive a crash of this depot: its keeper does not answer: {error}"
+            );
+        }
+    }
+
+    /// A client is to be given the pool. It counts as copying until what is returned is dropped.
+    pub(crate) fn client(self: &Arc<Self>, peer: &dyn Peer) -> KnownClient {
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
+        self.tell(&ToKeeper::Client { number }, peer.exit());
+        self.known(number)
+    }
+
+    /// A client that the keeper knows of already.
+    pub(super) fn known(self: &Arc<Self>, number: u64) -> KnownClient {
+        KnownClient { keeper: Arc::clone(self), number }
+    }
+
+    /// A client of the depot before, which holds the pool until it exits or says that its copies have ended.
+    pub(super) fn add_earlier(
+        self: &Arc<Self>,
+        number: u64,
+        pid: Option<Pid>,
+        holds: &Arc<Vec<Session>>,
+    ) -> Arc<EarlierClient> {
+        let client = Arc::new(Mutex::new(Some((Arc::clone(holds), self.known(number)))));
+        self.earlier.lock().extend(pid.map(|pid| (pid, Arc::downgrade(&client))));
+        client
+    }
+
+    /// A process says that none of its copies concerns a depot before.
+    pub(crate) fn copies_ended(&self, pid: Pid) {
+        let (ended, left): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut *self.earlier.lock()).into_iter().partition(|(of, _)| *of == pid);
+        self.earlier.lock().extend(left);
+        for (_, client) in ended {
+            let held = client.upgrade().and_then(|client| client.lock().take());
+            drop(held);
+        }
+    }
+
+    /// This depot's end is an orderly one: nobody takes its pool over.
+    pub(crate) fn dismiss(&self) {
+        self.depot.close_ledger();
+        if let Some(link) = self.link.lock().take() {
+            dismiss(&link);
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl Drop for KnownClient {
+    fn drop(&mut self) {
+        self.keeper.tell(&ToKeeper::ClientEnded { number: self.number }, None);
+    }
+}

@@ -1,0 +1,116 @@
+//! A depot's start with what a keeper has, if there is one.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use kvdepot_core::Result;
+use kvdepot_depot::handover::other_size;
+use kvdepot_depot::recover::LeftLedger;
+use kvdepot_depot::{Depot, DepotConfig, PoolMapping, Session};
+
+use super::link::{Found, Keeper, ask, dismiss};
+use crate::peer::{Peer, Process};
+
+/// A depot, sessions of clients that may still copy, and the keeper.
+pub(crate) struct Started {
+    pub(crate) depot: Arc<Depot>,
+    pub(crate) held: Vec<(Session, Box<dyn Peer>)>,
+    pub(crate) keeper: Option<Arc<Keeper>>,
+}
+
+/// Lets a keeper at this place go, whatever it has. The caller has the right to the place.
+pub(crate) fn dismiss_any(socket: &Path) {
+    if let Ok(link) = kvdepot_depot::seqpacket::SeqPacket::connect(&super::path(socket)) {
+        dismiss(&link);
+        let _ = std::fs::remove_file(super::path(socket));
+    }
+}
+
+/// Starts a depot at a place to which the caller has the right, in the pool that a crashed one left there.
+pub(crate) fn start(
+    socket: &Path,
+    mut config: DepotConfig,
+    keep_on: &mut dyn FnMut() -> bool,
+) -> Result<Started> {
+    if config.pool_keep_ms == 0 {
+        dismiss_any(socket);
+        return Ok(Started { depot: Arc::new(Depot::start(config)?), held: Vec::new(), keeper: None });
+    }
+    match ask(socket, keep_on) {
+        Ok(Some(found)) => match open(&found, &mut config) {
+            Ok((left, pool)) => return recover(socket, config, found, &left, pool),
+            Err(error) => {
+                tracing::error!(
+                    "what a crashed depot left is not taken over, this one begins with an empty pool: {error}"
+                );
+                dismiss(&found.link);
+            }
+        },
+        Ok(None) => {}
+        Err(error) => {
+            tracing::error!("the keeper cannot be asked, this depot begins with an empty pool: {error}")
+        }
+    }
+    over(socket, Depot::start(config)?)
+}
+
+/// Gives a depot's pool to a keeper of its own.
+pub(crate) fn over(socket: &Path, depot: Depot) -> Result<Started> {
+    let depot = Arc::new(depot);
+    let is_kept = depot.ledger_fd().is_some();
+    let keeper = is_kept.then(|| Keeper::start(socket, &depot)).transpose()?;
+    Ok(Started { depot, held: Vec::new(), keeper })
+}
+
+fn open(found: &Found, config: &mut DepotConfig) -> Result<(LeftLedger, PoolMapping)> {
+    let duplicate = |fd: &std::os::fd::OwnedFd| {
+        fd.try_clone()
+            .map_err(|e| kvdepot_core::Error::io("no descriptor is free for the pool that was left", e))
+    };
+    let left = LeftLedger::open(duplicate(&found.ledger)?)?;
+    let (bytes, configured) = (left.pool_bytes(), config.mapped_bytes());
+    if !(config.pool_bytes..=configured).contains(&bytes) {
+        return Err(other_size(bytes, configured));
+    }
+    let pool = PoolMapping::map(duplicate(&found.pool)?, bytes)?;
+    if bytes < configured {
+        tracing::warn!("the pool that was left may grow to {bytes} bytes, not to {configured}");
+        config.pool_bytes_max = bytes;
+    }
+    Ok((left, pool))
+}
+
+fn recover(
+    socket: &Path,
+    config: DepotConfig,
+    found: Found,
+    left: &LeftLedger,
+    pool: PoolMapping,
+) -> Result<Started> {
+    let Found { clients, link, .. } = found;
+    let depot = Arc::new(Depot::start_on(config, pool)?);
+    let clients: Vec<_> =
+        clients.into_iter().map(|(number, pidfd)| (number, Process::watched(pidfd))).collect();
+    let next = clients.iter().map(|(number, _)| number + 1).max().unwrap_or(0);
+    let (gone, copying): (Vec<_>, Vec<_>) =
+        clients.into_iter().partition(|(_, process)| process.has_exited());
+    let recovered = depot.recover(left, !copying.is_empty());
+    if !copying.is_empty() {
+        tracing::info!(
+            "{} connections of clients that may still copy: until they are through nothing of the pool is given away",
+            copying.len()
+        );
+    }
+    let keeper = Keeper::go_on(link, socket, &depot, next)?;
+    gone.iter().for_each(|&(number, _)| drop(keeper.known(number)));
+    // The last of them ends it.
+    let holds = Arc::new(recovered.holds);
+    let held = copying.into_iter().map(|(number, process)| {
+        let session = depot.session();
+        let pid = process.pid_of_pidfd();
+        session.accompany(keeper.add_earlier(number, pid, &holds));
+        (session, Box::new(process) as Box<dyn Peer>)
+    });
+    let held = held.collect();
+    Ok(Started { depot, held, keeper: Some(keeper) })
+}

@@ -1,0 +1,372 @@
+//! P1, P4 and P11: the pool outlives a crash of its depot, and the next depot takes over every block that its checksum
+//! proves, and no other.
+//!
+//! Roles run in children: this very test binary, started again with `KVDEPOT_TEST_ROLE`.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{Engine, config, spec};
+use kvdepot_core::{BlockLayout, NamespaceSpec};
+use kvdepot_depot::client::Attachment;
+use kvdepot_server::{keeper, logging, serve, serve_taking_over};
+use rustix::process::{Pid, Signal, kill_process};
+
+const ROLE: &str = "KVDEPOT_TEST_ROLE";
+const DIRECTORY: &str = "KVDEPOT_TEST_DIRECTORY";
+const POOL: u64 = 64 << 20;
+const PAGES: usize = 32;
+/// The first name of the traffic's blocks.
+const TRAFFIC: u64 = 1_000_000;
+/// A bound for what always happens.
+const LONG: Duration = Duration::from_secs(60);
+
+fn namespace() -> Arc<NamespaceSpec> {
+    spec("kept", BlockLayout::uniform(2, &[64 << 10]).unwrap())
+}
+
+fn role(role: &str, directory: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", "role_main", "--nocapture", "--test-threads=1"])
+        .env(ROLE, role)
+        .env(DIRECTORY, directory)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
+    command
+}
+
+/// A depot in a child; killed when dropped.
+struct Served(Child);
+
+/// A directory for depots. Its keeper is killed when it is dropped.
+struct Directory(tempfile::TempDir);
+
+impl Directory {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// The keeper that was started last.
+    fn keeper(&self) -> Option<Pid> {
+        let text = std::fs::read_to_string(self.path().join("keeper")).ok()?;
+        Pid::from_raw(text.parse().ok()?)
+    }
+
+    /// Whether it runs; a process that nobody has waited for yet does not.
+    fn is_kept(&self) -> bool {
+        self.keeper().is_some_and(|keeper| {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", keeper.as_raw_nonzero()));
+            stat.is_ok_and(|stat| !stat.contains(") Z ") && !stat.contains(") X "))
+        })
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        if let Some(keeper) = self.keeper().filter(|_| self.is_kept()) {
+            let _ = kill_process(keeper, Signal::KILL);
+        }
+    }
+}
+
+impl Served {
+    fn start(kind: &str, directory: &Path) -> Self {
+        Self(role(kind, directory).spawn().unwrap())
+    }
+
+    /// Ends it by SIGKILL, and waits for that.
+    fn kill(mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+
+    /// Asks it to end, and waits for that.
+    fn end(mut self, directory: &Path) {
+        std::fs::write(directory.join("end"), "").unwrap();
+        until("the depot ends", || self.0.try_wait().unwrap().is_some());
+        std::fs::remove_file(directory.join("end")).unwrap();
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn socket(directory: &Path) -> PathBuf {
+    directory.join("d.sock")
+}
+
+/// What the children run; does nothing when called as a test.
+#[test]
+fn role_main() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let directory = PathBuf::from(std::env::var(DIRECTORY).unwrap());
+    let socket = socket(&directory);
+    if role == "keeper" {
+        std::fs::write(directory.join("keeper"), std::process::id().to_string()).unwrap();
+        let _ = keeper::run();
+        return;
+    }
+    if role == "client" {
+        let attachment = attach(&directory);
+        std::fs::write(directory.join("attached"), "").unwrap();
+        std::thread::park();
+        drop(attachment);
+        return;
+    }
+    if role == "traffic" {
+        let attachment = attach(&directory);
+        let mut engine = Engine::new(&attachment, &namespace(), PAGES);
+        engine.fill(7);
+        for round in 0.. {
+            let names = names(TRAFFIC + round % 8 * 32);
+            engine.dump(&names, &engine.all_pages());
+            if round == 1 {
+                std::fs::write(directory.join("traffic"), "").unwrap();
+            }
+        }
+    }
+    logging::init("info", Some(&directory.join("log"))).unwrap();
+    let exe = std::env::current_exe().unwrap();
+    let keeper = serde_json::json!([
+        "env",
+        format!("{ROLE}=keeper"),
+        exe,
+        "--exact",
+        "role_main",
+        "--nocapture",
+        "--test-threads=1"
+    ]);
+    let with = |pool, keep_ms: u64| {
+        config(pool, serde_json::json!({"pool_keep_ms": keep_ms, "pool_keeper": keeper}))
+    };
+    let mut keep_on = || !directory.join("end").exists();
+    match role.as_str() {
+        "depot" => serve(with(POOL, 600_000), &socket, None, &mut keep_on),
+        "depot kept for a moment" => serve(with(POOL, 1), &socket, None, &mut keep_on),
+        "depot of another size" => serve(with(2 * POOL, 600_000), &socket, None, &mut keep_on),
+        "depot that keeps nothing" => serve(with(POOL, 0), &socket, None, &mut keep_on),
+        "heir" => serve_taking_over(with(POOL, 600_000), &socket, None, None, &mut keep_on),
+        other => panic!("no such role: {other}"),
+    }
+    .unwrap();
+}
+
+/// Waits until something holds.
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + LONG;
+    while !holds() {
+        assert!(Instant::now() < end, "never: {what}");
+        std::thread::yield_now();
+    }
+}
+
+fn attach(directory: &Path) -> Arc<Attachment> {
+    let attachment = Attachment::connect(socket(directory), None, LONG, LONG).unwrap();
+    assert!(attachment.attached(), "no depot answers: {}", log(directory));
+    attachment
+}
+
+fn log(directory: &Path) -> String {
+    std::fs::read_to_string(directory.join("log")).unwrap_or_default()
+}
+
+/// What the depot says of itself.
+fn stat(attachment: &Arc<Attachment>, name: &str) -> u64 {
+    let mut value = None;
+    until("the depot says how it is", || {
+        value = attachment.stats()["depot"][name].as_u64();
+        value.is_some()
+    });
+    value.unwrap()
+}
+
+/// Waits until every block has a record.
+fn proven(attachment: &Arc<Attachment>) {
+    until("every block has a record", || stat(attachment, "ledger_unproven_blocks") == 0);
+}
+
+/// Dumps blocks of these names, each with bytes of its own.
+fn dump(attachment: &Arc<Attachment>, names: &[u64], seed: u8) {
+    let mut engine = Engine::new(attachment, &namespace(), PAGES);
+    engine.fill(seed);
+    assert!(engine.dump(names, &engine.all_pages()[..names.len()]).is_empty(), "{}", attachment.stats());
+}
+
+/// Loads blocks of these names: how many are there. Each of them must have its bytes.
+fn load(attachment: &Arc<Attachment>, names: &[u64], seed: u8) -> usize {
+    let mut engine = Engine::new(attachment, &namespace(), PAGES);
+    engine.clear();
+    let missed = engine.load(names, &engine.all_pages()[..names.len()]);
+    let mut there = 0;
+    for (page, name) in names.iter().enumerate() {
+        if !missed.contains(&page) {
+            assert!(engine.holds(page, page, seed), "wrong bytes for block {name}");
+            there += 1;
+        }
+    }
+    there
+}
+
+/// Blocks in the pool, which the depot has proved. Nobody is attached any more.
+fn filled(directory: &Directory, names: &[u64], seed: u8) -> Served {
+    let depot = Served::start("depot", directory.path());
+    let attachment = attach(directory.path());
+    dump(&attachment, names, seed);
+    proven(&attachment);
+    attachment.close();
+    depot
+}
+
+fn names(from: u64) -> Vec<u64> {
+    (from..from + PAGES as u64).collect()
+}
+
+#[test]
+fn blocks_outlive_a_depot_that_is_killed_and_the_one_after_it() {
+    let directory = Directory::new();
+    let mut depot = filled(&directory, &names(0), 3);
+    for _ in 0..3 {
+        depot.kill();
+        depot = Served::start("depot", directory.path());
+        let attachment = attach(directory.path());
+        assert_eq!(load(&attachment, &names(0), 3), PAGES, "{}", log(directory.path()));
+        proven(&attachment);
+        attachment.close();
+    }
+}
+
+#[test]
+fn a_reset_that_was_answered_holds_for_the_next_depot() {
+    let directory = Directory::new();
+    let depot = filled(&directory, &names(0), 3);
+    let attachment = attach(directory.path());
+    attachment.register(&namespace()).unwrap();
+    attachment.reset(&[namespace()]).unwrap();
+    dump(&attachment, &names(100)[..4], 5);
+    proven(&attachment);
+    attachment.close();
+    depot.kill();
+    let _next = Served::start("depot", directory.path());
+    let attachment = attach(directory.path());
+    assert_eq!(load(&attachment, &names(0), 3), 0);
+    assert_eq!(load(&attachment, &names(100)[..4], 5), 4, "{}", log(directory.path()));
+}
+
+#[test]
+fn a_keeper_ends_when_nobody_comes_and_after_an_orderly_end() {
+    let directory = Directory::new();
+    for kind in ["depot kept for a moment", "depot"] {
+        let depot = Served::start(kind, directory.path());
+        attach(directory.path()).close();
+        until("the keeper runs", || directory.is_kept());
+        if kind == "depot" {
+            depot.end(directory.path())
+        } else {
+            depot.kill()
+        }
+        until("the keeper has ended", || !directory.is_kept());
+        let _ = std::fs::remove_file(directory.path().join("keeper"));
+    }
+}
+
+#[test]
+fn a_depot_of_another_size_or_without_a_keeper_begins_with_an_empty_pool() {
+    for kind in ["depot of another size", "depot that keeps nothing"] {
+        let directory = Directory::new();
+        filled(&directory, &names(0), 3).kill();
+        let _next = Served::start(kind, directory.path());
+        let attachment = attach(directory.path());
+        assert_eq!(load(&attachment, &names(0), 3), 0, "{kind}");
+        dump(&attachment, &names(0), 4);
+        assert_eq!(load(&attachment, &names(0), 4), PAGES, "{kind}");
+        attachment.close();
+    }
+}
+
+/// A client that outlives its depot may still copy: nothing of the pool is given away, and what is proved can be read.
+#[test]
+fn while_a_client_of_the_depot_before_lives_nothing_of_the_pool_is_given_away() {
+    let directory = Directory::new();
+    let depot = filled(&directory, &names(0)[..4], 3);
+    let mut client = Served::start("client", directory.path());
+    until("the client is attached", || directory.path().join("attached").exists());
+    depot.kill();
+    let _next = Served::start("depot", directory.path());
+    let attachment = attach(directory.path());
+    assert_eq!(load(&attachment, &names(0)[..4], 3), 4, "{}", log(directory.path()));
+    let mut engine = Engine::new(&attachment, &namespace(), PAGES);
+    engine.fill(9);
+    assert_eq!(engine.dump(&names(50), &engine.all_pages()).len(), PAGES, "there is no room");
+    client.0.kill().unwrap();
+    client.0.wait().unwrap();
+    until("there is room", || engine.dump(&[50], &[0]).is_empty());
+    attachment.close();
+}
+
+/// A client that goes on with the next depot, and whose copies have ended, does not hold the pool.
+#[test]
+fn a_client_that_attaches_to_the_next_depot_lets_the_pool_go() {
+    let directory = Directory::new();
+    let depot = Served::start("depot", directory.path());
+    let attachment = attach(directory.path());
+    dump(&attachment, &names(0), 3);
+    proven(&attachment);
+    depot.kill();
+    let _next = Served::start("depot", directory.path());
+    let mut engine = Engine::new(&attachment, &namespace(), PAGES);
+    engine.fill(3);
+    until("there is room", || engine.dump(&[50], &[0]).is_empty());
+    assert_eq!(load(&attachment, &names(0), 3), PAGES, "{}", log(directory.path()));
+    attachment.close();
+}
+
+/// Kills in the middle of traffic; `KVDEPOT_TEST_KILLS` sets how many.
+#[test]
+fn kills_in_the_middle_of_traffic_never_give_wrong_bytes() {
+    let kills: u64 = std::env::var("KVDEPOT_TEST_KILLS").map_or(20, |text| text.parse().unwrap());
+    let directory = Directory::new();
+    let (mut recorded, mut survived) = (0, 0);
+    let mut depot = Served::start("depot", directory.path());
+    for kill in 0..kills {
+        // Every name has bytes of its own, whatever depot it was dumped into.
+        let own = names(kill * 1000);
+        let attachment = attach(directory.path());
+        dump(&attachment, &own, 3);
+        proven(&attachment);
+        attachment.close();
+        let traffic = Served::start("traffic", directory.path());
+        until("there is traffic", || directory.path().join("traffic").exists());
+        depot.kill();
+        drop(traffic);
+        std::fs::remove_file(directory.path().join("traffic")).unwrap();
+        depot = Served::start("depot", directory.path());
+        let attachment = attach(directory.path());
+        survived += load(&attachment, &own, 3);
+        recorded += own.len();
+        // What the traffic left is whole, or not there.
+        for from in 0..8 {
+            load(&attachment, &names(TRAFFIC + from * 32), 7);
+        }
+        // The slots of the traffic's client come back.
+        let mut engine = Engine::new(&attachment, &namespace(), PAGES);
+        engine.fill(9);
+        until("there is room", || engine.dump(&[kill * 1000 + 999], &[0]).is_empty());
+        attachment.close();
+    }
+    println!("{survived} of {recorded} blocks survived {kills} kills");
+    assert!(survived > 0, "{}", log(directory.path()));
+}
