@@ -17,6 +17,14 @@ pub enum Flaw {
     PlacementIgnored,
     /// A slot that is being filled is handed over as a block.
     HandOverFilling,
+    /// A namespace is given the number of one that was forgotten.
+    HandlesUsedAgain,
+    /// A namespace is forgotten although a tier has not stored its epoch.
+    ForgetUnstored,
+    /// A namespace is forgotten although something is under way in it.
+    ForgetWhileBusy,
+    /// A past epoch is forgotten although a tier has not ended a command of it.
+    ForgetSpaceEarly,
 }
 
 /// The mistake of a machine, if it has one.
