@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::RecvTimeoutError;
 use hashbrown::HashSet;
-use kvdepot_core::machine::{NamespaceHandle, Opened, Reply, Request};
+use kvdepot_core::machine::{NamespaceHandle, Opened, Owner, Reply, Request};
 use kvdepot_core::{Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
 
 use crate::runner::{Runner, random};
@@ -26,7 +26,7 @@ const ROUNDS_MAX: usize = 4;
 const TOGETHER_MAX: usize = 64;
 
 /// Requests of the depot itself, which leases nothing.
-const NOBODY: u64 = 0;
+const NOBODY: Owner = 0;
 
 /// What the tiers answered.
 struct Told {
@@ -39,7 +39,8 @@ struct Told {
 ///
 /// A tier that fails may know of a reset that the others missed, so that their blocks are not to be served without its
 /// answer. Only a tier that is alone can be left for later: the pool holds nothing from before.
-pub(crate) fn open(runner: &Arc<Runner>, spec: NamespaceSpec) -> Result<Opened> {
+pub(crate) fn open(runner: &Arc<Runner>, user: Owner, spec: NamespaceSpec) -> Result<Opened> {
+    let _opening = runner.openings.begin(&runner.locator, spec.root());
     let told = tell(runner, &spec, 0);
     match &told.error {
         Some(error) if runner.locator.tiers.len() == 1 && is_passing(error) => tracing::warn!(
@@ -49,8 +50,10 @@ pub(crate) fn open(runner: &Arc<Runner>, spec: NamespaceSpec) -> Result<Opened> 
         Some(error) => return Err(error.clone()),
         None => {}
     }
-    let opened = follow(runner, &Arc::new(spec), told.epoch)?;
-    if told.error.is_some() {
+    let request = Request::OpenNamespace { spec: Arc::new(spec), epoch: told.epoch };
+    let opened = namespace(runner, user, request)?;
+    // What is left of it from before it was forgotten may be ahead of what the tiers said.
+    if told.error.is_some() || opened.epoch > told.epoch {
         runner.looks.soon(opened.handle);
     }
     Ok(opened)
@@ -59,9 +62,13 @@ pub(crate) fn open(runner: &Arc<Runner>, spec: NamespaceSpec) -> Result<Opened> 
 /// Makes a namespace known of which the pool may hold blocks from before: not without the answer of every tier, because one
 /// that fails may know of a reset.
 pub(crate) fn reopen(runner: &Arc<Runner>, spec: &Arc<NamespaceSpec>, epoch: u32) -> Result<Opened> {
+    let _opening = runner.openings.begin(&runner.locator, spec.root());
     let told = tell(runner, spec, epoch);
     match told.error {
-        None => follow(runner, spec, told.epoch),
+        None => {
+            let request = Request::OpenNamespace { spec: Arc::clone(spec), epoch: told.epoch };
+            namespace(runner, NOBODY, request)
+        }
         Some(error) => Err(error),
     }
 }
@@ -102,8 +109,10 @@ fn tell(runner: &Arc<Runner>, spec: &NamespaceSpec, at_least: u32) -> Told {
 /// Moves a namespace to an epoch that no tier had, pool first.
 pub(crate) fn advance(runner: &Arc<Runner>, handle: NamespaceHandle) -> Result<Opened> {
     // From here on nothing old is served from memory, and nothing old is written any more.
-    let begun = namespace(runner, Request::BeginAdvance { namespace: handle, provisional: random_id() })?;
+    let request = Request::BeginAdvance { namespace: handle, provisional: random_id() };
+    let begun = namespace(runner, NOBODY, request)?;
     let (spec, mut epoch) = (begun.spec, begun.epoch);
+    let _opening = runner.openings.begin(&runner.locator, spec.root());
     let mut error = None;
     for tier in &runner.locator.tiers {
         // A tier that cannot be told must not keep the others from it.
@@ -112,27 +121,34 @@ pub(crate) fn advance(runner: &Arc<Runner>, handle: NamespaceHandle) -> Result<O
             Err(e) => error = Some(e.with("tier", tier.name())),
         }
     }
-    let ended = namespace(runner, Request::EndAdvance { namespace: handle, epoch })?;
+    // Of several, those that were asked before a tier that is ahead have stored another epoch.
+    let stored = error.is_none() && runner.locator.tiers.len() <= 1;
+    let ended = namespace(runner, NOBODY, Request::EndAdvance { namespace: handle, epoch, stored })?;
     if let Some(error) = error {
         runner.looks.soon(handle);
         return Err(error);
     }
-    if runner.locator.tiers.len() > 1 {
-        // Those that were asked before a tier that is ahead.
-        let told = tell(runner, &spec, epoch);
-        return match told.error {
-            None => follow(runner, &spec, told.epoch),
-            Some(error) => Err(error),
-        };
+    if stored {
+        return Ok(ended);
     }
-    Ok(ended)
+    let told = tell(runner, &spec, epoch);
+    let opened = follow(runner, handle, told.epoch, told.error.is_none())?;
+    match told.error {
+        None => Ok(opened),
+        Some(error) => {
+            runner.looks.soon(handle);
+            Err(error)
+        }
+    }
 }
 
 /// Moves a namespace to at least this epoch, pool first.
-pub(crate) fn raise(runner: &Arc<Runner>, spec: &Arc<NamespaceSpec>, epoch: u32) -> Result<Opened> {
-    let opened = follow(runner, spec, epoch)?;
-    let told = tell(runner, spec, epoch);
-    let opened = follow(runner, spec, told.epoch.max(opened.epoch))?;
+pub(crate) fn raise(runner: &Arc<Runner>, known: &Opened, epoch: u32) -> Result<Opened> {
+    // Until the tiers have it, it must not be forgotten here.
+    let opened = follow(runner, known.handle, epoch, false)?;
+    let _opening = runner.openings.begin(&runner.locator, known.spec.root());
+    let told = tell(runner, &known.spec, opened.epoch);
+    let opened = follow(runner, known.handle, told.epoch, told.error.is_none())?;
     match told.error {
         None => Ok(opened),
         Some(error) => {
@@ -142,13 +158,14 @@ pub(crate) fn raise(runner: &Arc<Runner>, spec: &Arc<NamespaceSpec>, epoch: u32)
     }
 }
 
-/// Makes a namespace known to the pool, in at least this epoch.
-fn follow(runner: &Arc<Runner>, spec: &Arc<NamespaceSpec>, epoch: u32) -> Result<Opened> {
-    namespace(runner, Request::OpenNamespace { spec: Arc::clone(spec), epoch })
+/// Moves a namespace that is known to at least this epoch, which all tiers have `stored` or not.
+fn follow(runner: &Arc<Runner>, handle: NamespaceHandle, epoch: u32, stored: bool) -> Result<Opened> {
+    namespace(runner, NOBODY, Request::FollowEpoch { namespace: handle, epoch, stored })
 }
 
-fn namespace(runner: &Arc<Runner>, request: Request) -> Result<Opened> {
-    match runner.ask(NOBODY, request)? {
+/// What the machine says to a request about a namespace.
+pub(crate) fn namespace(runner: &Arc<Runner>, owner: Owner, request: Request) -> Result<Opened> {
+    match runner.ask(owner, request)? {
         Reply::Namespace(opened) => Ok(opened),
         _ => Err(Error::new(ErrorKind::Protocol, "the machine gave another reply")),
     }
@@ -166,6 +183,7 @@ fn random_id() -> NamespaceId {
 fn look(runner: &Arc<Runner>, handle: NamespaceHandle) -> bool {
     let Ok(known) = runner.locator.directory.get(handle) else { return true };
     let (spec, epoch) = (known.spec, known.epoch);
+    let _opening = runner.openings.begin(&runner.locator, spec.root());
     let told = tell(runner, &spec, epoch);
     if told.epoch > epoch {
         tracing::info!(namespace = %spec.root(), epoch = told.epoch, "another depot reset a namespace");
@@ -173,7 +191,10 @@ fn look(runner: &Arc<Runner>, handle: NamespaceHandle) -> bool {
     if let Some(error) = &told.error {
         tracing::debug!(%error, namespace = %spec.root(), "a tier cannot open a namespace yet");
     }
-    let _ = follow(runner, &spec, told.epoch);
+    // A tier that only does not answer now has stored what it was told before.
+    if told.error.is_none() || told.epoch > epoch {
+        let _ = follow(runner, handle, told.epoch, told.error.is_none());
+    }
     told.error.is_none()
 }
 
@@ -188,7 +209,7 @@ pub(crate) fn watch(runner: &Arc<Runner>) {
             Ok(None) | Err(RecvTimeoutError::Disconnected) => return,
             Err(RecvTimeoutError::Timeout) if Instant::now() >= all_at => {
                 all_at = Instant::now() + LOOK_INTERVAL;
-                runner.locator.directory.handles().collect()
+                runner.locator.directory.handles()
             }
             Err(RecvTimeoutError::Timeout) => failed.iter().copied().collect(),
         };

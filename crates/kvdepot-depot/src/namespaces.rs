@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvdepot_core::machine::{NamespaceHandle, Opened};
+use kvdepot_core::machine::{NamespaceHandle, Opened, Owner, Request};
 use kvdepot_core::{Error, ErrorKind, NamespaceSpec, Result, epoch_moves};
 
 use crate::epochs;
@@ -10,26 +10,38 @@ use crate::runner::Runner;
 
 impl Runner {
     /// Makes a namespace known to the depot and its tiers; its epoch is the newest that any tier knows. One that is known
-    /// is looked at again in the background, so that an engine's start makes the depot follow another depot's reset.
-    pub(crate) fn open_namespace(self: &Arc<Self>, canonical: &str) -> Result<Opened> {
+    /// is looked at again in the background, so that an engine's start makes the depot follow another depot's reset. `user` uses
+    /// it from now on, until it ends.
+    pub(crate) fn open_namespace(self: &Arc<Self>, user: Owner, canonical: &str) -> Result<Opened> {
         let spec = NamespaceSpec::from_canonical(canonical)?;
         if spec.layout().slot_bytes() > self.pool.bytes() {
             return Err(Error::new(ErrorKind::Config, "a block of this namespace is larger than the pool")
                 .with("block_bytes", spec.layout().block_bytes())
                 .with("pool_bytes", self.pool.bytes()));
         }
-        match self.locator.directory.find(&spec) {
-            Some(known) => {
-                self.looks.soon(known.handle);
-                Ok(known)
+        if let Some(known) = self.locator.directory.find(&spec) {
+            match epochs::namespace(self, user, Request::UseNamespace { namespace: known.handle }) {
+                Ok(known) => {
+                    self.looks.soon(known.handle);
+                    return Ok(known);
+                }
+                // Forgotten a moment ago.
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
             }
-            None => epochs::open(self, spec),
         }
+        // Before any tier is told: what is refused is not to leave anything behind there.
+        self.look(|machine| machine.may_open(user))?;
+        epochs::open(self, user, spec)
     }
 
     /// As [`Self::open_namespace`], of many at once, so that a tier that hangs costs one wait and not one for each (P2).
-    pub(crate) fn open_namespaces(self: &Arc<Self>, canonical: &[String]) -> Result<Vec<Opened>> {
-        epochs::together(canonical, |text| self.open_namespace(text)).into_iter().collect()
+    pub(crate) fn open_namespaces(
+        self: &Arc<Self>,
+        user: Owner,
+        canonical: &[String],
+    ) -> Result<Vec<Opened>> {
+        epochs::together(canonical, |text| self.open_namespace(user, text)).into_iter().collect()
     }
 
     /// Moves namespaces to a new epoch: no block dumped before is served again.
@@ -45,6 +57,6 @@ impl Runner {
         if !epoch_moves(known.epoch, epoch)? {
             return Ok(known);
         }
-        epochs::raise(self, &known.spec, epoch)
+        epochs::raise(self, &known, epoch)
     }
 }

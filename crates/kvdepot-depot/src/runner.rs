@@ -21,6 +21,7 @@ use crate::config::DepotConfig;
 use crate::death::{DeathGuard, Life};
 use crate::locate::{Locator, timed_out};
 use crate::looks::Looks;
+use crate::openings::Openings;
 use crate::pool::PoolMapping;
 use crate::probers::Probers;
 
@@ -42,6 +43,7 @@ pub(crate) struct Runner {
     pub(crate) life: Life,
     pub(crate) probers: Probers,
     pub(crate) looks: Looks,
+    pub(crate) openings: Openings,
     /// Where blocks are: all that lookups need.
     pub(crate) locator: Arc<Locator>,
     commands: TierCommands,
@@ -81,6 +83,7 @@ impl Runner {
             life: Life::default(),
             probers: Probers::default(),
             looks: Looks::default(),
+            openings: Openings::default(),
             locator,
             kicks,
             stopping: AtomicBool::new(false),
@@ -121,6 +124,9 @@ impl Runner {
         for (key, visible) in effects.visible.drain(..) {
             self.locator.presence.set(&key, visible);
         }
+        for forgotten in &effects.forgotten {
+            self.locator.directory.forget(forgotten.handle);
+        }
         for opened in effects.namespaces.drain(..) {
             self.locator.directory.apply(opened);
         }
@@ -146,6 +152,9 @@ impl Runner {
                 } else {
                     self.life.waiters.deliver(token, outcome);
                 }
+            }
+            for forgotten in effects.forgotten {
+                self.openings.close_if_unknown(&self.locator, forgotten.root);
             }
             for question in effects.questions {
                 let locations = self.locator.locate(&question.keys);

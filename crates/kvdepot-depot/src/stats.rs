@@ -69,8 +69,9 @@ counters! {
     claims_cut,
     /// Claims ended because nobody asked for them any more.
     claims_expired,
-    /// Connections whose end gave back leases or half-written slots (P4).
+    /// Namespaces that nobody used, forgotten when others needed their place.
     namespaces_forgotten,
+    /// Connections whose end gave back leases or half-written slots (P4).
     owners_ended_holding,
 }
 

@@ -29,6 +29,9 @@ struct Door {
     /// Connections are closed unheard, and drains are not answered.
     is_full: bool,
     is_draining: bool,
+    /// Numbers of namespaces that were given out, and up to which one they are forgotten.
+    opened: u64,
+    forgotten: u64,
 }
 
 /// A depot that answers every request, and ends connections or itself when told to.
@@ -117,7 +120,16 @@ fn serve(mut socket: SeqPacket, pool: &PoolMapping, door: &Mutex<Door>) {
                 waiting_queue_depth: 1,
                 running_queue_depth: 1,
             },
-            Request::OpenNamespace { .. } => Response::Namespace { handle: 1, id: [1; 16], epoch: 0 },
+            Request::OpenNamespace { .. } => {
+                let mut door = door.lock().unwrap();
+                door.opened += 1;
+                Response::Namespace { handle: door.opened, id: [1; 16], epoch: 0 }
+            }
+            Request::ClaimOpen { groups, .. }
+                if groups[0].namespaces[0] <= door.lock().unwrap().forgotten =>
+            {
+                Response::from_error(&Error::new(ErrorKind::NotFound, "no such namespace"))
+            }
             Request::ClaimOpen { .. } => {
                 Response::Claim { claim: 1, settled: true, units: 1, units_from_tier: 0, arriving: None }
             }
@@ -195,8 +207,12 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 fn claim(attachment: &Arc<Attachment>, spec: &Arc<NamespaceSpec>) -> Claim {
+    try_claim(attachment, spec).unwrap()
+}
+
+fn try_claim(attachment: &Arc<Attachment>, spec: &Arc<NamespaceSpec>) -> Result<Claim> {
     let group = ClaimGroupSpec { namespaces: vec![Arc::clone(spec)], window_blocks: 0, hashes_per_block: 1 };
-    Claim::open(attachment, &[group], &[BlockHash([1; 16])], 0, 1).unwrap()
+    Claim::open(attachment, &[group], &[BlockHash([1; 16])], 0, 1)
 }
 
 struct Lab {
@@ -237,6 +253,21 @@ fn a_depot_that_is_attached_again_keeps_its_mapping_and_registration() {
         let _store = Store::new(&lab.attachment, spec(&name), Arc::clone(&lab.engine), HANG).unwrap();
         assert_eq!((lab.counts(), lab.depot.mappings()), ((1, 0), 2), "life {life}");
     }
+}
+
+#[test]
+fn a_namespace_that_the_depot_has_forgotten_is_a_miss_until_it_is_opened_again() {
+    let lab = Lab::new();
+    drop(claim(&lab.attachment, &lab.spec));
+    let opened = {
+        let mut door = lab.depot.door.lock().unwrap();
+        door.forgotten = door.opened;
+        door.opened
+    };
+    let refused = try_claim(&lab.attachment, &lab.spec).map(drop).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::NotFound);
+    eventually("opened again", || try_claim(&lab.attachment, &lab.spec).is_ok());
+    assert!(lab.depot.door.lock().unwrap().opened > opened && lab.attachment.attached());
 }
 
 #[test]

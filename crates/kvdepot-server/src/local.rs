@@ -23,6 +23,7 @@ use crate::log_limit::LogLimit;
 use crate::peer::{Peer, Process};
 use crate::quarantine::{Held, Quarantine, Waits};
 use crate::refusal::Refusals;
+use crate::users::Users;
 
 /// How often the door looks whether it is to close, and how long it accepts nobody after it could not.
 const TICK: Duration = Duration::from_millis(100);
@@ -50,6 +51,7 @@ pub struct LocalDoor<'a> {
     socket: FileId,
     open: Arc<AtomicUsize>,
     pub(crate) quarantine: Arc<Quarantine>,
+    users: Arc<Users>,
     connections_max: usize,
     refusals: Refusals,
     log: LogLimits,
@@ -103,6 +105,7 @@ impl<'a> LocalDoor<'a> {
             socket,
             open: Arc::new(AtomicUsize::new(0)),
             quarantine,
+            users: Arc::default(),
             connections_max: CONNECTIONS_MAX,
             refusals: Refusals::default(),
             log: LogLimits::default(),
@@ -276,11 +279,13 @@ impl<'a> LocalDoor<'a> {
         };
         let open = Open::new(&self.open);
         let (depot, quarantine) = (Arc::clone(depot), Arc::clone(&self.quarantine));
+        let users = Arc::clone(&self.users);
         let spawned = std::thread::Builder::new().name("kvdepot-door".to_owned()).spawn(move || {
             let _open = open;
             let socket = SeqPacket::from_fd(fd);
             let peer = Process::of(&socket);
-            converse(&depot, socket, peer, &quarantine)
+            let session = users.session(&depot, peer.pid());
+            converse(&depot, session, socket, peer, &quarantine)
         });
         match spawned {
             Ok(thread) => Some(Connection { fd: watched, thread }),
@@ -391,11 +396,11 @@ fn listen(path: &Path) -> Result<(SeqPacket, FileId)> {
 /// it may have been killed with copies under way, and the quarantine ends them after its exit (P1, P4).
 pub(crate) fn converse(
     depot: &Depot,
+    session: Session,
     mut socket: SeqPacket,
     peer: impl Peer + 'static,
     quarantine: &Quarantine,
 ) -> Option<Asking> {
-    let session = depot.session();
     let is_clean = match exchange(depot, &session, &mut socket) {
         Ok(Exchanged::Goodbye) => true,
         Ok(Exchanged::HandOver { request, version, pool_bytes }) => {

@@ -50,6 +50,11 @@ impl Process {
         self.pid == Some(rustix::process::getpid())
     }
 
+    /// Its number, where it has one here.
+    pub(crate) const fn pid(&self) -> Option<Pid> {
+        self.pid
+    }
+
     /// The peer of a connection that was just accepted.
     pub(crate) fn of(socket: &SeqPacket) -> Self {
         let pid = peer_process(socket.as_fd());

@@ -308,7 +308,7 @@ mod tests {
     ) {
         let (mut client, server) = pair();
         std::thread::scope(|scope| {
-            scope.spawn(|| converse(depot, server, peer, quarantine));
+            scope.spawn(|| converse(depot, depot.session(), server, peer, quarantine));
             ask(&mut client, &Request::Hello { magic: HELLO_MAGIC, version: PROTOCOL_VERSION, pid: 1 });
             let layout = BlockLayout::uniform(1, &[BLOCK]).unwrap();
             let spec = NamespaceSpec::new("{\"model\":\"quarantine\"}", layout).unwrap();
@@ -427,7 +427,13 @@ mod tests {
         let (depot, quarantine) = (depot(), start(HANG * 60, HANG * 60));
         let (client, server) = pair();
         drop(client);
-        converse(&depot, server, Fake { exit: Some(event()), activity: Activity::Running }, &quarantine);
+        converse(
+            &depot,
+            depot.session(),
+            server,
+            Fake { exit: Some(event()), activity: Activity::Running },
+            &quarantine,
+        );
         assert_eq!(quarantine.shared.state.lock().count, 0);
     }
 

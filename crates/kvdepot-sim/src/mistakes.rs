@@ -35,11 +35,19 @@ pub enum Mistake {
     EpochForgotten,
     /// A slot that is still being filled is handed over as a block.
     FillingHandedOver,
+    /// A namespace is given the number of one that was forgotten.
+    HandleUsedAgain,
+    /// A namespace is forgotten although a tier has not stored its epoch.
+    ForgottenUnstored,
+    /// A namespace is forgotten while a block of it is written.
+    ForgottenWhileBusy,
+    /// A past epoch is forgotten while a tier's command of it is under way.
+    SpaceForgottenEarly,
 }
 
 impl Mistake {
     /// All of them.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 19] = [
         Self::SealedEarly,
         Self::LeaseKept,
         Self::NoQuarantine,
@@ -55,6 +63,10 @@ impl Mistake {
         Self::HoldersForgotten,
         Self::EpochForgotten,
         Self::FillingHandedOver,
+        Self::HandleUsedAgain,
+        Self::ForgottenUnstored,
+        Self::ForgottenWhileBusy,
+        Self::SpaceForgottenEarly,
     ];
 
     /// The mistake of that name.
@@ -72,6 +84,10 @@ impl Mistake {
             Self::FillingHandedOver => Some(Flaw::HandOverFilling),
             Self::ValueKept => Some(Flaw::AlreadyThereIsStored),
             Self::PlacementIgnored => Some(Flaw::PlacementIgnored),
+            Self::HandleUsedAgain => Some(Flaw::HandlesUsedAgain),
+            Self::ForgottenUnstored => Some(Flaw::ForgetUnstored),
+            Self::ForgottenWhileBusy => Some(Flaw::ForgetWhileBusy),
+            Self::SpaceForgottenEarly => Some(Flaw::ForgetSpaceEarly),
             _ => None,
         }
     }

@@ -41,8 +41,9 @@ impl World {
     /// A tier is to write a block.
     pub(crate) fn check_placed(&mut self, tier: usize, key: &BlockKey) -> Result<(), Fail> {
         let gauges = self.machine.gauges();
-        // The machine begins at an eighth; blocks of a namespace that was reset may have gone since in this step.
-        self.placed.short |= gauges.pool_free_bytes * 2 < gauges.pool_bytes || gauges.evicted > 0;
+        // The machine begins at an eighth; blocks of a namespace that was reset or forgotten may have gone since in this step.
+        let gone = self.reached.contains("reset") || self.reached.contains("forgotten");
+        self.placed.short |= gauges.pool_free_bytes * 2 < gauges.pool_bytes || gauges.evicted > 0 || gone;
         let placement = self.plan.shape.tiers[tier].placement;
         let placed = &self.placed;
         let value = placed.values.contains(key);

@@ -94,6 +94,26 @@ fn a_half_written_block_taken_over() {
 }
 
 #[test]
+fn a_forgotten_namespace_s_number_given_to_another() {
+    finds(Mistake::HandleUsedAgain, &[Rule::Bytes]);
+}
+
+#[test]
+fn a_namespace_forgotten_with_a_reset_that_no_tier_stored() {
+    finds(Mistake::ForgottenUnstored, &[Rule::Forgetting, Rule::Stale]);
+}
+
+#[test]
+fn a_namespace_forgotten_while_a_block_of_it_is_written() {
+    finds(Mistake::ForgottenWhileBusy, &[Rule::Forgetting]);
+}
+
+#[test]
+fn a_past_epoch_forgotten_while_a_tier_is_busy_with_it() {
+    finds(Mistake::SpaceForgottenEarly, &[Rule::Totals, Rule::Panic]);
+}
+
+#[test]
 fn a_failing_run_shrinks_to_a_few_operations() {
     let mistake = Some(Mistake::RemovalOvertaken);
     let failing = (0..SEEDS_MAX).map(Plan::new).find_map(|plan| {

@@ -259,6 +259,10 @@ impl<T: Tier> Tier for Guarded<T> {
         self.inner.advance_epoch(spec, at_least)
     }
 
+    fn close_namespace(&self, root: NamespaceId) {
+        self.inner.close_namespace(root);
+    }
+
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
         if self.is_off() {
             out.clear();

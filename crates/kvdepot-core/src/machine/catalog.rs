@@ -219,21 +219,29 @@ impl Catalog {
     }
 
     /// Moves a namespace to at least `epoch`, which all tiers have stored or not.
-    pub(crate) fn follow(&mut self, handle: NamespaceHandle, epoch: u32, stored: bool) -> Result<Option<SpaceId>> {
+    pub(crate) fn follow(
+        &mut self,
+        handle: NamespaceHandle,
+        epoch: u32,
+        stored: bool,
+    ) -> Result<Option<SpaceId>> {
         let entry = self.get_mut(handle)?;
-        if entry.epoch < epoch {
-            entry.unstored = !stored;
-            return self.enter(handle, epoch);
+        if entry.epoch > epoch {
+            // What is known of an earlier epoch says nothing of this one.
+            return Ok(None);
         }
-        // What is known of an earlier epoch says nothing of this one.
-        entry.unstored &= !stored || entry.epoch > epoch;
-        Ok(None)
+        entry.unstored = !stored;
+        self.enter(handle, epoch)
     }
 
     /// Begins to advance: until [`Self::end_advance`] keys carry `provisional`, an id that no epoch has. The next epoch's
     /// would not do, because a tier that another depot has moved may hold blocks of it from before. The space that it
     /// left.
-    pub(crate) fn begin_advance(&mut self, handle: NamespaceHandle, provisional: NamespaceId) -> Result<SpaceId> {
+    pub(crate) fn begin_advance(
+        &mut self,
+        handle: NamespaceHandle,
+        provisional: NamespaceId,
+    ) -> Result<SpaceId> {
         let entry = self.get_mut(handle)?;
         entry.epoch = next_epoch(entry.epoch, 0)?;
         entry.advancing += 1;
@@ -249,7 +257,9 @@ impl Catalog {
         stored: bool,
     ) -> Result<Option<SpaceId>> {
         let entry = self.get_mut(handle)?;
-        entry.unstored |= !stored;
+        if entry.epoch <= epoch {
+            entry.unstored = !stored;
+        }
         if entry.advancing == 0 {
             let epoch = entry.epoch.max(epoch);
             return self.enter(handle, epoch);
@@ -293,8 +303,11 @@ impl Catalog {
 }
 
 fn unknown(handle: NamespaceHandle) -> Error {
-    Error::new(ErrorKind::NotFound, "no such namespace at this depot: it may have been forgotten, open it again")
-        .with("handle", handle)
+    Error::new(
+        ErrorKind::NotFound,
+        "no such namespace at this depot: it may have been forgotten, open it again",
+    )
+    .with("handle", handle)
 }
 
 #[cfg(test)]
@@ -362,7 +375,8 @@ mod tests {
         catalog.begin_advance(handle, NamespaceId([1; 16])).unwrap();
         assert!(catalog.get(handle).unwrap().is_moving());
         catalog.end_advance(handle, 4, false).unwrap();
-        for (epoch, stored, is_moving) in [(3, true, true), (4, false, true), (4, true, false), (5, false, true)]
+        for (epoch, stored, is_moving) in
+            [(3, true, true), (4, true, false), (4, false, true), (4, true, false), (5, false, true)]
         {
             catalog.follow(handle, epoch, stored).unwrap();
             assert_eq!(catalog.get(handle).unwrap().is_moving(), is_moving, "epoch {epoch}, stored {stored}");

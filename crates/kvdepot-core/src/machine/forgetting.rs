@@ -18,9 +18,10 @@ const NOBODY: Owner = 0;
 /// A walk over the slots in search of blocks that nobody can ask for.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sweep {
-    at: usize,
-    /// Slots that are still to be looked at. All of them again when another space was left.
-    left: usize,
+    /// Where it goes on, while there is one.
+    at: Option<usize>,
+    /// Whether another space was left since it began: then another walk follows.
+    again: bool,
 }
 
 impl Machine {
@@ -48,24 +49,34 @@ impl Machine {
 
     /// Makes room for a namespace that `owner` would open.
     pub(super) fn make_room(&mut self, owner: Owner, out: &mut Effects) -> Result<()> {
+        if let Some(handle) = self.whose_place(owner)? {
+            self.forget_namespace(handle, out);
+        }
+        Ok(())
+    }
+
+    /// Whether `owner` may open a namespace that is not known, and why not.
+    pub fn may_open(&self, owner: Owner) -> Result<()> {
+        self.whose_place(owner).map(drop)
+    }
+
+    /// The namespace that is to be forgotten for a new one of `owner`, if any must be.
+    fn whose_place(&self, owner: Owner) -> Result<Option<NamespaceHandle>> {
         if owner != NOBODY {
             self.users.may_use(owner, None, self.namespaces_per_owner_max())?;
         }
         if self.catalog.len() < self.namespaces_max {
-            return Ok(());
+            return Ok(None);
         }
-        let idle = |handle: &NamespaceHandle| self.catalog.get(*handle).is_ok_and(|known| self.is_idle(known));
-        let found = self.users.unused().find(idle);
-        match found {
+        let idle =
+            |handle: &NamespaceHandle| self.catalog.get(*handle).is_ok_and(|known| self.is_idle(known));
+        match self.users.unused().find(idle) {
             // What is handed over was counted already.
             Some(_) if self.frozen => Err(Error::new(
                 ErrorKind::Unavailable,
                 "the depot is handing its pool over to another one, which will answer in a moment",
             )),
-            Some(handle) => {
-                self.forget_namespace(handle, out);
-                Ok(())
-            }
+            Some(handle) => Ok(Some(handle)),
             None => Err(Error::new(
                 ErrorKind::NoSpace,
                 "every namespace that the depot knows is in use, or not written to its tiers yet: end clients of models \
@@ -97,22 +108,24 @@ impl Machine {
     pub(super) fn leave(&mut self, space: SpaceId, out: &mut Effects) {
         self.left.push(space);
         if self.pool.uses.has_slots(space) {
-            if self.sweep.left == 0 {
+            self.sweep.again = self.sweep.at.is_some();
+            if !self.sweep.again {
+                self.sweep.at = Some(0);
                 out.again.push(Job::Sweep);
             }
-            self.sweep.left = self.pool.numbers();
         }
     }
 
     /// Looks at the next slots for blocks that nobody can ask for.
     pub(super) fn sweep(&mut self, out: &mut Effects) {
-        let numbers = self.pool.numbers();
-        let from = if self.sweep.at < numbers { self.sweep.at } else { 0 };
-        let count = self.pace.sweep_slots.min(self.sweep.left).min(numbers - from);
-        let catalog = &self.catalog;
-        self.pool.doom_some(from, count, |space| !catalog.is_live(space));
-        self.sweep = Sweep { at: from + count, left: self.sweep.left - count };
-        if self.sweep.left > 0 {
+        let Some(at) = self.sweep.at else { return };
+        let (catalog, count) = (&self.catalog, self.pace.sweep_slots);
+        self.pool.doom_some(at, count, |space| !catalog.is_live(space));
+        self.sweep.at = match at + count {
+            next if next < self.pool.numbers() => Some(next),
+            _ => std::mem::take(&mut self.sweep.again).then_some(0),
+        };
+        if self.sweep.at.is_some() {
             out.again.push(Job::Sweep);
         }
     }
@@ -152,7 +165,10 @@ impl Machine {
         }
         let (namespaces, uses) = self.users.len();
         if namespaces != self.catalog.len() {
-            return Err(format!("{namespaces} namespaces may have users ({uses}), of {}", self.catalog.len()));
+            return Err(format!(
+                "{namespaces} namespaces may have users ({uses}), of {}",
+                self.catalog.len()
+            ));
         }
         Ok(())
     }

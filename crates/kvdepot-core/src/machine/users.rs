@@ -96,7 +96,8 @@ impl Users {
         self.unused.values().copied()
     }
 
-    /// Namespaces that are known, and uses of them.
+    /// Namespaces that are known, and uses of them. For tests.
+    #[cfg(any(test, feature = "model"))]
     pub(super) fn len(&self) -> (usize, usize) {
         (self.namespaces.len(), self.by_owner.values().map(BTreeSet::len).sum())
     }

@@ -25,6 +25,7 @@ pub fn check(make: &dyn Fn() -> Arc<dyn Tier>) {
     basics::namespaces_do_not_see_each_other(make());
     basics::an_epoch_hides_what_was(make());
     basics::an_epoch_only_grows(make());
+    basics::closed_and_opened_again_all_is_there(make());
     shapes::blocks_of_every_size(make());
     shapes::slots_of_several_runs(make());
     shapes::many_shards(make());

@@ -110,7 +110,8 @@ impl RemoteTier {
         let opened = self.ask_opened(&spec, deadline);
         // Somebody may have gone further meanwhile.
         let epoch = self.enter_at_least(&spec, newest(&opened).max(before));
-        let _ = self.move_behind(&spec, epoch, &opened);
+        let told = self.move_behind(&spec, epoch, &opened).0.is_ok();
+        self.shared.spaces.lock().told(&spec, epoch, told);
         self.shared.spaces.lock().epoch(&spec).unwrap_or(epoch)
     }
 
@@ -136,6 +137,7 @@ impl RemoteTier {
                 break;
             }
         }
+        self.shared.spaces.lock().told(&spec, epoch, outcome.is_ok());
         outcome.map(|()| epoch)
     }
 
