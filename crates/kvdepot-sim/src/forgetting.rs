@@ -46,7 +46,7 @@ impl World {
     }
 
     /// A client opens a namespace, or the depot itself does. The depot may refuse it.
-    fn open(&mut self, client: Option<usize>, number: usize) -> Result<(), Fail> {
+    pub(crate) fn open(&mut self, client: Option<usize>, number: usize) -> Result<(), Fail> {
         let (spec, was_known) = (&specs::all()[number], self.spaces[number].known);
         let stored = self.tiers.iter().map(|tier| tier.epoch(spec.root())).max().unwrap_or(0);
         // A namespace that is known is opened by its number.

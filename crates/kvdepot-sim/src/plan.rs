@@ -172,7 +172,7 @@ impl Plan {
         // Swarm testing: each feature is on in most runs, but hardly ever are all.
         let mut features = Features((1 << FEATURES.len()) - 1);
         let mut forgetting = Rng::new(seed ^ 0xF0_46E7);
-        if forgetting.chance(40) {
+        if forgetting.chance(60) {
             features = features.without(Feature::Forgetting);
         }
         for feature in FEATURES.into_iter().filter(|&feature| feature != Feature::Forgetting) {

@@ -29,7 +29,7 @@ fn leases_kept_beyond_their_owner() {
 
 #[test]
 fn slots_given_away_while_a_dead_client_s_copies_run() {
-    finds(Mistake::NoQuarantine, &[Rule::Owners, Rule::Bytes]);
+    finds(Mistake::NoQuarantine, &[Rule::Owners, Rule::Bytes, Rule::Forgetting]);
 }
 
 #[test]
