@@ -12,8 +12,10 @@ pub const TENSORS_MAX: usize = 65_536;
 pub const ENGINE_HASH_BYTES_MAX: usize = 64;
 /// Longest canonical namespace description.
 pub const NAMESPACE_SPEC_BYTES_MAX: usize = 64 << 10;
-/// Most namespaces that one depot knows at a time.
+/// Most namespaces that one depot knows at a time; one client may use half of them.
 pub const NAMESPACES_MAX: usize = 4096;
+/// Most namespaces whose blocks one Posix tier keeps, those among them that its depot does not know now.
+pub const NAMESPACES_STORED_MAX: usize = 32_768;
 /// Most contiguous runs that a slot may be made of.
 pub const SLOT_RUNS_MAX: usize = 64;
 /// Slots that may not go which an eviction passes over without touching their order; see `EvictionPolicy::victim`.

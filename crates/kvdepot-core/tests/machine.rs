@@ -78,7 +78,7 @@ impl Lab {
         Some(self.replies.remove(at).1.unwrap())
     }
 
-    fn open(&mut self, name: &str) -> u32 {
+    fn open(&mut self, name: &str) -> u64 {
         let layout = BlockLayout::uniform(1, &[BLOCK]).unwrap();
         let spec = NamespaceSpec::new(&format!("{{\"model\":\"{name}\"}}"), layout).unwrap();
         let Reply::Namespace(opened) = self.ask(Request::OpenNamespace { spec: Arc::new(spec), epoch: 0 })
@@ -88,7 +88,7 @@ impl Lab {
         opened.handle
     }
 
-    fn dump(&mut self, namespace: u32, hashes: &[u8]) -> usize {
+    fn dump(&mut self, namespace: u64, hashes: &[u8]) -> usize {
         let how = Reserve::Block;
         let reply = self.ask(Request::Reserve {
             namespace,
@@ -110,7 +110,7 @@ impl Lab {
         count
     }
 
-    fn claim(&mut self, namespace: u32, hashes: &[u8]) -> u64 {
+    fn claim(&mut self, namespace: u64, hashes: &[u8]) -> u64 {
         let shape = GroupShape { window_blocks: 0, units_per_block: 1 };
         self.send(Request::ClaimOpen {
             groups: vec![ClaimGroup { namespaces: vec![namespace], shape }],

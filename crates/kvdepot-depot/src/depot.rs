@@ -21,6 +21,7 @@ use crate::pool::{self, PoolMapping, Population, Reach};
 use crate::runner::{Runner, random};
 use crate::session::Session;
 use crate::tier_events::Listener;
+use crate::user::User;
 
 /// How often expired claims and delayed writes are looked at.
 const JANITOR_TICK: Duration = Duration::from_millis(100);
@@ -147,6 +148,16 @@ impl Depot {
     /// A new owner of leases: one a connection, or one a lane of an embedded client.
     pub fn session(&self) -> Session {
         Session::new(Arc::clone(&self.runner), self.runner.next_owner())
+    }
+
+    /// A new user of namespaces, whose sessions are made by [`Self::session_of`].
+    pub fn user(&self) -> User {
+        User::new(Arc::clone(&self.runner))
+    }
+
+    /// A new owner of leases that opens namespaces for a user.
+    pub fn session_of(&self, user: &User) -> Session {
+        self.session().with_user(user.clone())
     }
 
     /// The pool's memory.

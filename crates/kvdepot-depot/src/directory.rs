@@ -7,7 +7,7 @@ use parking_lot::RwLock;
 
 #[derive(Debug, Default)]
 struct Entries {
-    namespaces: Vec<Opened>,
+    namespaces: HashMap<NamespaceHandle, Opened>,
     current: HashMap<NamespaceId, NamespaceHandle>,
     by_root: HashMap<NamespaceId, NamespaceHandle>,
 }
@@ -21,50 +21,55 @@ impl Directory {
     /// Takes over what the machine says of a namespace.
     pub(crate) fn apply(&self, opened: Opened) {
         let mut entries = self.entries.write();
-        let handle = opened.handle;
-        entries.current.insert(opened.id, handle);
-        match entries.namespaces.get_mut(handle as usize) {
-            Some(entry) => {
-                let (now, before) = (opened.id, std::mem::replace(entry, opened).id);
-                if before != now {
-                    entries.current.remove(&before);
-                }
-            }
-            None => {
-                debug_assert_eq!(entries.namespaces.len(), handle as usize, "handles are given in order");
-                entries.by_root.insert(opened.spec.root(), handle);
-                entries.namespaces.push(opened);
-            }
+        let (handle, id) = (opened.handle, opened.id);
+        entries.by_root.insert(opened.spec.root(), handle);
+        if let Some(before) = entries.namespaces.insert(handle, opened).filter(|before| before.id != id) {
+            entries.current.remove(&before.id);
+        }
+        entries.current.insert(id, handle);
+    }
+
+    /// The machine does not know a namespace any more.
+    pub(crate) fn forget(&self, handle: NamespaceHandle) {
+        let mut entries = self.entries.write();
+        if let Some(gone) = entries.namespaces.remove(&handle) {
+            entries.current.remove(&gone.id);
+            entries.by_root.remove(&gone.spec.root());
         }
     }
 
     pub(crate) fn get(&self, handle: NamespaceHandle) -> Result<Opened> {
-        self.entries.read().namespaces.get(handle as usize).cloned().ok_or_else(|| unknown(handle))
+        self.entries.read().namespaces.get(&handle).cloned().ok_or_else(|| unknown(handle))
     }
 
     /// What keys of each of these namespaces carry now; handles of no namespace are passed over.
     pub(crate) fn ids(&self, handles: impl Iterator<Item = NamespaceHandle>) -> Vec<NamespaceId> {
         let entries = self.entries.read();
-        handles.filter_map(|handle| entries.namespaces.get(handle as usize).map(|entry| entry.id)).collect()
+        handles.filter_map(|handle| entries.namespaces.get(&handle).map(|entry| entry.id)).collect()
     }
 
     /// The numbers of all namespaces.
-    pub(crate) fn handles(&self) -> impl Iterator<Item = NamespaceHandle> + use<> {
-        0..self.entries.read().namespaces.len() as NamespaceHandle
+    pub(crate) fn handles(&self) -> Vec<NamespaceHandle> {
+        self.entries.read().namespaces.keys().copied().collect()
+    }
+
+    /// Whether a namespace is known, by what no epoch changes.
+    pub(crate) fn knows(&self, root: NamespaceId) -> bool {
+        self.entries.read().by_root.contains_key(&root)
     }
 
     /// The namespace of this description, if it is known.
     pub(crate) fn find(&self, spec: &NamespaceSpec) -> Option<Opened> {
         let entries = self.entries.read();
         let handle = *entries.by_root.get(&spec.root())?;
-        entries.namespaces.get(handle as usize).cloned()
+        entries.namespaces.get(&handle).cloned()
     }
 
     /// The namespace whose keys carry this id now.
     pub(crate) fn by_id(&self, id: NamespaceId) -> Option<Opened> {
         let entries = self.entries.read();
         let handle = *entries.current.get(&id)?;
-        entries.namespaces.get(handle as usize).cloned()
+        entries.namespaces.get(&handle).cloned()
     }
 
     /// The keys of these blocks in the namespace's current epoch.
@@ -95,5 +100,9 @@ impl Directory {
 }
 
 fn unknown(handle: NamespaceHandle) -> Error {
-    Error::new(ErrorKind::Protocol, "no such namespace at this depot").with("handle", handle)
+    Error::new(
+        ErrorKind::NotFound,
+        "no such namespace at this depot: it may have been forgotten, open it again",
+    )
+    .with("handle", handle)
 }

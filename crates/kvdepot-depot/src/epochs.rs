@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::RecvTimeoutError;
 use hashbrown::HashSet;
-use kvdepot_core::machine::{NamespaceHandle, Opened, Reply, Request};
+use kvdepot_core::machine::{NamespaceHandle, Opened, Owner, Reply, Request};
 use kvdepot_core::{Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
 use kvdepot_tier::Done;
 
 use crate::locate::timed_out;
+use crate::openings::Opening;
 use crate::runner::{Runner, random};
 
 /// Between two looks at all namespaces: how long another depot's reset may go unnoticed.
@@ -31,7 +32,7 @@ const ANSWER_GRACE: Duration = Duration::from_secs(1);
 const TOGETHER_MAX: usize = 64;
 
 /// Requests of the depot itself, which leases nothing.
-const NOBODY: u64 = 0;
+const NOBODY: Owner = 0;
 
 /// What the tiers answered about a namespace.
 struct Told {
@@ -78,12 +79,21 @@ impl Question {
 ///
 /// A tier that fails may know of a reset that the others missed, so that their blocks are not to be served without its
 /// answer. Only a tier that is alone can be left for later: the pool holds nothing from before.
-pub(crate) fn open(runner: &Arc<Runner>, specs: &[Arc<NamespaceSpec>]) -> Vec<Result<Opened>> {
+pub(crate) fn open(runner: &Arc<Runner>, user: Owner, specs: &[Arc<NamespaceSpec>]) -> Vec<Result<Opened>> {
+    let _openings = begin_openings(runner, specs.iter());
     let told = tell(runner, specs.iter().map(|spec| (spec, 0)));
-    specs.iter().zip(told).map(|(spec, told)| open_told(runner, spec, told)).collect()
+    specs.iter().zip(told).map(|(spec, told)| open_told(runner, user, spec, told)).collect()
 }
 
-fn open_told(runner: &Arc<Runner>, spec: &Arc<NamespaceSpec>, told: Told) -> Result<Opened> {
+/// While these live, tiers do not close the namespaces.
+fn begin_openings<'a, 'b>(
+    runner: &'a Runner,
+    specs: impl Iterator<Item = &'b Arc<NamespaceSpec>>,
+) -> Vec<Opening<'a>> {
+    specs.map(|spec| runner.openings.begin(&runner.locator, spec.root())).collect()
+}
+
+fn open_told(runner: &Arc<Runner>, user: Owner, spec: &Arc<NamespaceSpec>, told: Told) -> Result<Opened> {
     match &told.error {
         Some(error) if runner.locator.tiers.len() == 1 && is_passing(error) => tracing::warn!(
             %error, namespace = %spec.root(),
@@ -92,8 +102,10 @@ fn open_told(runner: &Arc<Runner>, spec: &Arc<NamespaceSpec>, told: Told) -> Res
         Some(error) => return Err(error.clone()),
         None => {}
     }
-    let opened = follow(runner, spec, told.epoch)?;
-    if told.error.is_some() {
+    let request = Request::OpenNamespace { spec: Arc::clone(spec), epoch: told.epoch };
+    let opened = namespace(runner, user, request)?;
+    // What is left of it from before it was forgotten may be ahead of what the tiers said.
+    if told.error.is_some() || opened.epoch > told.epoch {
         runner.looks.soon(opened.handle);
     }
     Ok(opened)
@@ -102,14 +114,17 @@ fn open_told(runner: &Arc<Runner>, spec: &Arc<NamespaceSpec>, told: Told) -> Res
 /// Makes namespaces known of which the pool may hold blocks from before: not without the answer of every tier, because one
 /// that fails may know of a reset. One outcome each.
 pub(crate) fn reopen(runner: &Arc<Runner>, namespaces: &[(Arc<NamespaceSpec>, u32)]) -> Vec<Result<Opened>> {
+    let _openings = begin_openings(runner, namespaces.iter().map(|(spec, _)| spec));
     let told = tell(runner, namespaces.iter().map(|(spec, epoch)| (spec, *epoch)));
-    namespaces.iter().zip(told).map(|((spec, _), told)| follow_if_agreed(runner, spec, told)).collect()
+    namespaces.iter().zip(told).map(|((spec, _), told)| reopen_told(runner, spec, told)).collect()
 }
 
-/// Follows what the tiers say, if all of them have answered.
-fn follow_if_agreed(runner: &Arc<Runner>, spec: &Arc<NamespaceSpec>, told: Told) -> Result<Opened> {
+fn reopen_told(runner: &Arc<Runner>, spec: &Arc<NamespaceSpec>, told: Told) -> Result<Opened> {
     match told.error {
-        None => follow(runner, spec, told.epoch),
+        None => {
+            let request = Request::OpenNamespace { spec: Arc::clone(spec), epoch: told.epoch };
+            namespace(runner, NOBODY, request)
+        }
         Some(error) => Err(error),
     }
 }
@@ -178,6 +193,7 @@ pub(crate) fn advance(runner: &Arc<Runner>, handles: &[NamespaceHandle]) -> Vec<
     // From here on nothing old is served from memory, and nothing old is written any more.
     let begun: Vec<Result<Opened>> =
         handles.iter().map(|&namespace| begin_advance(runner, namespace)).collect();
+    let _openings = begin_openings(runner, begun.iter().flatten().map(|begun| &begun.spec));
     let asked: Vec<(&Opened, usize)> =
         begun.iter().flatten().flat_map(|begun| (0..tiers.len()).map(move |tier| (begun, tier))).collect();
     let deadline = runner.config.deadline();
@@ -196,7 +212,9 @@ pub(crate) fn advance(runner: &Arc<Runner>, handles: &[NamespaceHandle]) -> Vec<
                 told.answered(tier, tiers[tier].name(), answer);
             }
             let Told { epoch, error } = told.told;
-            let ended = namespace(runner, Request::EndAdvance { namespace: handle, epoch })?;
+            // Of several, those that were asked before a tier that is ahead have stored another epoch.
+            let stored = error.is_none() && tiers.len() <= 1;
+            let ended = namespace(runner, NOBODY, Request::EndAdvance { namespace: handle, epoch, stored })?;
             Ok((ended, error))
         })
         .collect();
@@ -204,7 +222,7 @@ pub(crate) fn advance(runner: &Arc<Runner>, handles: &[NamespaceHandle]) -> Vec<
 }
 
 fn begin_advance(runner: &Arc<Runner>, handle: NamespaceHandle) -> Result<Opened> {
-    namespace(runner, Request::BeginAdvance { namespace: handle, provisional: random_id() })
+    namespace(runner, NOBODY, Request::BeginAdvance { namespace: handle, provisional: random_id() })
 }
 
 /// After an advance: tiers that gave an epoch below another tier's are told of that one.
@@ -221,34 +239,42 @@ fn agree(runner: &Arc<Runner>, moved: Vec<Result<(Opened, Option<Error>)>>) -> V
             Err(error)
         }
         (ended, None) => match told.next() {
-            Some(told) => follow_if_agreed(runner, &ended.spec, told),
+            Some(told) => settle(runner, ended.handle, told),
             None => Ok(ended),
         },
     });
     outcomes.collect()
 }
 
-/// Moves a namespace to at least this epoch, pool first.
-pub(crate) fn raise(runner: &Arc<Runner>, spec: &Arc<NamespaceSpec>, epoch: u32) -> Result<Opened> {
-    let opened = follow(runner, spec, epoch)?;
-    let told = tell_one(runner, spec, epoch);
-    let opened = follow(runner, spec, told.epoch.max(opened.epoch))?;
+/// Follows what the tiers said after they were told of an epoch; an error while one of them has not stored it.
+fn settle(runner: &Arc<Runner>, handle: NamespaceHandle, told: Told) -> Result<Opened> {
+    let opened = follow(runner, handle, told.epoch, told.error.is_none())?;
     match told.error {
         None => Ok(opened),
         Some(error) => {
-            runner.looks.soon(opened.handle);
+            runner.looks.soon(handle);
             Err(error)
         }
     }
 }
 
-/// Makes a namespace known to the pool, in at least this epoch.
-fn follow(runner: &Arc<Runner>, spec: &Arc<NamespaceSpec>, epoch: u32) -> Result<Opened> {
-    namespace(runner, Request::OpenNamespace { spec: Arc::clone(spec), epoch })
+/// Moves a namespace to at least this epoch, pool first.
+pub(crate) fn raise(runner: &Arc<Runner>, known: &Opened, epoch: u32) -> Result<Opened> {
+    // Until the tiers have it, it must not be forgotten here.
+    let opened = follow(runner, known.handle, epoch, false)?;
+    let _openings = begin_openings(runner, std::iter::once(&known.spec));
+    let told = tell_one(runner, &known.spec, opened.epoch);
+    settle(runner, known.handle, told)
 }
 
-fn namespace(runner: &Arc<Runner>, request: Request) -> Result<Opened> {
-    match runner.ask(NOBODY, request)? {
+/// Moves a namespace that is known to at least this epoch, which all tiers have `stored` or not.
+fn follow(runner: &Arc<Runner>, handle: NamespaceHandle, epoch: u32, stored: bool) -> Result<Opened> {
+    namespace(runner, NOBODY, Request::FollowEpoch { namespace: handle, epoch, stored })
+}
+
+/// What the machine says to a request about a namespace.
+pub(crate) fn namespace(runner: &Arc<Runner>, owner: Owner, request: Request) -> Result<Opened> {
+    match runner.ask(owner, request)? {
         Reply::Namespace(opened) => Ok(opened),
         _ => Err(Error::new(ErrorKind::Protocol, "the machine gave another reply")),
     }
@@ -266,6 +292,7 @@ fn random_id() -> NamespaceId {
 fn look(runner: &Arc<Runner>, handles: &[NamespaceHandle]) -> Vec<NamespaceHandle> {
     let known: Vec<Opened> =
         handles.iter().filter_map(|&handle| runner.locator.directory.get(handle).ok()).collect();
+    let _openings = begin_openings(runner, known.iter().map(|known| &known.spec));
     let told = tell(runner, known.iter().map(|known| (&known.spec, known.epoch)));
     let mut failed = Vec::new();
     for (known, told) in known.iter().zip(told) {
@@ -278,7 +305,10 @@ fn look(runner: &Arc<Runner>, handles: &[NamespaceHandle]) -> Vec<NamespaceHandl
             tracing::debug!(%error, namespace = %known.spec.root(), "a tier cannot open a namespace yet");
             failed.push(known.handle);
         }
-        let _ = follow(runner, &known.spec, told.epoch);
+        // A tier that only does not answer now has stored what it was told before.
+        if told.error.is_none() || told.epoch > known.epoch {
+            let _ = follow(runner, known.handle, told.epoch, told.error.is_none());
+        }
     }
     failed
 }
@@ -294,7 +324,7 @@ pub(crate) fn watch(runner: &Arc<Runner>) {
             Ok(None) | Err(RecvTimeoutError::Disconnected) => return,
             Err(RecvTimeoutError::Timeout) if Instant::now() >= all_at => {
                 all_at = Instant::now() + LOOK_INTERVAL;
-                runner.locator.directory.handles().collect()
+                runner.locator.directory.handles()
             }
             Err(RecvTimeoutError::Timeout) => failed.iter().copied().collect(),
         };

@@ -43,7 +43,7 @@ impl Hashes<'_> {
 }
 
 /// A namespace's number at this depot, good until the depot ends.
-pub type NamespaceHandle = u32;
+pub type NamespaceHandle = u64;
 /// A lease's number, good on the connection that got it.
 pub type LeaseNumber = u64;
 
@@ -145,6 +145,21 @@ impl Request<'_> {
     /// Whether no answer is sent.
     pub const fn is_one_way(&self) -> bool {
         matches!(self, Self::ClaimHashes { .. } | Self::Goodbye)
+    }
+
+    /// Namespaces that it names by their numbers.
+    pub fn namespaces(&self) -> Vec<NamespaceHandle> {
+        match self {
+            Self::Lookup { namespace, .. }
+            | Self::Prefetch { namespace, .. }
+            | Self::Reserve { namespace, .. }
+            | Self::Acquire { namespace, .. } => vec![*namespace],
+            Self::LookupPrefix { namespaces, .. } | Self::Reset { namespaces } => namespaces.clone(),
+            Self::ClaimOpen { groups, .. } => {
+                groups.iter().flat_map(|group| group.namespaces.iter().copied()).collect()
+            }
+            _ => Vec::new(),
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvdepot_core::machine::{NamespaceHandle, Opened};
+use kvdepot_core::machine::{NamespaceHandle, Opened, Owner, Request};
 use kvdepot_core::{Error, ErrorKind, NamespaceSpec, Result, epoch_moves};
 
 use crate::epochs;
@@ -10,34 +10,54 @@ use crate::runner::Runner;
 
 impl Runner {
     /// Makes a namespace known to the depot and its tiers; its epoch is the newest that any tier knows. One that is known
-    /// is looked at again in the background, so that an engine's start makes the depot follow another depot's reset.
-    pub(crate) fn open_namespace(self: &Arc<Self>, canonical: &str) -> Result<Opened> {
-        let opened = self.open_namespaces(std::slice::from_ref(&canonical))?;
+    /// is looked at again in the background, so that an engine's start makes the depot follow another depot's reset. `user` uses
+    /// it from now on, until it ends.
+    pub(crate) fn open_namespace(self: &Arc<Self>, user: Owner, canonical: &str) -> Result<Opened> {
+        let opened = self.open_namespaces(user, std::slice::from_ref(&canonical))?;
         opened.into_iter().next().ok_or_else(|| Error::new(ErrorKind::Protocol, "no namespace was opened"))
     }
 
     /// As [`Self::open_namespace`], of many at once, so that a tier that hangs costs one wait and not one for each (P2).
-    pub(crate) fn open_namespaces<T: AsRef<str>>(self: &Arc<Self>, canonical: &[T]) -> Result<Vec<Opened>> {
+    pub(crate) fn open_namespaces<T: AsRef<str>>(
+        self: &Arc<Self>,
+        user: Owner,
+        canonical: &[T],
+    ) -> Result<Vec<Opened>> {
         let found: Vec<(Arc<NamespaceSpec>, Option<Opened>)> = canonical
             .iter()
             .map(|text| {
                 let spec = self.checked(text.as_ref())?;
-                let known = self.locator.directory.find(&spec);
+                let known = self.use_known(user, &spec)?;
                 Ok((Arc::new(spec), known))
             })
             .collect::<Result<_>>()?;
         let is_new =
             |(spec, known): &(Arc<NamespaceSpec>, Option<Opened>)| known.is_none().then(|| Arc::clone(spec));
         let new: Vec<_> = found.iter().filter_map(is_new).collect();
-        let mut opened = epochs::open(self, &new).into_iter();
+        if !new.is_empty() {
+            // Before any tier is told: what is refused is not to leave anything behind there.
+            self.look(|machine| machine.may_open(user))?;
+        }
+        let mut opened = epochs::open(self, user, &new).into_iter();
         let outcomes = found.into_iter().map(|(_, known)| match known {
-            Some(known) => {
-                self.looks.soon(known.handle);
-                Some(Ok(known))
-            }
+            Some(known) => Some(Ok(known)),
             None => opened.next(),
         });
         outcomes.flatten().collect()
+    }
+
+    /// A namespace that is known already, which `user` uses from now on.
+    fn use_known(self: &Arc<Self>, user: Owner, spec: &NamespaceSpec) -> Result<Option<Opened>> {
+        let Some(known) = self.locator.directory.find(spec) else { return Ok(None) };
+        match epochs::namespace(self, user, Request::UseNamespace { namespace: known.handle }) {
+            Ok(known) => {
+                self.looks.soon(known.handle);
+                Ok(Some(known))
+            }
+            // Forgotten a moment ago.
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     fn checked(&self, canonical: &str) -> Result<NamespaceSpec> {
@@ -68,6 +88,6 @@ impl Runner {
         if !epoch_moves(known.epoch, epoch)? {
             return Ok(known);
         }
-        epochs::raise(self, &known.spec, epoch)
+        epochs::raise(self, &known, epoch)
     }
 }

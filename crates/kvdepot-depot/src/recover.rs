@@ -43,12 +43,16 @@ impl Depot {
     /// that depot may still copy.
     pub fn recover(&self, left: &LeftLedger, held: bool) -> Recovered {
         let (runner, begun) = (&self.runner, Instant::now());
-        for (canonical, epoch) in left.namespaces() {
-            let opened = NamespaceSpec::from_canonical(&canonical)
-                .and_then(|spec| epochs::reopen(runner, &Arc::new(spec), epoch));
-            if let Err(error) = opened {
-                tracing::warn!("blocks of a namespace that cannot be opened are not recovered: {error}");
-            }
+        let parsed = left.namespaces().into_iter().map(|(canonical, epoch)| {
+            NamespaceSpec::from_canonical(&canonical).map(|spec| (Arc::new(spec), epoch))
+        });
+        let (namespaces, unknown): (Vec<_>, Vec<_>) = parsed.partition(Result::is_ok);
+        let namespaces: Vec<_> = namespaces.into_iter().flatten().collect();
+        let opened = epochs::reopen(runner, &namespaces);
+        let failures =
+            opened.into_iter().filter_map(Result::err).chain(unknown.into_iter().filter_map(Result::err));
+        for error in failures {
+            tracing::warn!("blocks of a namespace that cannot be opened are not recovered: {error}");
         }
         let records = left.records();
         let recorded = records.len();

@@ -22,6 +22,7 @@ use crate::death::{DeathGuard, Life};
 use crate::ledger::Ledger;
 use crate::locate::{Locator, timed_out};
 use crate::looks::Looks;
+use crate::openings::Openings;
 use crate::pool::PoolMapping;
 use crate::probers::Probers;
 
@@ -45,6 +46,7 @@ pub(crate) struct Runner {
     pub(crate) life: Life,
     pub(crate) probers: Probers,
     pub(crate) looks: Looks,
+    pub(crate) openings: Openings,
     /// Where blocks are: all that lookups need.
     pub(crate) locator: Arc<Locator>,
     commands: TierCommands,
@@ -86,6 +88,7 @@ impl Runner {
             life: Life::default(),
             probers: Probers::default(),
             looks: Looks::default(),
+            openings: Openings::default(),
             locator,
             kicks,
             stopping: AtomicBool::new(false),
@@ -127,8 +130,12 @@ impl Runner {
             self.locator.presence.set(&key, visible);
         }
         if let Some(ledger) = &self.ledger {
+            effects.forgotten.iter().for_each(|forgotten| ledger.forgotten(forgotten.handle));
             effects.namespaces.iter().for_each(|opened| ledger.opened(opened));
             effects.proofs.drain(..).for_each(|proof| ledger.apply(proof));
+        }
+        for forgotten in &effects.forgotten {
+            self.locator.directory.forget(forgotten.handle);
         }
         for opened in effects.namespaces.drain(..) {
             self.locator.directory.apply(opened);
@@ -155,6 +162,9 @@ impl Runner {
                 } else {
                     self.life.waiters.deliver(token, outcome);
                 }
+            }
+            for forgotten in effects.forgotten {
+                self.openings.close_if_unknown(&self.locator, forgotten.root);
             }
             for question in effects.questions {
                 let locations = self.locator.locate(&question.keys);

@@ -4,11 +4,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use hashbrown::HashSet;
 use kvdepot_core::hit::GroupShape;
 use kvdepot_core::lease::LeaseId;
-use kvdepot_core::limits::{BATCH_HASHES_MAX, CLAIM_HASHES_MAX, CLAIM_NAMESPACES_MAX, DRAIN_WAIT_MS_MAX};
+use kvdepot_core::limits::{
+    BATCH_HASHES_MAX, CLAIM_HASHES_MAX, CLAIM_NAMESPACES_MAX, DRAIN_WAIT_MS_MAX, NAMESPACES_MAX,
+};
 use kvdepot_core::machine::{
-    self, Event, Location, Outcome, Progress, Reply, Request as Ask, Reserve, ShardSet,
+    self, Event, Location, Opened, Outcome, Progress, Reply, Request as Ask, Reserve, ShardSet,
 };
 use kvdepot_core::{BlockHash, Error, ErrorKind, NamespaceId, Result};
 use parking_lot::Mutex;
@@ -20,6 +23,7 @@ use crate::message::{
     Shards,
 };
 use crate::runner::Runner;
+use crate::user::User;
 
 /// How long opening a claim waits for tiers that answer quickly, so that most claims need no second call.
 const CLAIM_GRACE: Duration = Duration::from_micros(1500);
@@ -30,6 +34,10 @@ const RUNS_PER_ANSWER_MAX: usize = 4096;
 pub struct Session {
     runner: Arc<Runner>,
     owner: u64,
+    /// Who uses the namespaces that are opened here; the session itself without one.
+    user: Option<User>,
+    /// Namespaces that are in use here by their ids.
+    used: Mutex<HashSet<NamespaceHandle>>,
     ahead: Mutex<Ahead>,
     /// What is to end with the session, after its leases. Dropped after `drop`.
     companions: Mutex<Vec<Box<dyn Send>>>,
@@ -56,14 +64,49 @@ impl Ahead {
 }
 
 impl Session {
-    pub(crate) const fn new(runner: Arc<Runner>, owner: u64) -> Self {
-        let ahead = Mutex::new(Ahead { hashes: Vec::new(), refused: None });
-        Self { runner, owner, ahead, companions: Mutex::new(Vec::new()) }
+    pub(crate) fn new(runner: Arc<Runner>, owner: u64) -> Self {
+        Self {
+            runner,
+            owner,
+            user: None,
+            used: Mutex::default(),
+            ahead: Mutex::default(),
+            companions: Mutex::default(),
+        }
     }
 
     /// Keeps something until the session has ended.
     pub fn accompany(&self, companion: impl Send + 'static) {
         self.companions.lock().push(Box::new(companion));
+    }
+
+    pub(crate) fn with_user(mut self, user: User) -> Self {
+        self.user = Some(user);
+        self
+    }
+
+    /// Whose namespaces are those that are opened here.
+    pub(crate) fn user(&self) -> u64 {
+        self.user.as_ref().map_or(self.owner, User::owner)
+    }
+
+    /// Makes a namespace known, which this session's user uses from now on.
+    pub(crate) fn open_namespace(&self, canonical: &str) -> Result<Opened> {
+        self.runner.open_namespace(self.user(), canonical)
+    }
+
+    /// This session's user uses a namespace from now on that somebody else has opened, as far as its share allows.
+    pub(crate) fn use_namespace(&self, namespace: NamespaceHandle) {
+        let mut used = self.used.lock();
+        // Also numbers of namespaces that were forgotten meanwhile.
+        if used.len() >= NAMESPACES_MAX {
+            used.clear();
+        }
+        let is_first = used.insert(namespace);
+        drop(used);
+        if is_first {
+            let _ = self.runner.ask(self.user(), Ask::UseNamespace { namespace });
+        }
     }
 
     pub(crate) const fn runner(&self) -> &Arc<Runner> {
@@ -101,7 +144,7 @@ impl Session {
             }
             Request::Hello { magic, version, .. } => self.welcome(magic, version)?,
             Request::OpenNamespace { canonical } => {
-                let opened = runner.open_namespace(&canonical)?;
+                let opened = self.open_namespace(&canonical)?;
                 Response::Namespace { handle: opened.handle, id: opened.id.0, epoch: opened.epoch }
             }
             Request::Lookup { namespace, hashes } => {

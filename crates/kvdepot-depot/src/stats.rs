@@ -69,6 +69,8 @@ counters! {
     claims_cut,
     /// Claims ended because nobody asked for them any more.
     claims_expired,
+    /// Namespaces that nobody used, forgotten when others needed their place.
+    namespaces_forgotten,
     /// Connections whose end gave back leases or half-written slots (P4).
     owners_ended_holding,
 }
@@ -110,6 +112,7 @@ pub(crate) fn merge(map: &mut serde_json::Map<String, serde_json::Value>, counte
         ("claims", counters.claims),
         ("claims_cut", counters.claims_cut),
         ("claims_expired", counters.claims_expired),
+        ("namespaces_forgotten", counters.namespaces_forgotten),
         ("owners_ended_holding", counters.owners_ended_holding),
     ];
     for (name, count) in counted {
@@ -124,7 +127,7 @@ pub(crate) fn merge(map: &mut serde_json::Map<String, serde_json::Value>, counte
 }
 
 /// What the machine holds now, by the names that `stat` and the metrics use.
-pub(crate) fn gauges(gauges: &Gauges) -> [(&'static str, u64); 18] {
+pub(crate) fn gauges(gauges: &Gauges) -> [(&'static str, u64); 19] {
     [
         ("pool_bytes", gauges.pool_bytes),
         ("pool_free_bytes", gauges.pool_free_bytes),
@@ -137,6 +140,7 @@ pub(crate) fn gauges(gauges: &Gauges) -> [(&'static str, u64); 18] {
         ("pool_blocks", gauges.pool_blocks as u64),
         ("dirty_blocks", gauges.dirty_blocks),
         ("namespaces", gauges.namespaces as u64),
+        ("namespace_epochs", gauges.spaces as u64),
         ("claims_open", gauges.claims_open as u64),
         ("claims_queued", gauges.claims_queued as u64),
         ("loads_open", gauges.loads_open as u64),

@@ -35,7 +35,7 @@ fn spec() -> NamespaceSpec {
     NamespaceSpec::new("{\"model\":\"ending\"}", BlockLayout::uniform(1, &[SLOT_BYTES]).unwrap()).unwrap()
 }
 
-fn open(session: &Session) -> u32 {
+fn open(session: &Session) -> u64 {
     let opened = session.handle(Request::OpenNamespace { canonical: spec().canonical().into() });
     let Response::Namespace { handle, .. } = opened else { panic!("{opened:?}") };
     handle
@@ -46,7 +46,7 @@ fn hashes(block: u64) -> Hashes<'static> {
 }
 
 /// Stores a block of whatever bytes the pool holds.
-fn seal(session: &Session, namespace: u32, block: u64) {
+fn seal(session: &Session, namespace: u64, block: u64) {
     let reserved = session.handle(Request::Reserve { namespace, hashes: hashes(block) });
     let Response::Grants(grants) = reserved else { panic!("{reserved:?}") };
     let [Grant::Leased { lease, .. }] = grants[..] else { panic!("{grants:?}") };

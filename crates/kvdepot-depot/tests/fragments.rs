@@ -15,7 +15,7 @@ fn hashes(range: std::ops::Range<usize>) -> Hashes<'static> {
     Hashes(hashes.flatten().collect::<Vec<u8>>().into())
 }
 
-fn open(session: &Session, name: &str, bytes: u64) -> u32 {
+fn open(session: &Session, name: &str, bytes: u64) -> u64 {
     let layout = BlockLayout::uniform(1, &[bytes]).unwrap();
     let spec = NamespaceSpec::new(&format!("{{\"model\":\"{name}\"}}"), layout).unwrap();
     let answer = session.handle(Request::OpenNamespace { canonical: spec.canonical().into() });
@@ -38,7 +38,7 @@ fn leased(grants: &[Grant]) -> Vec<u64> {
     leases.flatten().collect()
 }
 
-fn store(session: &Session, namespace: u32, mut range: std::ops::Range<usize>) {
+fn store(session: &Session, namespace: u64, mut range: std::ops::Range<usize>) {
     while !range.is_empty() {
         let batch = range.start..range.end.min(range.start + BLOCKS);
         let grants = ask(session, Request::Reserve { namespace, hashes: hashes(batch) });

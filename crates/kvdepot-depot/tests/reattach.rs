@@ -29,6 +29,9 @@ struct Door {
     /// Connections are closed unheard, and drains are not answered.
     is_full: bool,
     is_draining: bool,
+    /// Numbers of namespaces that were given out, and up to which one they are forgotten.
+    opened: u64,
+    forgotten: u64,
 }
 
 /// A depot that answers every request, and ends connections or itself when told to.
@@ -117,7 +120,16 @@ fn serve(mut socket: SeqPacket, pool: &PoolMapping, door: &Mutex<Door>) {
                 waiting_queue_depth: 1,
                 running_queue_depth: 1,
             },
-            Request::OpenNamespace { .. } => Response::Namespace { handle: 1, id: [1; 16], epoch: 0 },
+            Request::OpenNamespace { .. } => {
+                let mut door = door.lock().unwrap();
+                door.opened += 1;
+                Response::Namespace { handle: door.opened, id: [1; 16], epoch: 0 }
+            }
+            Request::ClaimOpen { groups, .. }
+                if groups[0].namespaces[0] <= door.lock().unwrap().forgotten =>
+            {
+                Response::from_error(&Error::new(ErrorKind::NotFound, "no such namespace"))
+            }
             Request::ClaimOpen { .. } => {
                 Response::Claim { claim: 1, settled: true, units: 1, units_from_tier: 0, arriving: None }
             }
@@ -237,6 +249,21 @@ fn a_depot_that_is_attached_again_keeps_its_mapping_and_registration() {
         let _store = Store::new(&lab.attachment, spec(&name), Arc::clone(&lab.engine), HANG).unwrap();
         assert_eq!((lab.counts(), lab.depot.mappings()), ((1, 0), 2), "life {life}");
     }
+}
+
+#[test]
+fn a_namespace_that_the_depot_has_forgotten_is_a_miss_until_it_is_opened_again() {
+    let lab = Lab::new();
+    drop(claim(&lab.attachment, &lab.spec));
+    let opened = {
+        let mut door = lab.depot.door.lock().unwrap();
+        door.forgotten = door.opened;
+        door.opened
+    };
+    let hit = || claim(&lab.attachment, &lab.spec).poll().1;
+    assert_eq!(hit(), 0, "its old number is a miss");
+    eventually("opened again", || hit() == 1);
+    assert!(lab.depot.door.lock().unwrap().opened > opened && lab.attachment.attached());
 }
 
 #[test]

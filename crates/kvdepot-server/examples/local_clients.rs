@@ -90,11 +90,6 @@ fn at(sorted: &[f64], share: f64) -> f64 {
     sorted[((sorted.len() - 1) as f64 * share) as usize]
 }
 
-fn cpu_ms() -> f64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    time.tv_sec as f64 * 1e3 + time.tv_nsec as f64 / 1e6
-}
-
 /// A field of `/proc/self/status`, in KiB.
 fn status_kib(name: &str) -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -104,14 +99,14 @@ fn status_kib(name: &str) -> u64 {
 
 /// Attaches, waits for a line, then asks.
 fn client(socket: &Path, blocks: u64, seconds: u64) {
-    let (before, begun) = (cpu_ms(), Instant::now());
+    let (before, begun) = (processor_ms_of(std::process::id()), Instant::now());
     let attachment = Attachment::connect(socket.to_owned(), None, WAIT, WAIT).unwrap();
     let engine = DeviceEngine::new(Arc::new(HostEngine::new(1).unwrap()));
     let store = Store::new(&attachment, spec(), engine, WAIT).unwrap();
     assert!(attachment.attached());
     let attach = json!({
         "attach_ms": begun.elapsed().as_secs_f64() * 1e3,
-        "attach_cpu_ms": cpu_ms() - before,
+        "attach_cpu_ms": processor_ms_of(std::process::id()) - before,
         "page_tables_kib": status_kib("VmPTE:"),
     });
     println!("{attach}");
@@ -133,7 +128,7 @@ fn client(socket: &Path, blocks: u64, seconds: u64) {
 fn echo(socket: &Path) {
     let listener = SeqPacket::listen(socket, 1).unwrap();
     println!("ready");
-    let mut peer = listener.accept().unwrap();
+    let mut peer = SeqPacket::from_fd(rustix::net::accept(&listener).unwrap());
     let mut buffer = FrameBuffer::default();
     while peer.recv(&mut buffer, None).is_ok() && peer.send(&[0; 64], None).is_ok() {}
 }
@@ -159,6 +154,7 @@ impl Drop for Role {
     }
 }
 
+/// Processor time of all threads that a process has now.
 fn processor_ms_of(process: u32) -> f64 {
     let text = std::fs::read_to_string(format!("/proc/{process}/schedstat")).unwrap_or_default();
     let one =

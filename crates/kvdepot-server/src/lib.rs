@@ -12,6 +12,7 @@ mod peer;
 pub mod place;
 mod quarantine;
 mod refusal;
+mod users;
 pub mod wire;
 
 pub use local::LocalDoor;

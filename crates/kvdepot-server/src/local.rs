@@ -24,6 +24,7 @@ use crate::log_limit::LogLimit;
 use crate::peer::{Peer, Process};
 use crate::quarantine::{Held, Quarantine, Waits};
 use crate::refusal::Refusals;
+use crate::users::Users;
 
 /// How often the door looks whether it is to close, and how long it accepts nobody after it could not.
 const TICK: Duration = Duration::from_millis(100);
@@ -51,6 +52,7 @@ pub struct LocalDoor<'a> {
     socket: FileId,
     open: Arc<AtomicUsize>,
     pub(crate) quarantine: Arc<Quarantine>,
+    users: Arc<Users>,
     connections_max: usize,
     refusals: Refusals,
     log: LogLimits,
@@ -106,6 +108,7 @@ impl<'a> LocalDoor<'a> {
             socket,
             open: Arc::new(AtomicUsize::new(0)),
             quarantine,
+            users: Arc::default(),
             connections_max: CONNECTIONS_MAX,
             refusals: Refusals::default(),
             log: LogLimits::default(),
@@ -288,11 +291,12 @@ impl<'a> LocalDoor<'a> {
         let open = Open::new(&self.open);
         let (depot, quarantine) = (Arc::clone(depot), Arc::clone(&self.quarantine));
         let keeper = self.keeper.clone();
+        let users = Arc::clone(&self.users);
         let spawned = std::thread::Builder::new().name("kvdepot-door".to_owned()).spawn(move || {
             let _open = open;
             let socket = SeqPacket::from_fd(fd);
             let peer = Process::of(&socket);
-            let session = depot.session();
+            let session = users.session(&depot, peer.pid());
             if let Some(keeper) = &keeper {
                 session.accompany(keeper.client(&peer));
             }

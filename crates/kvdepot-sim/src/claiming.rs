@@ -1,7 +1,7 @@
 //! What clients do with claims.
 
-use kvdepot_core::GroupShape;
 use kvdepot_core::machine::{ClaimGroup, Request};
+use kvdepot_core::{GroupShape, NamespaceId};
 
 use crate::client::{ClaimedGroup, Wish};
 use crate::fail::{Fail, Rule, fail};
@@ -13,6 +13,18 @@ impl World {
     pub(crate) fn claim(&mut self) -> Result<(), Fail> {
         let client = self.someone();
         let wish = self.wish();
+        for space in wish.ranks() {
+            if !self.spaces[space].known {
+                // Not as a user: a claim may span more than one client may use.
+                self.open(None, space)?;
+            }
+        }
+        // To know the last one the depot may have forgotten the first.
+        if wish.ranks().iter().any(|&space| !self.spaces[space].known) {
+            return Ok(());
+        }
+        // An id may have changed meanwhile.
+        let wish = Wish { spaces: self.ids_of(&wish.groups), ..wish };
         self.open_claim(client, wish)
     }
 
@@ -32,10 +44,7 @@ impl World {
         // Rank 0 alone is another group of the same blocks.
         groups.retain(|group| group.ranks != 2 || self.rng.chance(50));
         let skip = if self.rng.chance(70) { 0 } else { self.rng.below(units) };
-        let spaces = groups
-            .iter()
-            .map(|group| specs::GROUPS[group.ranks].iter().map(|&space| self.spaces[space].id).collect())
-            .collect();
+        let spaces = self.ids_of(&groups);
         Wish {
             groups,
             hashes: (0..units).map(|unit| specs::hash(prompt, unit)).collect(),
@@ -47,6 +56,14 @@ impl World {
             deadline: self.now + self.rng.between(1, 20) as u64 * 1_000_000_000,
             patience: self.rng.between(2, 60) as u64 * 1_000_000_000,
         }
+    }
+
+    /// What keys of each group's ranks carry now.
+    pub(crate) fn ids_of(&self, groups: &[ClaimedGroup]) -> Vec<Vec<NamespaceId>> {
+        let ids = |group: &ClaimedGroup| {
+            specs::GROUPS[group.ranks].iter().map(|&space| self.spaces[space].id).collect()
+        };
+        groups.iter().map(ids).collect()
     }
 
     pub(crate) fn open_claim(&mut self, client: usize, wish: Wish) -> Result<(), Fail> {

@@ -88,6 +88,15 @@ impl Wish {
         (self.skip + 1..=self.limit).rev().find(fits).unwrap_or(self.skip)
     }
 
+    /// Namespaces of all ranks, as places in the world's list.
+    pub(crate) fn ranks(&self) -> Vec<usize> {
+        let mut ranks: Vec<usize> =
+            self.groups.iter().flat_map(|group| specs::GROUPS[group.ranks]).copied().collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks
+    }
+
     /// Pages of a hit.
     pub(crate) fn pages(&self, hit: usize) -> usize {
         let mut pages = 0;
@@ -122,10 +131,19 @@ pub(crate) struct Client {
     pub(crate) fills: Vec<Fill>,
     pub(crate) readings: Vec<Reading>,
     pub(crate) claims: Vec<Claimed>,
+    /// Namespaces that it has opened, as places in the world's list.
+    pub(crate) uses: std::collections::BTreeSet<usize>,
 }
 
 impl Client {
     pub(crate) const fn new(owner: Owner) -> Self {
-        Self { owner, alive: true, fills: Vec::new(), readings: Vec::new(), claims: Vec::new() }
+        Self {
+            owner,
+            alive: true,
+            fills: Vec::new(),
+            readings: Vec::new(),
+            claims: Vec::new(),
+            uses: std::collections::BTreeSet::new(),
+        }
     }
 }

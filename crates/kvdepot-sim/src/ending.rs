@@ -67,7 +67,7 @@ impl World {
     }
 
     /// Lets everything under way end, delayed writes too.
-    fn settle_down(&mut self) -> Result<(), Fail> {
+    pub(crate) fn settle_down(&mut self) -> Result<(), Fail> {
         for round in 0..ROUNDS_MAX {
             if self.is_quiet() {
                 if self.machine.gauges().writes_queued == 0 {
@@ -181,6 +181,12 @@ impl World {
         {
             return fail(Rule::Leaks, format!("all was given back, and {gauges:?}"));
         }
+        if gauges.spaces != gauges.namespaces {
+            return fail(
+                Rule::Leaks,
+                format!("nothing is left of past epochs, and they are known: {gauges:?}"),
+            );
+        }
         if gauges.pool_blocks != self.presence.len() {
             return fail(Rule::Presence, format!("{} visible of {gauges:?}", self.presence.len()));
         }
@@ -198,7 +204,8 @@ impl World {
         self.listed.clear();
         let mut from = Some(0);
         while let Some(start) = from {
-            let namespaces = self.spaces.iter().map(|space| space.handle).collect();
+            let known = self.spaces.iter().filter(|space| space.known);
+            let namespaces = known.map(|space| space.handle).collect();
             let request = Request::Keys { namespaces, from: start, count: 7 };
             self.request_of(None, request, Asked::Keys { from: start })?;
             from = self.next_listed.take();
@@ -235,6 +242,8 @@ impl World {
     /// A claim with nobody else about: its hit is the longest there is.
     fn calm_claim(&mut self) -> Result<(), Fail> {
         let wish = self.wish();
+        self.know_all(&wish)?;
+        let wish = Wish { spaces: self.ids_of(&wish.groups), ..wish };
         let damaged = wish.needed_all().iter().any(|key| self.tiers.iter().any(|tier| tier.is_damaged(key)));
         let best = wish.hit(|key| self.is_there(key));
         let fits = wish.pages(best) * 100 <= (self.machine.gauges().pool_bytes / 4096) as usize * CLAIM_SHARE;

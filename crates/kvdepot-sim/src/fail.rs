@@ -25,6 +25,8 @@ pub enum Rule {
     Presence,
     /// A tier is given a block only as its placement has it.
     Placement,
+    /// Only a namespace that nobody uses is forgotten, and nothing of it is lost but what the pool holds.
+    Forgetting,
     /// The machine's own totals.
     Totals,
     /// The machine or the simulation panicked.

@@ -18,7 +18,7 @@ use crate::world::{World, machine};
 /// Rounds in which tiers may end what they have begun.
 const ROUNDS: usize = 40;
 /// What a client of the old depot holds has no number at the new one.
-const NO_LEASE: LeaseId = LeaseId(u64::MAX);
+pub(crate) const NO_LEASE: LeaseId = LeaseId(u64::MAX);
 
 impl World {
     /// Another depot takes the pool over, unless something does not end: then the old one goes on.
@@ -54,12 +54,15 @@ impl World {
         self.machine = machine(&self.plan, self.mistake);
         self.model.leases_begin_anew();
         for client in &mut self.clients {
+            client.uses.clear();
             client.fills.iter_mut().for_each(|fill| fill.lease = NO_LEASE);
             client.readings.iter_mut().for_each(|reading| reading.lease = NO_LEASE);
         }
         self.reset_elsewhere();
         let before: Vec<_> = self.spaces.iter().map(|s| (s.id, s.earlier.clone(), s.acknowledged)).collect();
-        self.open_spaces(&epochs)?;
+        let known: Vec<bool> = self.spaces.iter().map(|space| space.known).collect();
+        let unstored: Vec<bool> = self.spaces.iter().map(|space| space.unstored).collect();
+        self.open_spaces(&epochs, |number| known[number])?;
         for (space, (id, mut earlier, acknowledged)) in self.spaces.iter_mut().zip(before) {
             // What the pool knows of a reset no tier may have stored.
             space.acknowledged = acknowledged;
@@ -67,6 +70,7 @@ impl World {
             earlier.retain(|&id| id != space.id);
             space.earlier = earlier;
         }
+        self.tell_unstored(&unstored)?;
         self.adopt(handed, &holders, pool_bytes)
     }
 

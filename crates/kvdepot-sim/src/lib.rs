@@ -9,6 +9,7 @@ mod claiming;
 mod client;
 mod ending;
 mod fail;
+mod forgetting;
 mod handover;
 mod ledger;
 mod memory;
@@ -55,7 +56,7 @@ pub struct Report {
 pub fn run(plan: &Plan, mistake: Option<Mistake>, trace: bool) -> Report {
     let mut world = World::new(plan, mistake, trace);
     let outcome = catch_unwind(AssertUnwindSafe(|| {
-        world.open_spaces(&[])?;
+        world.open_spaces(&[], |_| true)?;
         for (at, &op) in plan.ops.iter().enumerate() {
             world.at = at;
             world.op(op)?;

@@ -39,11 +39,19 @@ pub enum Mistake {
     RecordKept,
     /// The ledger is written a step too late.
     LedgerLate,
+    /// A namespace is given the number of one that was forgotten.
+    HandleUsedAgain,
+    /// A namespace is forgotten although a tier has not stored its epoch.
+    ForgottenUnstored,
+    /// A namespace is forgotten while a block of it is written.
+    ForgottenWhileBusy,
+    /// A past epoch is forgotten while a tier's command of it is under way.
+    SpaceForgottenEarly,
 }
 
 impl Mistake {
     /// All of them.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 21] = [
         Self::SealedEarly,
         Self::LeaseKept,
         Self::NoQuarantine,
@@ -61,6 +69,10 @@ impl Mistake {
         Self::FillingHandedOver,
         Self::RecordKept,
         Self::LedgerLate,
+        Self::HandleUsedAgain,
+        Self::ForgottenUnstored,
+        Self::ForgottenWhileBusy,
+        Self::SpaceForgottenEarly,
     ];
 
     /// The mistake of that name.
@@ -79,6 +91,10 @@ impl Mistake {
             Self::RecordKept => Some(Flaw::RecordKept),
             Self::ValueKept => Some(Flaw::AlreadyThereIsStored),
             Self::PlacementIgnored => Some(Flaw::PlacementIgnored),
+            Self::HandleUsedAgain => Some(Flaw::HandlesUsedAgain),
+            Self::ForgottenUnstored => Some(Flaw::ForgetUnstored),
+            Self::ForgottenWhileBusy => Some(Flaw::ForgetWhileBusy),
+            Self::SpaceForgottenEarly => Some(Flaw::ForgetSpaceEarly),
             _ => None,
         }
     }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use kvdepot_core::BlockKey;
+use kvdepot_core::{BlockKey, NamespaceId};
 
 use crate::fail::{Fail, Rule, fail};
 use crate::memory::POISON;
@@ -70,6 +70,12 @@ impl Model {
             }
         }
         gone
+    }
+
+    /// Nothing that was sealed under keys of this namespace id is to be shown by a lease beyond `leases`.
+    pub(crate) fn forget_namespace(&mut self, id: NamespaceId, leases: u64) {
+        let sealed = |entry: &&mut Version| entry.key.namespace == id && entry.gone.is_none();
+        self.versions.iter_mut().filter(sealed).for_each(|entry| entry.gone = Some(leases));
     }
 
     /// Whether a key was removed or replaced at or after an operation.

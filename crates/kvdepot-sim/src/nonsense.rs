@@ -9,14 +9,14 @@ use crate::specs;
 use crate::world::World;
 
 /// A number that names nothing.
-const NOTHING: u32 = 999_999;
+const NOTHING: u64 = 999_999;
 
 impl World {
     pub(crate) fn nonsense(&mut self) -> Result<(), Fail> {
         let client = self.someone();
         let lease = self.lease_of_another(client);
         let (namespace, hashes) = (NOTHING, vec![specs::hash(0, 0)]);
-        let claim = u64::from(NOTHING);
+        let claim = NOTHING;
         let request = match self.rng.below(13) {
             0 => Request::Release { leases: vec![lease] },
             1 => Request::Commit { leases: vec![lease], shards: ShardSet::All, crc64: None },
@@ -31,7 +31,7 @@ impl World {
             10 => Request::Keys { namespaces: vec![namespace], from: usize::MAX, count: usize::MAX },
             11 => {
                 let Some(fill) = self.clients[client].fills.first() else { return Ok(()) };
-                let shards = ShardSet::Some(vec![NOTHING]);
+                let shards = ShardSet::Some(vec![NOTHING as u32]);
                 Request::Commit { leases: vec![fill.lease], shards, crc64: None }
             }
             _ => return self.odd(client),

@@ -17,7 +17,7 @@ use crate::world::World;
 type Op = fn(&mut World) -> Result<(), Fail>;
 
 /// How often each operation comes, and what it needs.
-const OPS: [(usize, Option<Feature>, Op); 29] = [
+const OPS: [(usize, Option<Feature>, Op); 31] = [
     (12, None, World::dump),
     (16, None, World::fill),
     (4, None, World::copy_on),
@@ -36,6 +36,8 @@ const OPS: [(usize, Option<Feature>, Op); 29] = [
     (2, Some(Feature::Evictions), World::evict),
     (1, Some(Feature::Drains), World::drain),
     (2, Some(Feature::Resets), World::reset),
+    (3, Some(Feature::Forgetting), World::use_namespace),
+    (1, Some(Feature::FullDisk), World::store_epochs),
     (2, Some(Feature::Kills), World::kill),
     (5, None, World::end_killed),
     (28, None, World::execute),
@@ -94,7 +96,8 @@ impl World {
     }
 
     fn dump(&mut self) -> Result<(), Fail> {
-        let (client, space, hashes) = (self.someone(), self.rng.below(specs::VALUES), self.units());
+        let client = self.someone();
+        let (space, hashes) = (self.space_of_blocks(), self.units());
         let how = if self.rng.chance(25) { Reserve::RemoteBlock } else { Reserve::Block };
         self.reserve(client, space, hashes, how)
     }
@@ -112,6 +115,9 @@ impl World {
         hashes: Vec<BlockHash>,
         how: Reserve,
     ) -> Result<(), Fail> {
+        if !self.know(Some(client), space)? {
+            return self.ask_as_before(client, space, hashes);
+        }
         let (keys, pages) = (self.keys(space, &hashes), self.spaces[space].pages);
         let (namespace, runs_max) = (self.spaces[space].handle, self.runs_max());
         let asked = Asked::Reserve { keys, pages, value: how == Reserve::Value };
@@ -199,6 +205,9 @@ impl World {
 
     fn load(&mut self) -> Result<(), Fail> {
         let (client, space, hashes) = (self.someone(), self.rng.below(self.spaces.len()), self.units());
+        if !self.know(Some(client), space)? {
+            return self.ask_as_before(client, space, hashes);
+        }
         let keys = self.keys(space, &hashes);
         let request = Request::Load {
             id: None,
@@ -252,6 +261,9 @@ impl World {
 
     fn prefetch(&mut self) -> Result<(), Fail> {
         let (client, space, hashes) = (self.someone(), self.rng.below(self.spaces.len()), self.units());
+        if !self.know(Some(client), space)? {
+            return self.ask_as_before(client, space, hashes);
+        }
         let locations = self.locate(&self.keys(space, &hashes));
         let located = hashes.into_iter().zip(locations).filter_map(|(hash, location)| match location {
             Location::Tier(tier) => Some((hash, tier)),
@@ -271,6 +283,9 @@ impl World {
         let space = if self.rng.chance(60) { specs::VALUES } else { self.rng.below(specs::VALUES) };
         let mut hashes = self.units();
         hashes.truncate(3);
+        if !self.know(Some(client), space)? {
+            return Ok(());
+        }
         let keys = self.keys(space, &hashes);
         let locations = self.locate(&keys);
         let leases = self.machine.leases_granted();
@@ -297,7 +312,8 @@ impl World {
         let fill = values[self.rng.below(values.len())];
         self.copy(client, fill, &[]);
         let (lease, key) = (self.clients[client].fills[fill].lease, self.clients[client].fills[fill].key);
-        let others = if self.rng.chance(30) { self.units() } else { Vec::new() };
+        let others =
+            if self.rng.chance(30) && self.spaces[specs::VALUES].known { self.units() } else { Vec::new() };
         let mut others = self.keys(specs::VALUES, &others);
         others.truncate(2);
         others.retain(|&other| other != key);
@@ -315,30 +331,6 @@ impl World {
     fn drain(&mut self) -> Result<(), Fail> {
         let writes = self.writes_ordered().map(|write| write.0).collect();
         self.request_of(None, Request::Drain { last: false }, Asked::Drain { writes })?;
-        Ok(())
-    }
-
-    /// An engine resets its cache: the pool first, then every tier.
-    fn reset(&mut self) -> Result<(), Fail> {
-        let number = self.rng.below(self.spaces.len());
-        let (namespace, epoch) = (self.spaces[number].handle, self.spaces[number].epoch + 1);
-        let leases = self.machine.leases_granted();
-        let earlier = self.spaces[number].id;
-        self.request_of(None, Request::EnterEpoch { namespace, epoch }, Asked::Done)?;
-        let Some(opened) = self.opened.pop().filter(|opened| opened.epoch == epoch) else {
-            return fail(Rule::Replies, "a reset without a new epoch");
-        };
-        let mut stored = true;
-        for tier in &mut self.tiers {
-            stored &= tier.set_epoch(self.spaces[number].root, epoch);
-        }
-        let space = &mut self.spaces[number];
-        space.earlier.push(earlier);
-        (space.epoch, space.id, space.leases_before) = (epoch, opened.id, leases);
-        if stored {
-            space.acknowledged = epoch;
-        }
-        self.reached.insert("reset");
         Ok(())
     }
 

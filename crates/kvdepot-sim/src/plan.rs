@@ -34,10 +34,12 @@ pub enum Feature {
     ShyTiers,
     SmallSteps,
     Nonsense,
+    Forgetting,
 }
 
 /// All features, in the order in which shrinking tries to switch them off.
-pub const FEATURES: [Feature; 25] = [
+pub const FEATURES: [Feature; 26] = [
+    Feature::Forgetting,
     Feature::Crashes,
     Feature::TakeOvers,
     Feature::FullDisk,
@@ -117,6 +119,8 @@ pub struct Shape {
     pub prompts: usize,
     /// Hash units of a prompt.
     pub prompt_units: usize,
+    /// Namespaces that the depot may know, where any are forgotten.
+    pub namespaces_max: usize,
 }
 
 /// A run, before it is run.
@@ -163,10 +167,15 @@ impl Plan {
             clients: rng.between(1, 5),
             prompts: rng.between(1, 3),
             prompt_units: rng.between(3, 12),
+            namespaces_max: 3 + (seed % 5) as usize,
         };
         // Swarm testing: each feature is on in most runs, but hardly ever are all.
         let mut features = Features((1 << FEATURES.len()) - 1);
-        for feature in FEATURES {
+        let mut forgetting = Rng::new(seed ^ 0xF0_46E7);
+        if forgetting.chance(60) {
+            features = features.without(Feature::Forgetting);
+        }
+        for feature in FEATURES.into_iter().filter(|&feature| feature != Feature::Forgetting) {
             let off = if feature == Feature::Crashes { 50 } else { 25 };
             if rng.chance(off) {
                 features = features.without(feature);

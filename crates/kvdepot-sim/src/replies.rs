@@ -57,6 +57,10 @@ pub(crate) enum Asked {
     },
     /// Something that must be refused.
     Refusal,
+    /// Something of a namespace that was forgotten, under the number that it had: refused, and no hit (P1).
+    Forgotten,
+    /// A client opens a namespace: it may have as many as it is to have.
+    Use,
     /// Something that may have any reply.
     Odd,
 }
@@ -203,7 +207,10 @@ impl World {
                 self.listed.extend(keys);
                 self.next_listed = next;
             }
-            (Asked::Done | Asked::Odd, _) => {}
+            (Asked::Done | Asked::Odd | Asked::Use, _) => {}
+            (Asked::Forgotten, reply) => {
+                return fail(Rule::Bytes, format!("a forgotten namespace's number names another: {reply:?}"));
+            }
             (asked, reply) => return fail(Rule::Replies, format!("{reply:?} to {asked:?}")),
         }
         Ok(())
@@ -212,6 +219,8 @@ impl World {
     fn refused(&mut self, client: Option<usize>, asked: Asked, kind: ErrorKind) -> Result<(), Fail> {
         match asked {
             Asked::Refusal | Asked::Odd => Ok(()),
+            Asked::Forgotten if kind == ErrorKind::NotFound => Ok(()),
+            Asked::Use if kind == ErrorKind::NoSpace => self.use_refused(client),
             // The mistake ends the lease too early, too. What readers see must give it away.
             _ if self.mistake == Some(Mistake::SealedEarly) => Ok(()),
             // Its namespace was reset: the lease is over all the same.

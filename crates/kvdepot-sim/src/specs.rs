@@ -5,8 +5,11 @@ use std::sync::{Arc, OnceLock};
 use kvdepot_core::{BlockHash, BlockLayout, NamespaceSpec};
 
 /// Namespaces, and shards of a block in each: every shard is a page.
-const SPACES: [(&str, usize); 5] = [("r0", 2), ("r1", 2), ("w0", 1), ("w1", 3), ("values", 2)];
-/// The namespace of values, which are replaced; the others are of blocks.
+const SPACES: [(&str, usize); 8] =
+    [("r0", 2), ("r1", 2), ("w0", 1), ("w1", 3), ("values", 2), ("x0", 1), ("x1", 2), ("x2", 1)];
+/// Namespaces of a run in which none is forgotten.
+pub(crate) const LASTING: usize = 5;
+/// The namespace of values, which are replaced; the others are of blocks. Those behind it come and go.
 pub(crate) const VALUES: usize = 4;
 
 /// Ranks of a group for claims, as places in [`all`].

@@ -36,6 +36,10 @@ pub(crate) struct Space {
     /// Leases given when the current epoch began.
     pub(crate) leases_before: u64,
     pub(crate) pages: usize,
+    /// Whether the depot knows it now. If not, `handle` is the one that it had.
+    pub(crate) known: bool,
+    /// Whether a tier has not stored its epoch yet.
+    pub(crate) unstored: bool,
 }
 
 /// An answer to a question, on its way.
@@ -168,12 +172,23 @@ impl World {
         self.spaces.iter().position(|space| space.id == key.namespace)
     }
 
-    /// Opens all namespaces at a machine that has just begun, in epochs not before `at_least`.
-    pub(crate) fn open_spaces(&mut self, at_least: &[u32]) -> Result<(), Fail> {
+    /// Opens namespaces at a machine that has just begun, in epochs not before `at_least`.
+    pub(crate) fn open_spaces(
+        &mut self,
+        at_least: &[u32],
+        which: impl Fn(usize) -> bool,
+    ) -> Result<(), Fail> {
+        for space in &mut self.spaces {
+            // Its number was one of another depot.
+            (space.known, space.unstored, space.handle) = (false, false, crate::forgetting::NO_HANDLE);
+        }
         // Part of the pool is populated ahead of its use.
         let upto_bytes = self.rng.below(self.plan.shape.pool_pages) as u64 * BLOCK_ALIGN_BYTES;
         self.feed(Event::Populated { upto_bytes })?;
-        for (number, spec) in specs::all().iter().enumerate() {
+        for (number, spec) in specs::all().iter().enumerate().take(self.namespaces()) {
+            if !which(number) {
+                continue;
+            }
             let root = spec.root();
             let stored = self.tiers.iter().map(|tier| tier.epoch(root)).max().unwrap_or(0);
             let epoch = stored.max(at_least.get(number).copied().unwrap_or(0));
@@ -198,6 +213,8 @@ impl World {
                 acknowledged: opened.epoch,
                 leases_before: 0,
                 pages: spec.layout().shard_count(),
+                known: true,
+                unstored: false,
             };
             if number < self.spaces.len() {
                 self.spaces[number] = space;
@@ -222,6 +239,9 @@ impl World {
             }
         }
         self.write_ledger(out.proofs)?;
+        for forgotten in out.forgotten {
+            self.check_forgotten(forgotten.handle)?;
+        }
         self.opened.extend(out.namespaces);
         let mut written = Vec::new();
         for command in out.commands {
@@ -291,6 +311,7 @@ impl World {
         if gauges.pool_bytes > max
             || held.pinned > gauges.pool_bytes
             || gauges.pool_free_bytes > gauges.pool_bytes
+            || gauges.namespaces > self.namespaces_max()
         {
             return fail(Rule::Caps, format!("{gauges:?} of at most {max}"));
         }
@@ -342,7 +363,7 @@ impl World {
         self.clients.clear();
         self.machine = machine(&self.plan, self.mistake);
         self.memory = Memory::new(self.plan.shape.pool_pages_max);
-        self.open_spaces(&[])
+        self.open_spaces(&[], |_| true)
     }
 }
 
@@ -357,6 +378,9 @@ pub(crate) fn machine(plan: &Plan, mistake: Option<Mistake>) -> Machine {
     };
     let placements: Vec<_> = plan.shape.tiers.iter().map(|tier| tier.placement).collect();
     let mut machine = Machine::new(pool, placements.len()).with_placements(&placements);
+    if plan.features.has(Feature::Forgetting) {
+        machine = machine.with_namespaces_max(plan.shape.namespaces_max);
+    }
     if plan.features.has(Feature::SmallSteps) {
         machine.set_pace(kvdepot_core::machine::Pace::small(plan.seed));
     }

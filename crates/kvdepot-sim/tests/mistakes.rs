@@ -29,7 +29,7 @@ fn leases_kept_beyond_their_owner() {
 
 #[test]
 fn slots_given_away_while_a_dead_client_s_copies_run() {
-    finds(Mistake::NoQuarantine, &[Rule::Owners, Rule::Bytes]);
+    finds(Mistake::NoQuarantine, &[Rule::Owners, Rule::Bytes, Rule::Forgetting]);
 }
 
 #[test]
@@ -101,6 +101,26 @@ fn a_record_kept_in_the_ledger_when_its_block_is_gone() {
 #[test]
 fn a_ledger_that_is_written_after_the_reply() {
     finds(Mistake::LedgerLate, &[Rule::Stale]);
+}
+
+#[test]
+fn a_forgotten_namespace_s_number_given_to_another() {
+    finds(Mistake::HandleUsedAgain, &[Rule::Bytes]);
+}
+
+#[test]
+fn a_namespace_forgotten_with_a_reset_that_no_tier_stored() {
+    finds(Mistake::ForgottenUnstored, &[Rule::Forgetting, Rule::Stale]);
+}
+
+#[test]
+fn a_namespace_forgotten_while_a_block_of_it_is_written() {
+    finds(Mistake::ForgottenWhileBusy, &[Rule::Forgetting]);
+}
+
+#[test]
+fn a_past_epoch_forgotten_while_a_tier_is_busy_with_it() {
+    finds(Mistake::SpaceForgottenEarly, &[Rule::Totals, Rule::Panic]);
 }
 
 #[test]

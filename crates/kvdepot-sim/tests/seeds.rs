@@ -32,9 +32,11 @@ fn every_seed_keeps_all_promises() {
     let expected = [
         "cold",
         "crash",
+        "forgotten",
         "hit",
         "killed",
         "not taken over",
+        "opened again",
         "promoted",
         "published",
         "read",

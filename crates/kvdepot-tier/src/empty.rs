@@ -51,6 +51,14 @@ impl Tier for EmptyTier {
         done(self.move_to(spec, |epoch| next_epoch(epoch, at_least)));
     }
 
+    /// Of what it never had only the epoch is to be known again.
+    fn close_namespace(&self, root: NamespaceId) {
+        let mut epochs = self.epochs.lock();
+        if epochs.get(&root) == Some(&0) {
+            epochs.remove(&root);
+        }
+    }
+
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
         out.clear();
         out.resize(keys.len(), Presence::Absent);

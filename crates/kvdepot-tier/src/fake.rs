@@ -155,6 +155,15 @@ impl Tier for FakeTier {
         done(epoch);
     }
 
+    /// The blocks stay, out of reach.
+    fn close_namespace(&self, root: NamespaceId) {
+        let mut memory = self.memory.lock();
+        memory.spaces.retain(|_, spec| spec.root() != root);
+        if memory.epochs.get(&root) == Some(&0) {
+            memory.epochs.remove(&root);
+        }
+    }
+
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
         let memory = self.memory.lock();
         let presence =

@@ -269,6 +269,10 @@ impl<T: Tier> Tier for Guarded<T> {
         self.inner.advance_epoch(spec, at_least, deadline, done);
     }
 
+    fn close_namespace(&self, root: NamespaceId) {
+        self.inner.close_namespace(root);
+    }
+
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
         if self.is_off() {
             out.clear();

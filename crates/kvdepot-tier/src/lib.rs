@@ -172,6 +172,13 @@ pub trait Tier: Send + Sync + Debug {
     /// tries again by itself, and after a restart where the store can be told at all.
     fn advance_epoch(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant, done: Done<u32>);
 
+    /// The depot does not know a namespace any more, and has nothing under way in it: the tier may let go of what it keeps
+    /// in memory for it. What is stored stays, counted (P5) and evictable, and a later opening finds it again, in an epoch
+    /// that is not before this one. An advance that is not stored yet is still stored. Returns at once.
+    fn close_namespace(&self, root: NamespaceId) {
+        let _ = root;
+    }
+
     /// What is known without I/O, one answer a key, into `out` (cleared first).
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>);
 

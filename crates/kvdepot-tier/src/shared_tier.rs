@@ -20,6 +20,10 @@ impl<T: Tier + ?Sized> Tier for Arc<T> {
         (**self).advance_epoch(spec, at_least, deadline, done);
     }
 
+    fn close_namespace(&self, root: NamespaceId) {
+        (**self).close_namespace(root);
+    }
+
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
         (**self).peek(keys, out);
     }

@@ -7,12 +7,12 @@ use hashbrown::HashMap;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::{BlockHash, BlockKey, NamespaceId, NamespaceSpec, epoch_moves, next_epoch};
-use crate::limits::NAMESPACES_MAX;
 
+use super::flaw::{Flaw, Flaws};
 use super::names::{PoolKey, SpaceId};
 
-/// A namespace's number at this depot, valid until the depot ends.
-pub type NamespaceHandle = u32;
+/// A namespace's number at this depot. Never used twice: one of a namespace that was forgotten names nothing (P1).
+pub type NamespaceHandle = u64;
 
 /// A namespace at its current epoch.
 #[derive(Clone, Debug)]
@@ -28,6 +28,8 @@ pub struct Namespace {
     pub(crate) space: SpaceId,
     /// Advances under way.
     advancing: u32,
+    /// Whether a tier has not stored the epoch, as far as is known here.
+    unstored: bool,
 }
 
 impl Namespace {
@@ -39,22 +41,47 @@ impl Namespace {
     pub(crate) fn slot_bytes(&self) -> u64 {
         self.spec.layout().slot_bytes()
     }
+
+    /// Whether its epoch moves, or is not stored where it is to be: it must not be forgotten now.
+    pub(crate) const fn is_moving(&self) -> bool {
+        self.advancing > 0 || self.unstored
+    }
 }
 
-/// All namespaces, by number. They are never forgotten while the depot lives, so a number stays valid.
+/// What a space's number stands for.
+#[derive(Clone, Copy, Debug)]
+struct Space {
+    /// What keys carry.
+    id: NamespaceId,
+    root: NamespaceId,
+    epoch: u32,
+    /// The namespace whose keys carry it now. None: it has left this epoch, or is not known any more.
+    handle: Option<NamespaceHandle>,
+}
+
+/// All namespaces, by number, and all spaces of which something is left.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Catalog {
-    namespaces: Vec<Namespace>,
+    namespaces: HashMap<NamespaceHandle, Namespace>,
     by_root: HashMap<NamespaceId, NamespaceHandle>,
-    /// Every epoch that keys carried since the depot began: tiers may still end what they were told in an earlier one.
-    ids: HashMap<SpaceId, NamespaceId>,
-    spaces: HashMap<NamespaceId, (SpaceId, NamespaceHandle)>,
+    spaces: HashMap<SpaceId, Space>,
+    by_id: HashMap<NamespaceId, SpaceId>,
+    /// How many spaces there are of each namespace, known or not.
+    spaces_of: HashMap<NamespaceId, u32>,
+    /// Spaces of namespaces that were forgotten, as long as blocks are left in them.
+    forgotten: HashMap<NamespaceId, SpaceId>,
+    handles_ever: NamespaceHandle,
     spaces_ever: u32,
+    pub(crate) flaws: Flaws,
 }
 
 impl Catalog {
     pub(crate) fn get(&self, handle: NamespaceHandle) -> Result<&Namespace> {
-        self.namespaces.get(handle as usize).ok_or_else(|| unknown(handle))
+        self.namespaces.get(&handle).ok_or_else(|| unknown(handle))
+    }
+
+    fn get_mut(&mut self, handle: NamespaceHandle) -> Result<&mut Namespace> {
+        self.namespaces.get_mut(&handle).ok_or_else(|| unknown(handle))
     }
 
     /// A namespace, if its keys carry `id` now; whatever they carry without one.
@@ -71,15 +98,32 @@ impl Catalog {
         self.namespaces.len()
     }
 
+    /// Spaces of which something is left, those of known namespaces among them.
+    pub(crate) fn spaces_len(&self) -> usize {
+        self.spaces.len()
+    }
+
+    /// All namespaces, in the order of their numbers.
+    pub(crate) fn all(&self) -> Vec<&Namespace> {
+        let mut all: Vec<&Namespace> = self.namespaces.values().collect();
+        all.sort_unstable_by_key(|namespace| namespace.handle);
+        all
+    }
+
+    /// The number of a namespace that is known.
+    pub(crate) fn find(&self, spec: &NamespaceSpec) -> Option<NamespaceHandle> {
+        self.by_root.get(&spec.root()).copied()
+    }
+
     /// The namespace whose keys carry this id now.
     pub(crate) fn by_id(&self, id: NamespaceId) -> Option<&Namespace> {
-        let &(space, handle) = self.spaces.get(&id)?;
-        Some(&self.namespaces[handle as usize]).filter(|namespace| namespace.space == space)
+        let space = self.spaces.get(self.by_id.get(&id)?)?;
+        self.namespaces.get(&space.handle?)
     }
 
     /// A tier's key as the machine names it, of whatever epoch.
     pub(crate) fn any_pool_key(&self, key: &BlockKey) -> Option<PoolKey> {
-        self.spaces.get(&key.namespace).map(|&(space, _)| PoolKey { space, hash: key.hash })
+        self.by_id.get(&key.namespace).map(|&space| PoolKey { space, hash: key.hash })
     }
 
     /// A client's key as the machine names it; None when its namespace is not open here or its epoch has passed.
@@ -89,54 +133,105 @@ impl Catalog {
 
     /// The name of a block in tiers.
     pub(crate) fn block_key(&self, key: &PoolKey) -> BlockKey {
-        let namespace = *self.ids.get(&key.space).expect("spaces are never forgotten");
-        BlockKey { namespace, hash: key.hash }
+        let space = self.spaces.get(&key.space).expect("a space is known while anything names it");
+        BlockKey { namespace: space.id, hash: key.hash }
     }
 
     /// Whether keys of this space can still be asked for.
     pub(crate) fn is_live(&self, space: SpaceId) -> bool {
-        self.ids.get(&space).is_some_and(|&id| self.by_id(id).is_some())
+        self.spaces.get(&space).is_some_and(|space| space.handle.is_some())
     }
 
-    /// Makes a namespace known, or moves a known one forward to `epoch`. The space that this left behind.
-    pub(crate) fn open(
-        &mut self,
-        spec: &Arc<NamespaceSpec>,
-        epoch: u32,
-    ) -> Result<(NamespaceHandle, Option<SpaceId>)> {
-        let root = spec.root();
-        if let Some(&handle) = self.by_root.get(&root) {
-            let behind = self.get(handle)?.epoch < epoch;
-            return Ok((handle, if behind { self.enter(handle, epoch)? } else { None }));
+    #[cfg(any(test, feature = "model"))]
+    pub(crate) fn knows(&self, space: SpaceId) -> bool {
+        self.spaces.contains_key(&space)
+    }
+
+    /// Whether a namespace has left no space behind of which something is left.
+    pub(crate) fn has_one_space(&self, namespace: &Namespace) -> bool {
+        self.spaces_of.get(&namespace.spec.root()) == Some(&1)
+    }
+
+    /// Makes a namespace known that is not, in `epoch` at least.
+    pub(crate) fn open(&mut self, spec: &Arc<NamespaceSpec>, mut epoch: u32) -> NamespaceHandle {
+        let (root, mut handle) = (spec.root(), self.handles_ever);
+        self.handles_ever += 1;
+        if self.flaws.has(Flaw::HandlesUsedAgain) {
+            handle = (0..).find(|handle| !self.namespaces.contains_key(handle)).unwrap_or(handle);
         }
-        if self.namespaces.len() >= NAMESPACES_MAX {
-            return Err(Error::new(
-                ErrorKind::NoSpace,
-                "the depot knows too many namespaces: restart it to forget them",
-            )
-            .with("namespaces_max", NAMESPACES_MAX));
+        // Forgotten a moment ago: what is left of it is still its own, in its epoch.
+        let left = self.forgotten.remove(&root);
+        epoch = left.and_then(|space| self.spaces.get(&space)).map_or(epoch, |left| left.epoch.max(epoch));
+        let id = spec.id(epoch);
+        let same = left.filter(|space| self.spaces.get(space).is_some_and(|left| left.id == id));
+        let space = same.unwrap_or_else(|| self.new_space(Space { id, root, epoch, handle: None }));
+        if let Some(entry) = self.spaces.get_mut(&space) {
+            entry.handle = Some(handle);
         }
-        let handle = self.namespaces.len() as NamespaceHandle;
-        let (id, space) = (spec.id(epoch), self.next_space());
-        self.namespaces.push(Namespace { handle, spec: Arc::clone(spec), epoch, id, space, advancing: 0 });
+        let spec = Arc::clone(spec);
+        let namespace = Namespace { handle, spec, epoch, id, space, advancing: 0, unstored: false };
+        self.namespaces.insert(handle, namespace);
         self.by_root.insert(root, handle);
-        self.ids.insert(space, id);
-        self.spaces.insert(id, (space, handle));
-        Ok((handle, None))
+        handle
+    }
+
+    /// Forgets a namespace: its space, of which something may be left. Nothing may be under way in it.
+    pub(crate) fn forget(&mut self, handle: NamespaceHandle) -> Option<(NamespaceId, SpaceId)> {
+        let namespace = self.namespaces.remove(&handle)?;
+        let root = namespace.spec.root();
+        self.by_root.remove(&root);
+        if let Some(space) = self.spaces.get_mut(&namespace.space) {
+            space.handle = None;
+            self.forgotten.insert(root, namespace.space);
+        }
+        Some((root, namespace.space))
+    }
+
+    /// Forgets a space that nothing names any more.
+    pub(crate) fn forget_space(&mut self, space: SpaceId) {
+        let Some(gone) = self.spaces.remove(&space) else { return };
+        if self.by_id.get(&gone.id) == Some(&space) {
+            self.by_id.remove(&gone.id);
+        }
+        if self.forgotten.get(&gone.root) == Some(&space) {
+            self.forgotten.remove(&gone.root);
+        }
+        if let Some(spaces) = self.spaces_of.get_mut(&gone.root) {
+            *spaces -= 1;
+            if *spaces == 0 {
+                self.spaces_of.remove(&gone.root);
+            }
+        }
     }
 
     /// Moves a namespace to `epoch`, never back. The space that it left, if it moved.
     pub(crate) fn enter(&mut self, handle: NamespaceHandle, epoch: u32) -> Result<Option<SpaceId>> {
-        if !epoch_moves(self.get(handle)?.epoch, epoch)? {
+        let entry = self.get_mut(handle)?;
+        if !epoch_moves(entry.epoch, epoch)? {
             return Ok(None);
         }
-        let entry = &mut self.namespaces[handle as usize];
         entry.epoch = epoch;
         if entry.advancing > 0 {
             return Ok(None);
         }
         let id = entry.spec.id(epoch);
         Ok(Some(self.move_to(handle, id)))
+    }
+
+    /// Moves a namespace to at least `epoch`, which all tiers have stored or not.
+    pub(crate) fn follow(
+        &mut self,
+        handle: NamespaceHandle,
+        epoch: u32,
+        stored: bool,
+    ) -> Result<Option<SpaceId>> {
+        let entry = self.get_mut(handle)?;
+        if entry.epoch > epoch {
+            // What is known of an earlier epoch says nothing of this one.
+            return Ok(None);
+        }
+        entry.unstored = !stored;
+        self.enter(handle, epoch)
     }
 
     /// Begins to advance: until [`Self::end_advance`] keys carry `provisional`, an id that no epoch has. The next epoch's
@@ -147,20 +242,28 @@ impl Catalog {
         handle: NamespaceHandle,
         provisional: NamespaceId,
     ) -> Result<SpaceId> {
-        let epoch = next_epoch(self.get(handle)?.epoch, 0)?;
-        let entry = &mut self.namespaces[handle as usize];
-        entry.epoch = epoch;
+        let entry = self.get_mut(handle)?;
+        entry.epoch = next_epoch(entry.epoch, 0)?;
         entry.advancing += 1;
         Ok(self.move_to(handle, provisional))
     }
 
-    /// Ends an advance, in an epoch that is at least `epoch`. The space that it left, if no other advance is under way.
-    pub(crate) fn end_advance(&mut self, handle: NamespaceHandle, epoch: u32) -> Result<Option<SpaceId>> {
-        let known = self.get(handle)?;
-        if known.advancing == 0 {
-            return self.enter(handle, known.epoch.max(epoch));
+    /// Ends an advance, in an epoch that is at least `epoch`, which all tiers have stored or not. The space that it left, if
+    /// no other advance is under way.
+    pub(crate) fn end_advance(
+        &mut self,
+        handle: NamespaceHandle,
+        epoch: u32,
+        stored: bool,
+    ) -> Result<Option<SpaceId>> {
+        let entry = self.get_mut(handle)?;
+        if entry.epoch <= epoch {
+            entry.unstored = !stored;
         }
-        let entry = &mut self.namespaces[handle as usize];
+        if entry.advancing == 0 {
+            let epoch = entry.epoch.max(epoch);
+            return self.enter(handle, epoch);
+        }
         entry.advancing -= 1;
         entry.epoch = entry.epoch.max(epoch);
         if entry.advancing > 0 {
@@ -172,23 +275,39 @@ impl Catalog {
 
     /// Gives a namespace another id; the space that it left.
     fn move_to(&mut self, handle: NamespaceHandle, id: NamespaceId) -> SpaceId {
-        let space = self.next_space();
-        let entry = &mut self.namespaces[handle as usize];
-        let left = std::mem::replace(&mut entry.space, space);
-        entry.id = id;
-        self.ids.insert(space, id);
-        self.spaces.insert(id, (space, handle));
+        let entry = &self.namespaces[&handle];
+        let (root, epoch, left) = (entry.spec.root(), entry.epoch, entry.space);
+        let space = self.new_space(Space { id, root, epoch, handle: Some(handle) });
+        if let Some(past) = self.spaces.get_mut(&left) {
+            past.handle = None;
+        }
+        if let Some(entry) = self.namespaces.get_mut(&handle) {
+            (entry.space, entry.id) = (space, id);
+        }
         left
     }
 
-    const fn next_space(&mut self) -> SpaceId {
-        self.spaces_ever += 1;
-        SpaceId(self.spaces_ever)
+    fn new_space(&mut self, entry: Space) -> SpaceId {
+        loop {
+            // Begins anew after four thousand million, and passes over those that something still names.
+            self.spaces_ever = self.spaces_ever.checked_add(1).unwrap_or(1);
+            let space = SpaceId(self.spaces_ever);
+            if !self.spaces.contains_key(&space) {
+                self.by_id.insert(entry.id, space);
+                *self.spaces_of.entry(entry.root).or_default() += 1;
+                self.spaces.insert(space, entry);
+                return space;
+            }
+        }
     }
 }
 
 fn unknown(handle: NamespaceHandle) -> Error {
-    Error::new(ErrorKind::Protocol, "no such namespace at this depot").with("handle", handle)
+    Error::new(
+        ErrorKind::NotFound,
+        "no such namespace at this depot: it may have been forgotten, open it again",
+    )
+    .with("handle", handle)
 }
 
 #[cfg(test)]
@@ -204,8 +323,7 @@ mod tests {
     #[test]
     fn a_key_of_an_epoch_that_passed_names_nothing() {
         let mut catalog = Catalog::default();
-        let (handle, left) = catalog.open(&spec("a"), 0).unwrap();
-        assert_eq!(left, None);
+        let handle = catalog.open(&spec("a"), 0);
         let old = catalog.get(handle).unwrap().clone();
         let key = BlockKey { namespace: old.id, hash: BlockHash([1; 16]) };
         let pool_key = catalog.pool_key(&key).unwrap();
@@ -213,36 +331,76 @@ mod tests {
         assert_eq!(catalog.pool_key(&key), None);
         assert_eq!(catalog.block_key(&pool_key), key, "tiers may still end what they were told of it");
         assert_eq!(catalog.any_pool_key(&key), Some(pool_key));
-        assert!(!catalog.is_live(old.space));
+        assert!(!catalog.is_live(old.space) && !catalog.has_one_space(catalog.get(handle).unwrap()));
+        catalog.forget_space(old.space);
+        assert_eq!(catalog.any_pool_key(&key), None);
+        assert!(catalog.has_one_space(catalog.get(handle).unwrap()));
     }
 
     #[test]
-    fn opening_again_moves_forward_and_never_back() {
+    fn an_epoch_moves_forward_and_never_back() {
         let mut catalog = Catalog::default();
-        let (handle, _) = catalog.open(&spec("a"), 2).unwrap();
-        assert_eq!(catalog.open(&spec("a"), 1).unwrap(), (handle, None));
-        assert!(catalog.open(&spec("a"), 5).unwrap().1.is_some());
+        let handle = catalog.open(&spec("a"), 2);
+        assert_eq!(catalog.follow(handle, 1, true).unwrap(), None);
+        assert!(catalog.follow(handle, 5, true).unwrap().is_some());
         assert_eq!(catalog.get(handle).unwrap().epoch, 5);
         assert!(catalog.enter(handle, 4).is_err());
-        assert_eq!(catalog.open(&spec("b"), 0).unwrap().0, handle + 1);
+        assert_eq!(catalog.open(&spec("b"), 0), handle + 1);
     }
 
     #[test]
     fn no_epoch_is_served_while_the_next_one_is_not_known() {
         let mut catalog = Catalog::default();
-        let (handle, _) = catalog.open(&spec("a"), 3).unwrap();
+        let handle = catalog.open(&spec("a"), 3);
         let is_an_epoch =
             |catalog: &Catalog| (0..20).any(|epoch| spec("a").id(epoch) == catalog.get(handle).unwrap().id);
         catalog.begin_advance(handle, NamespaceId([1; 16])).unwrap();
         assert!(!is_an_epoch(&catalog));
         // A look that another thread began earlier.
-        assert_eq!(catalog.open(&spec("a"), 6).unwrap(), (handle, None));
+        assert_eq!(catalog.follow(handle, 6, true).unwrap(), None);
         assert!(!is_an_epoch(&catalog));
         catalog.begin_advance(handle, NamespaceId([2; 16])).unwrap();
-        assert_eq!(catalog.end_advance(handle, 7).unwrap(), None, "another advance is under way");
+        assert_eq!(catalog.end_advance(handle, 7, true).unwrap(), None, "another advance is under way");
         assert!(!is_an_epoch(&catalog));
-        assert!(catalog.end_advance(handle, 5).unwrap().is_some());
+        assert!(catalog.end_advance(handle, 5, true).unwrap().is_some());
         let namespace = catalog.get(handle).unwrap();
         assert_eq!((namespace.id, namespace.epoch), (spec("a").id(7), 7));
+        assert!(!namespace.is_moving());
+    }
+
+    #[test]
+    fn an_advance_that_is_not_stored_moves_until_that_very_epoch_is() {
+        let mut catalog = Catalog::default();
+        let handle = catalog.open(&spec("a"), 0);
+        catalog.begin_advance(handle, NamespaceId([1; 16])).unwrap();
+        assert!(catalog.get(handle).unwrap().is_moving());
+        catalog.end_advance(handle, 4, false).unwrap();
+        for (epoch, stored, is_moving) in
+            [(3, true, true), (4, true, false), (4, false, true), (4, true, false), (5, false, true)]
+        {
+            catalog.follow(handle, epoch, stored).unwrap();
+            assert_eq!(catalog.get(handle).unwrap().is_moving(), is_moving, "epoch {epoch}, stored {stored}");
+        }
+    }
+
+    #[test]
+    fn a_forgotten_namespace_has_another_number_and_what_is_left_of_its_space() {
+        let mut catalog = Catalog::default();
+        let old = catalog.open(&spec("a"), 3);
+        let namespace = catalog.get(old).unwrap().clone();
+        let key = BlockKey { namespace: namespace.id, hash: BlockHash([1; 16]) };
+        assert_eq!(catalog.forget(old), Some((spec("a").root(), namespace.space)));
+        assert!(catalog.get(old).is_err() && catalog.pool_key(&key).is_none());
+        assert_eq!(catalog.block_key(&namespace.pool_key(key.hash)), key);
+        // What its tiers say now may be less than what the space's blocks went through.
+        let new = catalog.open(&spec("a"), 1);
+        assert!(new != old && catalog.get(old).is_err());
+        let again = catalog.get(new).unwrap();
+        assert_eq!((again.space, again.epoch), (namespace.space, 3));
+        assert_eq!((catalog.len(), catalog.spaces_len()), (1, 1));
+        catalog.forget(new);
+        catalog.forget_space(namespace.space);
+        let last = catalog.open(&spec("a"), 0);
+        assert_eq!(catalog.get(last).unwrap().epoch, 0, "nothing is left of it");
     }
 }

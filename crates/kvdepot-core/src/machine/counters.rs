@@ -41,6 +41,8 @@ pub struct Counters {
     pub claims_cut: u64,
     /// Claims ended because nobody polled them any more.
     pub claims_expired: u64,
+    /// Namespaces that nobody used, forgotten when others needed their place.
+    pub namespaces_forgotten: u64,
     /// Connections whose end gave back leases or half-written slots (P4).
     pub owners_ended_holding: u64,
     /// Failures by operation and kind.

@@ -117,7 +117,7 @@ pub struct Question {
 pub enum Job {
     /// A claim's next places.
     Claim(ClaimId),
-    /// The next slots of a namespace that was reset.
+    /// The next slots, some of them of namespaces that were reset or forgotten.
     Sweep,
     /// The next leases of a connection that ended.
     EndOwner(Owner),
@@ -158,15 +158,21 @@ pub enum Reserve {
 #[derive(Debug)]
 #[expect(missing_docs, reason = "fields are named for what they carry")]
 pub enum Request {
-    /// Makes a namespace known, at this epoch at least. Reply: `Namespace`.
+    /// Makes a namespace known, at this epoch at least; the owner, if it is not 0, uses it until it ends. Where too many are
+    /// known, one that nobody uses is forgotten for it. Reply: `Namespace`.
     OpenNamespace { spec: Arc<NamespaceSpec>, epoch: u32 },
+    /// The owner uses a namespace that is known, until it ends. Reply: `Namespace`.
+    UseNamespace { namespace: NamespaceHandle },
     /// Moves a namespace to an epoch, never back. Reply: `Namespace`.
     EnterEpoch { namespace: NamespaceHandle, epoch: u32 },
     /// Begins to move a namespace to an epoch that no tier had: from now on keys carry `provisional`, which no epoch has, so
     /// nothing old is served and nothing is served too early. Reply: `Namespace`.
     BeginAdvance { namespace: NamespaceHandle, provisional: NamespaceId },
-    /// Ends that, in at least this epoch. Reply: `Namespace`.
-    EndAdvance { namespace: NamespaceHandle, epoch: u32 },
+    /// Ends that, in at least this epoch. Until every tier has `stored` it, which a `FollowEpoch` may tell, the namespace is
+    /// not forgotten. Reply: `Namespace`.
+    EndAdvance { namespace: NamespaceHandle, epoch: u32, stored: bool },
+    /// Moves a namespace to at least this epoch, which every tier has `stored` or not yet. Reply: `Namespace`.
+    FollowEpoch { namespace: NamespaceHandle, epoch: u32, stored: bool },
     /// Slots for blocks about to be dumped; more than `runs_max` runs in all are refused. With an `id`, the namespace's keys
     /// must still carry it. Reply: `Slots`.
     Reserve {
@@ -306,10 +312,19 @@ pub struct Opened {
     pub spec: Arc<NamespaceSpec>,
 }
 
+/// A namespace that is not known any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Forgotten {
+    /// Its number, which no namespace will have again.
+    pub handle: NamespaceHandle,
+    /// What it is known by to tiers, which may let go of it.
+    pub root: NamespaceId,
+}
+
 /// What a request comes to. A request that fails as a whole is an error in its place.
 #[derive(Clone, Debug)]
 pub enum Reply {
-    /// To `OpenNamespace` and `EnterEpoch`.
+    /// To all requests about namespaces and epochs.
     Namespace(Opened),
     /// To `Reserve` and `Load`, one for each hash.
     Slots(Vec<Outcome>),
@@ -357,6 +372,8 @@ pub struct Effects {
     /// For the ledger, in this order; empty where none is kept. To be applied before the next step, and before replies and
     /// commands leave.
     pub proofs: Vec<Proof>,
+    /// Namespaces that are not known any more. To be applied before the next step, and before `namespaces`.
+    pub forgotten: Vec<Forgotten>,
     /// Namespaces whose epoch changed, or that are new. To be applied before the next step, and before replies leave.
     pub namespaces: Vec<Opened>,
     /// For the tiers, first in first out.

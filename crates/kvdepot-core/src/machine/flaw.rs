@@ -19,6 +19,14 @@ pub enum Flaw {
     HandOverFilling,
     /// The ledger is not told of blocks that are gone.
     RecordKept,
+    /// A namespace is given the number of one that was forgotten.
+    HandlesUsedAgain,
+    /// A namespace is forgotten although a tier has not stored its epoch.
+    ForgetUnstored,
+    /// A namespace is forgotten although something is under way in it.
+    ForgetWhileBusy,
+    /// A past epoch is forgotten although a tier has not ended a command of it.
+    ForgetSpaceEarly,
 }
 
 /// The mistake of a machine, if it has one.

@@ -19,6 +19,7 @@ use super::placement::{Placement, Placements};
 use super::pool::Pool;
 use super::queue::Queue;
 use super::slots::TierMask;
+use super::uses::Uses;
 
 pub(super) const fn bit(tier: TierIndex) -> TierMask {
     1 << tier
@@ -125,6 +126,8 @@ pub(crate) struct Flow {
     drains: Vec<(u64, Token)>,
     /// Requests whose removals have ended.
     removed: Vec<Token>,
+    /// Spaces of keys that wait for a tier.
+    pub(super) uses: Uses,
     pub(super) placements: Placements,
     pub(crate) pace: Pace,
     pub(crate) flaws: Flaws,
@@ -141,6 +144,7 @@ impl Flow {
             drain: 0,
             drains: Vec::new(),
             removed: Vec::new(),
+            uses: Uses::default(),
             placements: Placements::new(&vec![Placement::default(); tiers], true),
             pace: Pace::default(),
             flaws: Flaws::default(),
@@ -281,7 +285,7 @@ impl Flow {
         let writing = writing && !self.flaws.has(Flaw::NoTurnBehindWrite);
         self.set_next(key, Next::Nothing);
         if writing && !self.turns.contains_key(&key) {
-            self.turns.insert(key, Turn::new(Until::Written(slot)));
+            self.begin_turn(key, Turn::new(Until::Written(slot)));
         }
         pool.doom(slot);
     }
@@ -307,6 +311,12 @@ impl Flow {
         token.is_some()
     }
 
+    fn begin_turn(&mut self, key: PoolKey, turn: Turn) {
+        if self.turns.insert(key, turn).is_none() {
+            self.uses.hold(key.space);
+        }
+    }
+
     fn send_removal(
         &mut self,
         catalog: &Catalog,
@@ -322,7 +332,7 @@ impl Flow {
             out.commands.push(Command::Remove { tier, key: block_key });
         }
         let until = Until::Removed(self.tiers.len());
-        self.turns.insert(key, Turn { tokens: token.into_iter().collect(), ..Turn::new(until) });
+        self.begin_turn(key, Turn { tokens: token.into_iter().collect(), ..Turn::new(until) });
         token.is_some()
     }
 
@@ -340,6 +350,7 @@ impl Flow {
             *left -= 1;
             if *left == 0 {
                 self.predecessors.remove(&(key, tier));
+                self.uses.let_go(key.space);
             }
             return;
         }
@@ -354,6 +365,7 @@ impl Flow {
 
     fn end_turn(&mut self, pool: &mut Pool, catalog: &Catalog, key: PoolKey, out: &mut Effects) {
         let Some(turn) = self.turns.remove(&key) else { return };
+        self.uses.let_go(key.space);
         self.removed.extend(turn.tokens);
         match turn.next {
             Next::Nothing => {}
@@ -496,7 +508,11 @@ impl Flow {
             // What the tier has is the value before this one.
             Ok(Stored::AlreadyThere) if !self.flaws.has(Flaw::AlreadyThereIsStored) => {
                 out.commands.push(Command::Remove { tier, key: catalog.block_key(&key) });
-                *self.predecessors.entry((key, tier)).or_default() += 1;
+                let left = self.predecessors.entry((key, tier)).or_default();
+                *left += 1;
+                if *left == 1 {
+                    self.uses.hold(key.space);
+                }
             }
             Err(error) if error.kind() == ErrorKind::Busy => {}
             _ => return false,

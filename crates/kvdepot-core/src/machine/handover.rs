@@ -167,8 +167,9 @@ impl Machine {
 
     /// The namespaces that are handed over: what was fingerprinted, and the epoch.
     pub fn namespaces(&self) -> Vec<(std::sync::Arc<crate::key::NamespaceSpec>, u32, NamespaceId)> {
-        (0..self.catalog.len() as u32)
-            .filter_map(|handle| self.catalog.get(handle).ok())
+        self.catalog
+            .all()
+            .into_iter()
             .map(|namespace| (std::sync::Arc::clone(&namespace.spec), namespace.epoch, namespace.id))
             .collect()
     }

@@ -83,6 +83,7 @@ impl Loads {
         runs_max: usize,
         out: &mut Effects,
     ) {
+        rooms.pool.uses.hold(namespace.space);
         let mut load = Load {
             owner,
             wants: hashes.iter().map(|&hash| (namespace.pool_key(hash), Want::Unlocated)).collect(),
@@ -214,6 +215,7 @@ impl Loads {
 
     fn answer(&mut self, rooms: &mut Rooms<'_>, token: Token, late: ErrorKind, out: &mut Effects) {
         let Some(load) = self.map.remove(&token) else { return };
+        rooms.pool.uses.let_go(load.namespace.space);
         let mut outcomes = Vec::with_capacity(load.wants.len());
         for (_, want) in load.wants {
             let (outcome, missed) = match want {
@@ -248,9 +250,14 @@ impl Loads {
     }
 
     /// Forgets the loads of an owner that ended; its leases end with it.
-    pub(crate) fn end_owner(&mut self, owner: Owner, out: &mut Effects) {
-        let mut ended: Vec<Token> =
-            self.map.extract_if(|_, load| load.owner == owner).map(|(token, _)| token).collect();
+    pub(crate) fn end_owner(&mut self, pool: &mut Pool, owner: Owner, out: &mut Effects) {
+        let of_owner = self.map.extract_if(|_, load| load.owner == owner);
+        let mut ended: Vec<Token> = of_owner
+            .map(|(token, load)| {
+                pool.uses.let_go(load.namespace.space);
+                token
+            })
+            .collect();
         // A table's order differs from one run to the next.
         ended.sort_unstable();
         self.starved.retain(|token| !ended.contains(token));

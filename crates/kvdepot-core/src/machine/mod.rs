@@ -8,7 +8,7 @@
 //!         └─────────────┴──▶ catalog
 //! ```
 //!
-//! - *catalog*: namespaces and their epochs.
+//! - *catalog*: namespaces and their epochs; *users*: who uses which.
 //! - *pool*: slots, their space, leases, the order of eviction, and what every byte counts as.
 //! - *flow*: for each tier, queues of reads and writes and the order of what happens to one key.
 //! - *claims* and *loads*: what requests still need, woken by the arrival of a block or by room.
@@ -24,6 +24,7 @@ mod fetches;
 mod fills;
 mod flaw;
 mod flow;
+mod forgetting;
 mod handover;
 mod index;
 mod loads;
@@ -37,19 +38,24 @@ mod queue;
 mod removal;
 mod requests;
 mod slots;
+mod users;
+mod uses;
 
 use hashbrown::HashMap;
 
 use crate::error::Result;
+use crate::limits::NAMESPACES_MAX;
 
 use catalog::Catalog;
 use claims::Claims;
 use flaw::Flaws;
 use flow::Flow;
+use forgetting::Sweep;
 use loads::{Loads, Rooms};
 use names::SpaceId;
 use pool::Pool;
 use removal::Removal;
+use users::Users;
 
 pub use catalog::Namespace;
 pub use counters::Counters;
@@ -78,6 +84,8 @@ pub struct Gauges {
     pub dirty_blocks: u64,
     /// Namespaces known.
     pub namespaces: usize,
+    /// Epochs of namespaces that something is left of, those that hold now among them.
+    pub spaces: usize,
     /// Claims that have not ended.
     pub claims_open: usize,
     /// Claims that wait for room.
@@ -103,9 +111,14 @@ pub struct Machine {
     claims: Claims,
     loads: Loads,
     counters: Counters,
+    users: Users,
+    /// Most namespaces, and most that one owner may use.
+    namespaces_max: usize,
     removals: HashMap<Token, Removal>,
-    /// Spaces whose blocks are being doomed, and how far that is.
-    sweeps: Vec<(SpaceId, usize)>,
+    /// Slots that are still to be looked at for blocks of spaces that nobody can ask for, and where to go on.
+    sweep: Sweep,
+    /// Spaces that were left and that nothing may name any more.
+    left: Vec<SpaceId>,
     /// Whether the depot is to end.
     ending: bool,
     /// Whether the depot is handing its pool over: nothing new begins.
@@ -125,8 +138,11 @@ impl Machine {
             claims: Claims::default(),
             loads: Loads::default(),
             counters: Counters::default(),
+            users: Users::default(),
+            namespaces_max: NAMESPACES_MAX,
             removals: HashMap::new(),
-            sweeps: Vec::new(),
+            sweep: Sweep::default(),
+            left: Vec::new(),
             ending: false,
             frozen: false,
             now: 0,
@@ -150,6 +166,7 @@ impl Machine {
         self.flow.flaws = self.flaws;
         self.claims.flaws = self.flaws;
         self.pool.flaws = self.flaws;
+        self.catalog.flaws = self.flaws;
     }
 
     /// Leases given so far: a later lease has a larger number.
@@ -229,6 +246,7 @@ impl Machine {
             out.visible.push((self.catalog.block_key(&key), visible));
         }
         self.prove(&mut out.proofs);
+        self.forget_spaces();
     }
 
     /// Who waits for room, or for its turn, gets it.
@@ -267,10 +285,7 @@ impl Machine {
         out: &mut Effects,
     ) -> Result<Reply> {
         if let Some(space) = left {
-            if self.sweeps.is_empty() {
-                out.again.push(Job::Sweep);
-            }
-            self.sweeps.push((space, 0));
+            self.leave(space, out);
         }
         let Namespace { id, epoch, spec, .. } = self.catalog.get(handle)?.clone();
         let opened = Opened { handle, id, epoch, spec };
@@ -295,23 +310,10 @@ impl Machine {
         }
     }
 
-    /// Dooms the next blocks of a namespace that was reset.
-    fn sweep(&mut self, out: &mut Effects) {
-        let Some((space, from)) = self.sweeps.first().copied() else { return };
-        self.pool.doom_some(space, from, self.pace.sweep_slots);
-        if from + self.pace.sweep_slots < self.pool.numbers() {
-            self.sweeps[0].1 += self.pace.sweep_slots;
-        } else {
-            self.sweeps.remove(0);
-        }
-        if !self.sweeps.is_empty() {
-            out.again.push(Job::Sweep);
-        }
-    }
-
     /// Ends everything an owner holds (P4).
     fn owner_ended(&mut self, owner: Owner, out: &mut Effects) {
-        self.loads.end_owner(owner, out);
+        self.users.end_owner(owner);
+        self.loads.end_owner(&mut self.pool, owner, out);
         let (claims, mut rooms) = split(self);
         let claims = claims.end_owner(&mut rooms, owner, out);
         let (ended, all) = self.pool.end_owner(owner, self.pace.owner_leases);
@@ -361,6 +363,7 @@ impl Machine {
             pool_blocks: self.pool.blocks(),
             dirty_blocks: self.pool.dirty_blocks(),
             namespaces: self.catalog.len(),
+            spaces: self.catalog.spaces_len(),
             claims_open: self.claims.len(),
             claims_queued: self.claims.queued(),
             loads_open: self.loads.len(),
@@ -385,7 +388,7 @@ impl Machine {
                 self.pool.bytes()
             ));
         }
-        Ok(())
+        self.check_spaces()
     }
 }
 

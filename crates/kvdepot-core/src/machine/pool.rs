@@ -16,6 +16,7 @@ use super::index::Index;
 use super::names::{PoolKey, SpaceId};
 use super::proofs::{Change, Proofs};
 use super::slots::{Slot, Slots, Standing, TierMask};
+use super::uses::Uses;
 
 /// Space that the pool takes in use at a time, when it grows into memory that nobody has touched yet.
 pub const GROW_BYTES: u64 = 64 << 20;
@@ -101,6 +102,8 @@ pub(crate) struct Pool {
     touched: Vec<SlotId>,
     /// What the ledger is to be told.
     pub(crate) proofs: Proofs,
+    /// What names each space: slots, and the requests of claims and loads.
+    pub(super) uses: Uses,
     pub(crate) flaws: Flaws,
 }
 
@@ -132,6 +135,7 @@ impl Pool {
             now_s: 0,
             touched: Vec::new(),
             proofs: Proofs::default(),
+            uses: Uses::default(),
             flaws: Flaws::default(),
         }
     }
@@ -211,6 +215,9 @@ impl Pool {
         let out = change(slot);
         let (after, bytes, key) = (slot.standing(), slot.bytes(), slot.key);
         self.count(id, before, after, bytes, key);
+        if before.pinned != after.pinned {
+            self.uses.set_pinned(key.space, after.pinned);
+        }
         if before.listed != after.listed {
             debug_assert!(after.listed, "a sealed block stays sealed until it is freed");
             self.policy.insert(id, self.index.hash(&key));
@@ -399,6 +406,7 @@ impl Pool {
             return Err(full(self));
         };
         self.count(id, Standing::NONE, after, bytes, key);
+        self.uses.slot_came(key.space, after.pinned);
         if indexed {
             let before = self.index.insert(&self.slots, id);
             debug_assert!(before.is_none(), "the caller looked that the key is not there");
@@ -426,6 +434,7 @@ impl Pool {
             return None;
         };
         self.count(id, Standing::NONE, after, bytes, key);
+        self.uses.slot_came(key.space, after.pinned);
         if indexed {
             self.index.insert(&self.slots, id);
         }
@@ -467,6 +476,7 @@ impl Pool {
         let slot = self.slots.remove(id);
         let before = slot.standing();
         self.count(id, before, Standing::NONE, slot.bytes(), slot.key);
+        self.uses.slot_went(slot.key.space, before.pinned);
         if before.listed {
             self.policy.remove(id);
         }
@@ -605,13 +615,13 @@ impl Pool {
         (slots.len(), self.leases.count(owner) == 0)
     }
 
-    /// Dooms the blocks of a space among `count` slot numbers from `from` on. Which tiers' writes that calls off is
-    /// the flow's business: a doomed slot's queue entries name no block.
-    pub(crate) fn doom_some(&mut self, space: SpaceId, from: usize, count: usize) {
+    /// Dooms the blocks of spaces that have `passed` among `count` slot numbers from `from` on. Which tiers' writes that
+    /// calls off is the flow's business: a doomed slot's queue entries name no block.
+    pub(crate) fn doom_some(&mut self, from: usize, count: usize, passed: impl Fn(SpaceId) -> bool) {
         let end = (from + count).min(self.slots.numbers());
         for id in from..end {
             let id = id as SlotId;
-            if self.slots.get(id).is_some_and(|slot| slot.key.space == space) {
+            if self.slots.get(id).is_some_and(|slot| passed(slot.key.space)) {
                 self.doom(id);
             }
         }
@@ -646,5 +656,17 @@ impl Pool {
             used += bytes;
         }
         (held, used)
+    }
+
+    /// Slots of each space, and those of them that are pinned, counted anew. For tests.
+    #[cfg(any(test, feature = "model"))]
+    pub(crate) fn recount_spaces(&self) -> hashbrown::HashMap<SpaceId, (u32, u32)> {
+        let mut spaces: hashbrown::HashMap<SpaceId, (u32, u32)> = hashbrown::HashMap::new();
+        for slot in (0..self.slots.numbers()).filter_map(|id| self.slots.get(id as SlotId)) {
+            let counted = spaces.entry(slot.key.space).or_default();
+            counted.0 += 1;
+            counted.1 += u32::from(slot.standing().pinned);
+        }
+        spaces
     }
 }

@@ -13,7 +13,9 @@ const fn begins_something(request: &Request) -> bool {
     !matches!(
         request,
         Request::OpenNamespace { .. }
+            | Request::UseNamespace { .. }
             | Request::EnterEpoch { .. }
+            | Request::FollowEpoch { .. }
             | Request::BeginAdvance { .. }
             | Request::EndAdvance { .. }
             | Request::Commit { .. }
@@ -42,8 +44,29 @@ impl Machine {
         }
         let reply = match request {
             Request::OpenNamespace { spec, epoch } => {
-                let (handle, left) = self.catalog.open(&spec, epoch)?;
+                let (handle, left) = match self.catalog.find(&spec) {
+                    Some(handle) => {
+                        self.begin_use(owner, handle)?;
+                        let behind = self.catalog.get(handle)?.epoch < epoch;
+                        (handle, if behind { self.catalog.enter(handle, epoch)? } else { None })
+                    }
+                    None => {
+                        self.make_room(owner, out)?;
+                        let handle = self.catalog.open(&spec, epoch);
+                        self.users.came(handle);
+                        self.begin_use(owner, handle)?;
+                        (handle, None)
+                    }
+                };
                 self.namespace_moved(handle, left, out)?
+            }
+            Request::UseNamespace { namespace } => {
+                self.begin_use(owner, namespace)?;
+                self.namespace_moved(namespace, None, out)?
+            }
+            Request::FollowEpoch { namespace, epoch, stored } => {
+                let left = self.catalog.follow(namespace, epoch, stored)?;
+                self.namespace_moved(namespace, left, out)?
             }
             Request::EnterEpoch { namespace, epoch } => {
                 let left = self.catalog.enter(namespace, epoch)?;
@@ -53,11 +76,12 @@ impl Machine {
                 let left = self.catalog.begin_advance(namespace, provisional)?;
                 self.namespace_moved(namespace, Some(left), out)?
             }
-            Request::EndAdvance { namespace, epoch } => {
-                let left = self.catalog.end_advance(namespace, epoch)?;
+            Request::EndAdvance { namespace, epoch, stored } => {
+                let left = self.catalog.end_advance(namespace, epoch, stored)?;
                 self.namespace_moved(namespace, left, out)?
             }
             Request::Reserve { namespace, id, hashes, how, runs_max } => {
+                self.users.touch(namespace);
                 self.reserve(owner, namespace, id, &hashes, how, runs_max)?
             }
             Request::Commit { leases, shards, crc64 } => {
@@ -72,6 +96,7 @@ impl Machine {
                 Reply::Done
             }
             Request::Load { namespace, id, hashes, fetch_deadline, last, runs_max } => {
+                self.users.touch(namespace);
                 let namespace = self.catalog.get_as(namespace, id)?.clone();
                 let Self { catalog, pool, flow, counters, loads, .. } = self;
                 let mut rooms = Rooms { catalog, pool, flow, counters };
@@ -106,6 +131,8 @@ impl Machine {
             }
             Request::ClaimOpen { groups, hashes, skip, limit, deadline, patience } => {
                 let now = self.now;
+                let named = groups.iter().flat_map(|group| &group.namespaces);
+                named.for_each(|&namespace| self.users.touch(namespace));
                 let (claims, mut rooms) = split(self);
                 let open = Open { token, owner, groups, hashes, skip, limit, now, deadline, patience };
                 return claims.open(&mut rooms, open, out);

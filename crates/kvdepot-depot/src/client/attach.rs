@@ -18,6 +18,7 @@ use crate::client::spawn::Spawner;
 use crate::depot::Depot;
 use crate::message::{Hashes, NamespaceHandle, Request, Response};
 use crate::stats::Stats;
+use crate::user::User;
 
 /// Pauses between tries to attach.
 const RETRY_MIN: Duration = Duration::from_millis(20);
@@ -31,7 +32,7 @@ const IDLE_LANES_MAX: usize = 16;
 
 /// Where the depot is.
 pub(crate) enum Target {
-    Embedded(Depot),
+    Embedded(Depot, User),
     Socket { path: PathBuf, spawner: Option<Spawner> },
 }
 
@@ -71,7 +72,8 @@ impl Attachment {
     /// Attaches to a depot inside this process.
     pub fn embedded(depot: Depot) -> Result<Arc<Self>> {
         let (id, pool, config) = (depot.id(), depot.pool(), depot.config().clone());
-        let this = Self::new(Target::Embedded(depot), Duration::from_millis(config.timeout_ms));
+        let user = depot.user();
+        let this = Self::new(Target::Embedded(depot, user), Duration::from_millis(config.timeout_ms));
         let welcome = Welcome {
             depot: id,
             timeout_ms: config.timeout_ms,
@@ -131,7 +133,8 @@ impl Attachment {
 
     /// Whether calls reach a depot now.
     pub fn attached(&self) -> bool {
-        !matches!(&self.target, Target::Embedded(depot) if depot.is_dead()) && self.current.read().is_some()
+        !matches!(&self.target, Target::Embedded(depot, _) if depot.is_dead())
+            && self.current.read().is_some()
     }
 
     pub(crate) fn generation(&self) -> Result<Arc<Generation>> {
@@ -155,6 +158,11 @@ impl Attachment {
                     ErrorKind::Timeout | ErrorKind::Closed | ErrorKind::Unavailable
                 ) =>
             {
+                Ok(())
+            }
+            // Tried again in the background; until then all of it is a miss (P2).
+            Err(error) if error.kind() == ErrorKind::NoSpace => {
+                tracing::warn!("a namespace is not opened yet, its blocks are misses: {error}");
                 Ok(())
             }
             other => other.map(|_| ()),
@@ -191,7 +199,7 @@ impl Attachment {
             });
         }
         let lane = match &self.target {
-            Target::Embedded(depot) => Lane::embedded(depot.session()),
+            Target::Embedded(depot, user) => Lane::embedded(depot.session_of(user)),
             Target::Socket { path, .. } => match Lane::connect(path, Instant::now() + wait) {
                 Ok((lane, welcome, _)) if welcome.depot == generation.welcome.depot => lane,
                 Ok(_) => {
@@ -249,7 +257,7 @@ impl Attachment {
 
     /// The depot of this generation does not answer any more: every call is a miss until it, or another, does.
     pub(crate) fn lost(&self, generation: &Arc<Generation>, why: &str) {
-        if matches!(self.target, Target::Embedded(_)) || generation.lost.swap(true, Ordering::AcqRel) {
+        if matches!(self.target, Target::Embedded(..)) || generation.lost.swap(true, Ordering::AcqRel) {
             return;
         }
         let mut current = self.current.write();
@@ -432,6 +440,16 @@ impl Generation {
         claims || self.lanes.lock().first().is_some_and(Lane::hung_up)
     }
 
+    /// An answer to a request of these namespaces. Where the depot does not know one of them any more, all are opened anew in
+    /// the background; until then each is a miss.
+    fn checked(&self, named: &[NamespaceHandle], response: Response) -> Result<Response> {
+        response.into_result().inspect_err(|error| {
+            if error.kind() == ErrorKind::NotFound && !named.is_empty() {
+                self.handles.write().retain(|_, handle| !named.contains(handle));
+            }
+        })
+    }
+
     /// Asks on the lane of the claims, about the hashes `ahead` and those of the request; a lane out of step is dropped,
     /// and its claims' leases with it.
     pub(crate) fn ask_claims(
@@ -449,13 +467,15 @@ impl Generation {
         if claims.is_none() {
             *claims = attachment.lane(self, attachment.call_timeout)?.into_lane();
         }
+        let named = request.namespaces();
         let call = |lane: &mut Lane| {
             for hashes in ahead.chunks(BATCH_HASHES_MAX) {
                 lane.tell(Request::ClaimHashes { hashes: Hashes(hash_bytes(hashes).into()) }, deadline)?;
             }
             lane.call(request, deadline)
         };
-        attachment.call_on(self, &mut claims, call)?.into_result()
+        let response = attachment.call_on(self, &mut claims, call)?;
+        self.checked(&named, response)
     }
 }
 
@@ -471,8 +491,10 @@ pub(crate) struct LaneGuard {
 impl LaneGuard {
     /// Asks the depot; `Failed` answers come as errors and leave the lane in step.
     pub(crate) fn call(&mut self, request: Request<'_>, deadline: Instant) -> Result<Response> {
+        let named = request.namespaces();
         let call = |lane: &mut Lane| lane.call(request, deadline);
-        self.attachment.call_on(&self.generation, &mut self.lane, call)?.into_result()
+        let response = self.attachment.call_on(&self.generation, &mut self.lane, call)?;
+        self.generation.checked(&named, response)
     }
 
     /// As `call`, of a request that may wait for tiers: a depot that answers nobody is lost after `call_timeout`, not only
@@ -481,8 +503,10 @@ impl LaneGuard {
         let (attachment, generation) = (&self.attachment, &self.generation);
         let is_answering = || attachment.is_answering(generation);
         let patience = attachment.call_timeout;
+        let named = request.namespaces();
         let call = |lane: &mut Lane| lane.call_patiently(request, deadline, patience, is_answering);
-        attachment.call_on(generation, &mut self.lane, call)?.into_result()
+        let response = attachment.call_on(generation, &mut self.lane, call)?;
+        generation.checked(&named, response)
     }
 
     fn into_lane(mut self) -> Option<Lane> {

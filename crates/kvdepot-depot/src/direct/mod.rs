@@ -70,12 +70,13 @@ impl From<Opened> for OpenNamespace {
 impl Direct {
     /// Makes a namespace known; may wait for a tier's disk.
     pub fn open_namespace(&self, canonical: &str) -> Result<OpenNamespace> {
-        self.session.runner().open_namespace(canonical).map(OpenNamespace::from)
+        self.session.open_namespace(canonical).map(OpenNamespace::from)
     }
 
     /// Makes namespaces known, all at once; may wait for a tier's disk, and no longer than for one of them.
     pub fn open_namespaces(&self, canonical: &[String]) -> Result<Vec<OpenNamespace>> {
-        let opened = self.session.runner().open_namespaces(canonical)?;
+        let session = &self.session;
+        let opened = session.runner().open_namespaces(session.user(), canonical)?;
         Ok(opened.into_iter().map(OpenNamespace::from).collect())
     }
 
@@ -87,6 +88,7 @@ impl Direct {
                 "the namespace is not open here, or its epoch has passed: open it",
             )
         })?;
+        self.session.use_namespace(opened.handle);
         Ok(opened.into())
     }
 

@@ -14,8 +14,9 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use hashbrown::HashMap;
 use kvdepot_core::limits::NAMESPACES_MAX;
-use kvdepot_core::machine::{Opened, Proof, Whole};
+use kvdepot_core::machine::{NamespaceHandle, Opened, Proof, Whole};
 use kvdepot_core::{BlockKey, Result};
 use parking_lot::{Condvar, Mutex};
 
@@ -36,11 +37,46 @@ pub(crate) struct Ledger {
     words: SharedWords,
     salt: u64,
     records_max: usize,
+    numbers: Mutex<Numbers>,
     /// Blocks whose checksum is to be computed.
     wanted: Mutex<VecDeque<BlockKey>>,
     bell: Condvar,
     /// Blocks in the hands of the thread that computes checksums.
     in_hand: AtomicUsize,
+}
+
+/// Which place each namespace has: handles are not used again, places are.
+#[derive(Debug, Default)]
+struct Numbers {
+    by_handle: HashMap<NamespaceHandle, usize>,
+    free: Vec<usize>,
+    /// Places that were ever taken.
+    used: usize,
+}
+
+impl Numbers {
+    /// The place of a namespace, and whether it is taken now; none when there is no more.
+    fn of(&mut self, handle: NamespaceHandle) -> Option<(usize, bool)> {
+        if let Some(&number) = self.by_handle.get(&handle) {
+            return Some((number, false));
+        }
+        let number = match self.free.pop() {
+            Some(number) => number,
+            None if self.used < NAMESPACES_MAX => {
+                self.used += 1;
+                self.used - 1
+            }
+            None => return None,
+        };
+        self.by_handle.insert(handle, number);
+        Some((number, true))
+    }
+
+    fn free(&mut self, handle: NamespaceHandle) -> Option<usize> {
+        let number = self.by_handle.remove(&handle)?;
+        self.free.push(number);
+        Some(number)
+    }
 }
 
 impl Ledger {
@@ -52,6 +88,7 @@ impl Ledger {
             words,
             salt: random(),
             records_max,
+            numbers: Mutex::default(),
             wanted: Mutex::default(),
             bell: Condvar::new(),
             in_hand: AtomicUsize::new(0),
@@ -83,13 +120,10 @@ impl Ledger {
 
     /// A namespace is new, or in another epoch. To be called before anybody learns of it.
     pub(crate) fn opened(&self, opened: &Opened) {
-        let number = opened.handle as usize;
-        if number >= NAMESPACES_MAX {
-            return;
-        }
+        let mut numbers = self.numbers.lock();
+        let Some((number, is_new)) = numbers.of(opened.handle) else { return };
         let at = namespace_at(number);
-        let known = self.words.words()[HEAD_NAMESPACES].load(Ordering::Relaxed) as usize;
-        if number >= known {
+        if is_new {
             let text = opened.spec.canonical().as_bytes();
             let words: Vec<u64> = text
                 .chunks(8)
@@ -101,11 +135,18 @@ impl Ledger {
                 .collect();
             words.iter().enumerate().for_each(|(n, &word)| self.set(at + NAMESPACE_TEXT + n, word));
             self.set(at + NAMESPACE_BYTES, text.len() as u64);
-            self.set(at + NAMESPACE_CHECKSUM, text_checksum(self.salt, number, text.len(), &words));
             self.set(at + NAMESPACE_EPOCH, epoch_word(self.salt, number, opened.epoch));
-            self.set(HEAD_NAMESPACES, number as u64 + 1);
+            self.set(at + NAMESPACE_CHECKSUM, text_checksum(self.salt, number, text.len(), &words));
+            self.set(HEAD_NAMESPACES, numbers.used as u64);
         } else {
             self.set(at + NAMESPACE_EPOCH, epoch_word(self.salt, number, opened.epoch));
+        }
+    }
+
+    /// A namespace is not known any more: its place is another one's. To be called before that one is opened.
+    pub(crate) fn forgotten(&self, handle: NamespaceHandle) {
+        if let Some(number) = self.numbers.lock().free(handle) {
+            self.set(namespace_at(number) + NAMESPACE_CHECKSUM, 0);
         }
     }
 

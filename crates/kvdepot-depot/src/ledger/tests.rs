@@ -108,3 +108,26 @@ fn every_page_belongs_to_one_block_or_to_a_gap() {
     let gaps: Vec<(u64, u64)> = gaps.iter().map(|run| (run.offset / 4096, run.len / 4096)).collect();
     assert_eq!(gaps, [(2, 6), (9, 1)]);
 }
+
+#[test]
+fn more_namespaces_than_there_are_places_take_turns() {
+    let ledger = Ledger::create(POOL).unwrap();
+    let layout = BlockLayout::uniform(1, &[4096]).unwrap();
+    let opened = |handle: u64, epoch| {
+        let spec = NamespaceSpec::new(&format!("{{\"model\":\"{handle}\"}}"), layout.clone()).unwrap();
+        Opened { handle, id: spec.id(epoch), epoch, spec: Arc::new(spec) }
+    };
+    let places = NAMESPACES_MAX as u64;
+    (0..places).for_each(|handle| ledger.opened(&opened(handle, 0)));
+    ledger.opened(&opened(places, 0));
+    assert_eq!(left(&ledger).unwrap().namespaces().len(), NAMESPACES_MAX, "there is no place for one more");
+    ledger.forgotten(7);
+    assert_eq!(left(&ledger).unwrap().namespaces().len(), NAMESPACES_MAX - 1);
+    ledger.opened(&opened(places + 1, 5));
+    let namespaces = left(&ledger).unwrap().namespaces();
+    let named = |handle: u64, epoch: u32| (opened(handle, epoch).spec.canonical().to_owned(), epoch);
+    assert!(
+        namespaces.contains(&named(places + 1, 5)) && !namespaces.iter().any(|one| one.0 == named(7, 0).0)
+    );
+    ledger.close();
+}

@@ -162,3 +162,23 @@ pub(super) fn an_epoch_only_grows(tier: Arc<dyn Tier>) {
     other.write_all(1);
     assert!(other.read_is_right(0) && bench.read_is_right(0));
 }
+
+pub(super) fn closed_and_opened_again_all_is_there(tier: Arc<dyn Tier>) {
+    let mut bench = Bench::new(tier);
+    bench.epoch = bench.tier.advance_and_wait(&bench.spec, bench.epoch + 2).expect("a new epoch");
+    bench.write_all(10);
+    bench.drain();
+    let usage = bench.tier.usage();
+    for _ in 0..2 {
+        // Also one that is closed already.
+        bench.tier.close_namespace(bench.spec.root());
+    }
+    assert_eq!(bench.tier.open_and_wait(&bench.spec, 0).expect("opened again"), bench.epoch);
+    assert_eq!(bench.probe(bench.keys(11)).expect("a probe"), 10);
+    assert!((0..10).all(|n| bench.read_is_right(n)));
+    assert_eq!(bench.tier.usage(), usage, "what is stored stays, and counts");
+    bench.tier.close_namespace(bench.spec.root());
+    let next = bench.tier.advance_and_wait(&bench.spec, 0).expect("a reset of what is closed");
+    assert!(next > bench.epoch);
+    assert!(bench.read(0).is_err(), "an old epoch's block");
+}

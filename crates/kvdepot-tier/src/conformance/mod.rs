@@ -32,6 +32,7 @@ pub fn check(make: &dyn Fn() -> Arc<dyn Tier>) {
     batches::removed_means_not_found_and_free_to_write(make());
     batches::many_namespaces_open_and_advance_at_once(make());
     batches::an_advance_hides_what_was_before_it_is_done(make());
+    basics::closed_and_opened_again_all_is_there(make());
     shapes::blocks_of_every_size(make());
     shapes::slots_of_several_runs(make());
     shapes::many_shards(make());

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use hashbrown::HashMap;
-use kvdepot_core::limits::NAMESPACES_MAX;
+use kvdepot_core::limits::NAMESPACES_STORED_MAX;
 use kvdepot_core::{BlockHash, Error, ErrorKind, NamespaceId, Result};
 use kvdepot_io::checksum::crc64;
 use kvdepot_io::{Device, DeviceFile, IoBuf, SlotBuf};
@@ -30,6 +30,7 @@ const END_BYTES: usize = PIECE_HEAD_BYTES + 8;
 const PIECE_ENTRIES_MAX: usize = 8192;
 /// Bytes read or written at a time: the longest header and the longest piece fit.
 const WINDOW_BYTES: usize = 1 << 20;
+const _: () = assert!(HEADER_BYTES + NAMESPACES_STORED_MAX * NAMESPACE_BYTES <= WINDOW_BYTES);
 /// Blocks indexed or evicted since the last checkpoint, as a part of all, that make the next worth writing.
 const CHANGED_PART: u64 = 64;
 
@@ -177,8 +178,8 @@ impl Input {
             return Err(Error::new(ErrorKind::Version, "a checkpoint is not one of this version"));
         }
         let count = u32_at(&window, 12) as usize;
-        let bytes = HEADER_BYTES + count.min(NAMESPACES_MAX) * NAMESPACE_BYTES;
-        if count > NAMESPACES_MAX || window.len() < bytes || !is_intact(&window[..bytes], 32) {
+        let bytes = HEADER_BYTES + count.min(NAMESPACES_STORED_MAX) * NAMESPACE_BYTES;
+        if count > NAMESPACES_STORED_MAX || window.len() < bytes || !is_intact(&window[..bytes], 32) {
             return Err(torn());
         }
         self.offset = bytes as u64;

@@ -280,6 +280,10 @@ impl Tier for PosixTier {
         self.opening(spec, at_least, deadline, done).advance();
     }
 
+    /// The index stays: the cap counts what lies on the disk, whoever asks for it (P5), and an advance that is not stored
+    /// is still tried.
+    fn close_namespace(&self, _root: NamespaceId) {}
+
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
         out.clear();
         for keys in keys.chunks(PIECE) {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hashbrown::{HashMap, HashSet};
-use kvdepot_core::limits::{EPOCH_RETRY_MS, NAMESPACES_MAX, NAMESPACES_OPENING_MAX};
+use kvdepot_core::limits::{EPOCH_RETRY_MS, NAMESPACES_OPENING_MAX, NAMESPACES_STORED_MAX};
 use kvdepot_core::{Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
 use parking_lot::{Condvar, Mutex};
 
@@ -209,10 +209,12 @@ impl Shared {
 
     fn admit_root(&self, root: NamespaceId) -> Result<()> {
         let state = self.lock();
-        if state.roots.len() >= NAMESPACES_MAX && !state.roots.contains_key(&root) {
-            return Err(
-                Error::new(ErrorKind::NoSpace, "too many namespaces").with("namespaces_max", NAMESPACES_MAX)
-            );
+        if state.roots.len() >= NAMESPACES_STORED_MAX && !state.roots.contains_key(&root) {
+            return Err(Error::new(
+                ErrorKind::NoSpace,
+                "the tier's directories hold too many namespaces: remove those of models that are not served any more",
+            )
+            .with("namespaces_max", NAMESPACES_STORED_MAX));
         }
         Ok(())
     }

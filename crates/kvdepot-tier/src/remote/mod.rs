@@ -242,6 +242,13 @@ impl Tier for RemoteTier {
         }
     }
 
+    fn close_namespace(&self, root: NamespaceId) {
+        let closed = self.shared.spaces.lock().close(root);
+        if let Some(id) = closed {
+            self.shared.known.lock().forget_namespace(id);
+        }
+    }
+
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
         let healths: Vec<Health> = self.servers.iter().map(|server| server.health()).collect();
         let now = Instant::now();

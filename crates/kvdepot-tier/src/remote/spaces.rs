@@ -10,6 +10,8 @@ use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Resul
 pub(super) struct Space {
     pub(super) spec: Arc<NamespaceSpec>,
     pub(super) epoch: u32,
+    /// Whether a server may not know of the epoch: it is told when it comes back.
+    pub(super) untold: bool,
 }
 
 impl Space {
@@ -48,13 +50,31 @@ impl Spaces {
     /// Enters a namespace, or moves it to another epoch: the id that keys carried before, when it has changed.
     pub(super) fn enter(&mut self, spec: &Arc<NamespaceSpec>, epoch: u32) -> Option<NamespaceId> {
         let (root, id) = (spec.root(), spec.id(epoch));
-        let before = self.by_root.insert(root, Space { spec: Arc::clone(spec), epoch });
+        let untold = self.by_root.get(&root).is_some_and(|space| space.untold);
+        let before = self.by_root.insert(root, Space { spec: Arc::clone(spec), epoch, untold });
         let old = before.map(|space| space.spec.id(space.epoch)).filter(|old| *old != id);
         if let Some(old) = old {
             self.current.remove(&old);
         }
         self.current.insert(id, root);
         old
+    }
+
+    /// Notes whether all servers were told of a namespace's epoch.
+    pub(super) fn told(&mut self, spec: &NamespaceSpec, epoch: u32, told: bool) {
+        if let Some(space) = self.by_root.get_mut(&spec.root()).filter(|space| space.epoch == epoch) {
+            // Nothing is told of the first epoch: no server has any before it.
+            space.untold = !told && epoch > 0;
+        }
+    }
+
+    /// Forgets a namespace, unless a server is to be told of its epoch: what its keys carried.
+    pub(super) fn close(&mut self, root: NamespaceId) -> Option<NamespaceId> {
+        let space = self.by_root.get(&root).filter(|space| !space.untold)?;
+        let id = space.spec.id(space.epoch);
+        self.by_root.remove(&root);
+        self.current.remove(&id);
+        Some(id)
     }
 
     pub(super) fn all(&self) -> Vec<Space> {

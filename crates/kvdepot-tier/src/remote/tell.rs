@@ -173,7 +173,8 @@ impl Everyone {
         let opened = self.ask_opened(spec, phase_end(self.shared.config.timeout, deadline));
         // Somebody may have gone further meanwhile.
         let epoch = self.enter_at_least(spec, newest(&opened).max(before));
-        let _ = self.move_behind(spec, epoch, &opened, deadline);
+        let told = self.move_behind(spec, epoch, &opened, deadline).0.is_ok();
+        self.shared.spaces.lock().told(spec, epoch, told);
         self.shared.spaces.lock().epoch(spec).unwrap_or(epoch)
     }
 
@@ -207,6 +208,7 @@ impl Everyone {
                 break;
             }
         }
+        self.shared.spaces.lock().told(&spec, epoch, outcome.is_ok());
         outcome.map(|()| epoch)
     }
 

@@ -152,6 +152,11 @@ pub(super) struct Claim {
 }
 
 impl Claim {
+    /// The space of each rank of each group.
+    pub(super) fn all_spaces(&self) -> impl Iterator<Item = SpaceId> + '_ {
+        self.groups.iter().flat_map(|group| group.spaces.iter().copied())
+    }
+
     pub(super) fn shapes(&self) -> Vec<GroupShape> {
         self.groups.iter().map(|group| group.shape).collect()
     }

@@ -27,6 +27,7 @@ use super::event::{ClaimGroup, ClaimId, Effects, Job, Location, Nanos, Owner, Pr
 use super::flaw::Flaws;
 use super::loads::Rooms;
 use super::pace::Pace;
+use super::pool::Pool;
 use claim::{Claim, Group, Known, Phase};
 
 /// All claims, and those that wait for room, in order.
@@ -79,6 +80,7 @@ impl Claims {
         }
         let (token, owner) = (open.token, open.owner);
         let mut claim = new_claim(rooms, self.next, open)?;
+        claim.all_spaces().for_each(|space| rooms.pool.uses.hold(space));
         let id = claim.id;
         claim.look_at = claim.due();
         self.next += 1;
@@ -132,7 +134,8 @@ impl Claims {
         self.map.insert(claim.id, claim);
     }
 
-    fn forget(&mut self, claim: &Claim) {
+    fn forget(&mut self, pool: &mut Pool, claim: &Claim) {
+        claim.all_spaces().for_each(|space| pool.uses.let_go(space));
         self.due.remove(&(claim.look_at, claim.id));
         self.promised -= claim.promised;
         if let Some(claims) = self.owners.get_mut(&claim.owner) {
@@ -287,7 +290,7 @@ impl Claims {
             out.again.push(Job::Claim(claim.id));
             self.map.insert(claim.id, claim);
         } else {
-            self.forget(&claim);
+            self.forget(rooms.pool, &claim);
         }
     }
 

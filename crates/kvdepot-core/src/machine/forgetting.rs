@@ -1,0 +1,175 @@
+//! Forgetting: epochs that have passed, as soon as nothing is left of them, and namespaces that nobody uses, when others
+//! need their place.
+//!
+//! A namespace is *idle* when it has no user, its epoch does not move and is stored in every tier, and no request, no tier
+//! and no client has anything under way in it; its blocks are all in the tiers that are to have them. Only an idle one is
+//! forgotten, the one that was used least recently first. Its blocks leave the pool in bounded pieces.
+
+use super::Machine;
+use super::catalog::{Namespace, NamespaceHandle};
+use super::event::{Effects, Forgotten, Job, Owner};
+use super::flaw::Flaw;
+use super::names::SpaceId;
+use crate::error::{Error, ErrorKind, Result};
+
+/// Requests of the depot itself, which uses no namespace.
+const NOBODY: Owner = 0;
+
+/// A walk over the slots in search of blocks that nobody can ask for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sweep {
+    /// Where it goes on, while there is one.
+    at: Option<usize>,
+    /// Whether another space was left since it began: then another walk follows.
+    again: bool,
+}
+
+impl Machine {
+    /// Lets the machine know no more than `namespaces_max` namespaces at a time; half of them for one owner. To be called
+    /// before the first event.
+    #[must_use]
+    pub fn with_namespaces_max(mut self, namespaces_max: usize) -> Self {
+        self.namespaces_max = namespaces_max;
+        self
+    }
+
+    /// An owner uses a namespace from now on.
+    pub(super) fn begin_use(&mut self, owner: Owner, handle: NamespaceHandle) -> Result<()> {
+        self.catalog.get(handle)?;
+        if owner != NOBODY {
+            self.users.may_use(owner, Some(handle), self.namespaces_per_owner_max())?;
+            self.users.begin(owner, handle);
+        }
+        Ok(())
+    }
+
+    const fn namespaces_per_owner_max(&self) -> usize {
+        self.namespaces_max.div_ceil(2)
+    }
+
+    /// Makes room for a namespace that `owner` would open.
+    pub(super) fn make_room(&mut self, owner: Owner, out: &mut Effects) -> Result<()> {
+        if let Some(handle) = self.whose_place(owner)? {
+            self.forget_namespace(handle, out);
+        }
+        Ok(())
+    }
+
+    /// Whether `owner` may open a namespace that is not known, and why not.
+    pub fn may_open(&self, owner: Owner) -> Result<()> {
+        self.whose_place(owner).map(drop)
+    }
+
+    /// The namespace that is to be forgotten for a new one of `owner`, if any must be.
+    fn whose_place(&self, owner: Owner) -> Result<Option<NamespaceHandle>> {
+        if owner != NOBODY {
+            self.users.may_use(owner, None, self.namespaces_per_owner_max())?;
+        }
+        if self.catalog.len() < self.namespaces_max {
+            return Ok(None);
+        }
+        let idle =
+            |handle: &NamespaceHandle| self.catalog.get(*handle).is_ok_and(|known| self.is_idle(known));
+        match self.users.unused().find(idle) {
+            // What is handed over was counted already.
+            Some(_) if self.frozen => Err(Error::new(
+                ErrorKind::Unavailable,
+                "the depot is handing its pool over to another one, which will answer in a moment",
+            )),
+            Some(handle) => Ok(Some(handle)),
+            None => Err(Error::new(
+                ErrorKind::NoSpace,
+                "every namespace that the depot knows is in use, or not written to its tiers yet: end clients of models \
+                 and layouts that are not served any more, or start another depot for some",
+            )
+            .with("namespaces_max", self.namespaces_max)
+            .with("namespaces_without_clients", self.users.unused().count())),
+        }
+    }
+
+    /// See the module.
+    fn is_idle(&self, namespace: &Namespace) -> bool {
+        let writing = !self.pool.uses.is_idle(namespace.space) || !self.flow.uses.is_unused(namespace.space);
+        (!namespace.is_moving() || self.flaws.has(Flaw::ForgetUnstored))
+            && self.catalog.has_one_space(namespace)
+            && (!writing || self.flaws.has(Flaw::ForgetWhileBusy))
+    }
+
+    fn forget_namespace(&mut self, handle: NamespaceHandle, out: &mut Effects) {
+        self.users.went(handle);
+        if let Some((root, space)) = self.catalog.forget(handle) {
+            self.counters.namespaces_forgotten += 1;
+            out.forgotten.push(Forgotten { handle, root });
+            self.leave(space, out);
+        }
+    }
+
+    /// A namespace has left a space: what is in it goes, in pieces.
+    pub(super) fn leave(&mut self, space: SpaceId, out: &mut Effects) {
+        self.left.push(space);
+        if self.pool.uses.has_slots(space) {
+            self.sweep.again = self.sweep.at.is_some();
+            if !self.sweep.again {
+                self.sweep.at = Some(0);
+                out.again.push(Job::Sweep);
+            }
+        }
+    }
+
+    /// Looks at the next slots for blocks that nobody can ask for.
+    pub(super) fn sweep(&mut self, out: &mut Effects) {
+        let Some(at) = self.sweep.at else { return };
+        let (catalog, count) = (&self.catalog, self.pace.sweep_slots);
+        self.pool.doom_some(at, count, |space| !catalog.is_live(space));
+        self.sweep.at = match at + count {
+            next if next < self.pool.numbers() => Some(next),
+            _ => std::mem::take(&mut self.sweep.again).then_some(0),
+        };
+        if self.sweep.at.is_some() {
+            out.again.push(Job::Sweep);
+        }
+    }
+
+    /// Forgets spaces that were left and that nothing names any more: no slot, no request, no turn of a key. A tier that has
+    /// not ended a command of such a space keeps a slot or a turn there.
+    pub(super) fn forget_spaces(&mut self) {
+        let Self { left, pool, flow, catalog, .. } = self;
+        left.append(&mut pool.uses.take_unused());
+        left.append(&mut flow.uses.take_unused());
+        for space in left.drain(..) {
+            let in_flow = !flow.uses.is_unused(space) && !flow.flaws.has(Flaw::ForgetSpaceEarly);
+            if !catalog.is_live(space) && pool.uses.is_unused(space) && !in_flow {
+                catalog.forget_space(space);
+            }
+        }
+    }
+
+    /// What is counted of spaces is what there is, and what is named is known: for tests.
+    #[cfg(any(test, feature = "model"))]
+    pub(super) fn check_spaces(&self) -> std::result::Result<(), String> {
+        let slots = self.pool.recount_spaces();
+        for (space, count, pinned) in self.pool.uses.all() {
+            let found = slots.get(&space).copied().unwrap_or_default();
+            if found != (count, pinned) {
+                return Err(format!("{space:?} counts {count} slots, {pinned} pinned; there are {found:?}"));
+            }
+            if !self.catalog.knows(space) && space != SpaceId(0) {
+                return Err(format!("{space:?} is forgotten, and {count} slots name it"));
+            }
+        }
+        if let Some((space, _)) = slots.iter().find(|(space, _)| !self.pool.uses.has_slots(**space)) {
+            return Err(format!("slots of {space:?} are not counted"));
+        }
+        if let Some((space, ..)) = self.flow.uses.all().find(|(space, ..)| !self.catalog.knows(*space)) {
+            return Err(format!("{space:?} is forgotten, and a tier has not ended a command of it"));
+        }
+        let (namespaces, uses) = self.users.len();
+        if namespaces != self.catalog.len() {
+            return Err(format!(
+                "{namespaces} namespaces may have users ({uses}), of {}",
+                self.catalog.len()
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,29 @@
+//! Which connections are of one process: they share what a client may have of a depot's namespaces, and what one of them
+//! has opened stays open for the others.
+
+use std::collections::HashMap;
+
+use kvdepot_depot::{Depot, Session, User, WeakUser};
+use parking_lot::Mutex;
+use rustix::process::Pid;
+
+/// Processes that have connections.
+#[derive(Debug, Default)]
+pub(crate) struct Users(Mutex<HashMap<Pid, WeakUser>>);
+
+impl Users {
+    /// A session of a process; one of its own where no process is known.
+    pub(crate) fn session(&self, depot: &Depot, process: Option<Pid>) -> Session {
+        let Some(process) = process else { return depot.session() };
+        let mut users = self.0.lock();
+        if let Some(user) = users.get(&process).and_then(WeakUser::upgrade) {
+            drop(users);
+            return depot.session_of(&user);
+        }
+        users.retain(|_, user| user.upgrade().is_some());
+        let user: User = depot.user();
+        users.insert(process, user.downgrade());
+        drop(users);
+        depot.session_of(&user)
+    }
+}

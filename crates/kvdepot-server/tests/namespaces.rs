@@ -1,0 +1,62 @@
+//! Namespaces at the local door: the connections of a process share what one client may have, and give it back with the last
+//! of them. P7.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{Served, config, spec};
+use kvdepot_core::BlockLayout;
+use kvdepot_core::limits::NAMESPACES_MAX;
+use kvdepot_depot::message::{HELLO_MAGIC, PROTOCOL_VERSION, Request, Response, decode, encode};
+use kvdepot_depot::seqpacket::{FrameBuffer, SeqPacket};
+
+/// A hang of the test itself, not a measure of speed.
+const HANG: Duration = Duration::from_secs(60);
+
+fn say(socket: &mut SeqPacket, request: &Request<'_>) -> Response {
+    socket.send(&encode(1, request).unwrap(), None).unwrap();
+    let mut buffer = FrameBuffer::default();
+    socket.recv(&mut buffer, Some(Instant::now() + HANG)).unwrap();
+    decode::<Response>(&buffer).unwrap().1
+}
+
+fn connect(served: &Served) -> SeqPacket {
+    let mut socket = SeqPacket::connect(&served.socket).unwrap();
+    let hello = Request::Hello { magic: HELLO_MAGIC, version: PROTOCOL_VERSION, pid: 1 };
+    assert!(matches!(say(&mut socket, &hello), Response::Welcome { .. }));
+    socket
+}
+
+fn open(socket: &mut SeqPacket, name: usize) -> Response {
+    let spec = spec(&name.to_string(), BlockLayout::uniform(1, &[4096]).unwrap());
+    say(socket, &Request::OpenNamespace { canonical: spec.canonical().into() })
+}
+
+#[test]
+fn the_connections_of_a_process_share_what_one_client_may_have() {
+    let served = Served::start(config(4 << 20, serde_json::json!({})));
+    drop(served.attach());
+    let mut sockets = [connect(&served), connect(&served)];
+    let refused = (0..NAMESPACES_MAX).find(|&name| match open(&mut sockets[name % 2], name) {
+        Response::Failed { kind, message } => {
+            assert!(kind == "no_space" && message.contains("namespaces_per_client_max=2048"), "{message}");
+            true
+        }
+        _ => false,
+    });
+    assert_eq!(refused, Some(NAMESPACES_MAX / 2));
+    drop(sockets);
+    // The depot hears of the end of the last one a moment later.
+    let end = Instant::now() + HANG;
+    loop {
+        let mut socket = connect(&served);
+        if matches!(open(&mut socket, 9_999), Response::Namespace { .. }) {
+            break;
+        }
+        drop(socket);
+        assert!(Instant::now() < end, "the share does not come back");
+        std::thread::yield_now();
+    }
+}

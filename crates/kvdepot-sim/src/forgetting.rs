@@ -1,0 +1,279 @@
+//! Namespaces that come and go: more than the depot may know at a time, clients that open them, and resets that tiers store
+//! late.
+
+use std::sync::Arc;
+
+use kvdepot_core::machine::{Command, NamespaceHandle, Request, Reserve};
+use kvdepot_core::{BlockHash, BlockKey, LeaseId, NamespaceId};
+
+use crate::client::Wish;
+use crate::fail::{Fail, Rule, fail};
+use crate::handover::NO_LEASE;
+use crate::plan::Feature;
+use crate::replies::Asked;
+use crate::running::Work;
+use crate::specs;
+use crate::world::World;
+
+/// A number of no namespace.
+pub(crate) const NO_HANDLE: NamespaceHandle = NamespaceHandle::MAX;
+
+impl World {
+    /// Namespaces of the run.
+    pub(crate) fn namespaces(&self) -> usize {
+        if self.has(Feature::Forgetting) { specs::all().len() } else { specs::LASTING }
+    }
+
+    /// Namespaces that the depot may know at a time.
+    pub(crate) fn namespaces_max(&self) -> usize {
+        if self.has(Feature::Forgetting) { self.plan.shape.namespaces_max } else { specs::LASTING }
+    }
+
+    /// A namespace of blocks, not of values.
+    pub(crate) fn space_of_blocks(&mut self) -> usize {
+        if self.has(Feature::Forgetting) && self.rng.chance(25) {
+            return self.rng.between(specs::LASTING, specs::all().len() - 1);
+        }
+        self.rng.below(specs::VALUES)
+    }
+
+    /// Has the depot know a namespace; whether it does. Mostly it is opened where it is not known.
+    pub(crate) fn know(&mut self, client: Option<usize>, space: usize) -> Result<bool, Fail> {
+        if !self.spaces[space].known && self.rng.chance(70) {
+            self.open(client, space)?;
+        }
+        Ok(self.spaces[space].known)
+    }
+
+    /// A client opens a namespace, or the depot itself does. The depot may refuse it.
+    pub(crate) fn open(&mut self, client: Option<usize>, number: usize) -> Result<(), Fail> {
+        let (spec, was_known) = (&specs::all()[number], self.spaces[number].known);
+        let stored = self.tiers.iter().map(|tier| tier.epoch(spec.root())).max().unwrap_or(0);
+        // A namespace that is known is opened by its number.
+        let request = match was_known && self.rng.chance(50) {
+            true => Request::UseNamespace { namespace: self.spaces[number].handle },
+            false => Request::OpenNamespace { spec: Arc::clone(spec), epoch: stored },
+        };
+        self.opened.clear();
+        let leases = self.machine.leases_granted();
+        self.request_of(client, request, Asked::Use)?;
+        let Some(opened) = self.opened.pop() else { return Ok(()) };
+        let space = &mut self.spaces[number];
+        if !self.tiers.is_empty() && opened.epoch < space.epoch {
+            return fail(
+                Rule::Stale,
+                format!("epoch {} is over, and {} came back with its namespace", space.epoch, opened.epoch),
+            );
+        }
+        if opened.id != space.id {
+            // Without a tier the epochs begin anew: what was in them before is gone.
+            if self.tiers.is_empty() {
+                self.model.forget_namespace(opened.id, leases);
+            }
+            let id = std::mem::replace(&mut space.id, opened.id);
+            space.earlier.push(id);
+            space.earlier.retain(|&id| id != opened.id);
+            space.leases_before = leases;
+        }
+        (space.handle, space.epoch, space.known) = (opened.handle, opened.epoch, true);
+        if let Some(client) = client {
+            self.clients[client].uses.insert(number);
+            if self.clients[client].uses.len() > self.share() {
+                return fail(Rule::Caps, "a client uses more namespaces than its share");
+            }
+        }
+        if !was_known {
+            self.reached.insert("opened again");
+        }
+        Ok(())
+    }
+
+    /// Namespaces that one client may use.
+    fn share(&self) -> usize {
+        if self.has(Feature::Forgetting) { self.namespaces_max().div_ceil(2) } else { usize::MAX }
+    }
+
+    /// The depot would not let a client open a namespace.
+    pub(crate) fn use_refused(&self, client: Option<usize>) -> Result<(), Fail> {
+        let greedy = client.is_some_and(|client| self.clients[client].uses.len() >= self.share());
+        if greedy || self.machine.gauges().namespaces >= self.namespaces_max() {
+            return Ok(());
+        }
+        fail(Rule::Replies, "a namespace was not opened although there is room for it")
+    }
+
+    pub(crate) fn use_namespace(&mut self) -> Result<(), Fail> {
+        let (client, space) = (self.someone(), self.rng.below(self.spaces.len()));
+        self.open(Some(client), space)
+    }
+
+    /// Asks under the number that a forgotten namespace had.
+    pub(crate) fn ask_as_before(
+        &mut self,
+        client: usize,
+        space: usize,
+        hashes: Vec<BlockHash>,
+    ) -> Result<(), Fail> {
+        let namespace = self.spaces[space].handle;
+        let request = match self.rng.below(4) {
+            0 => Request::Reserve { namespace, id: None, hashes, how: Reserve::Block, runs_max: usize::MAX },
+            1 => Request::Prefetch { namespace, blocks: Vec::new(), deadline: self.now },
+            2 => Request::FollowEpoch { namespace, epoch: 9, stored: true },
+            _ => Request::Load {
+                namespace,
+                id: None,
+                hashes,
+                fetch_deadline: self.now + 1_000_000_000,
+                last: true,
+                runs_max: usize::MAX,
+            },
+        };
+        self.request_of(Some(client), request, Asked::Forgotten)?;
+        Ok(())
+    }
+
+    /// The depot has forgotten a namespace: nobody used it, and nothing was under way in it.
+    pub(crate) fn check_forgotten(&mut self, handle: NamespaceHandle) -> Result<(), Fail> {
+        let known = self.spaces.iter().position(|space| space.known && space.handle == handle);
+        let Some(number) = known else {
+            return fail(Rule::Forgetting, format!("namespace {handle} is forgotten, and was not known"));
+        };
+        let id = self.spaces[number].id;
+        // What a client copies since before a take-over is no block of any namespace any more.
+        let of_it = |key: &BlockKey, lease: LeaseId| key.namespace == id && lease != NO_LEASE;
+        let why = if self.clients.iter().any(|client| client.uses.contains(&number)) {
+            Some("a client uses it")
+        } else if self.clients.iter().any(|client| {
+            client.fills.iter().any(|fill| of_it(&fill.key, fill.lease))
+                || client.readings.iter().any(|reading| of_it(&reading.key, reading.lease))
+        }) {
+            Some("a client copies blocks of it")
+        } else if self.is_commanded(id) {
+            Some("a tier has not ended a command of it")
+        } else if self.spaces[number].unstored {
+            Some("a tier has not stored its epoch")
+        } else {
+            None
+        };
+        if let Some(why) = why {
+            return fail(Rule::Forgetting, format!("namespace {handle} is forgotten, and {why}"));
+        }
+        self.spaces[number].known = false;
+        self.reached.insert("forgotten");
+        Ok(())
+    }
+
+    /// Whether a tier was told to read, write or remove a block of a namespace, and has not ended it.
+    fn is_commanded(&self, id: NamespaceId) -> bool {
+        let running = self.running.iter().any(|running| match &running.work {
+            Work::Read { key, .. } | Work::Write { key, .. } | Work::Remove { key } => key.namespace == id,
+            Work::Probe { .. } => false,
+        });
+        running
+            || self.outbox.iter().any(|(_, command)| match command {
+                Command::Read { key, .. } | Command::Write { key, .. } | Command::Remove { key, .. } => {
+                    key.namespace == id
+                }
+                Command::Probe { .. } | Command::Touch { .. } => false,
+            })
+    }
+
+    /// An engine resets its cache: the pool first, then every tier. One that cannot store it is told later.
+    pub(crate) fn reset(&mut self) -> Result<(), Fail> {
+        let number = self.rng.below(self.spaces.len());
+        if !self.know(None, number)? {
+            return Ok(());
+        }
+        let (namespace, epoch) = (self.spaces[number].handle, self.spaces[number].epoch + 1);
+        let leases = self.machine.leases_granted();
+        let (root, earlier) = (self.spaces[number].root, self.spaces[number].id);
+        let by_advance = self.rng.chance(50);
+        if by_advance {
+            let mut provisional = [0xEE; 16];
+            provisional[..8].copy_from_slice(&self.number().to_le_bytes());
+            let provisional = NamespaceId(provisional);
+            self.request_of(None, Request::BeginAdvance { namespace, provisional }, Asked::Done)?;
+        } else {
+            self.request_of(None, Request::FollowEpoch { namespace, epoch, stored: false }, Asked::Done)?;
+        }
+        let mut stored = true;
+        for tier in &mut self.tiers {
+            stored &= tier.set_epoch(root, epoch);
+        }
+        if by_advance {
+            self.request_of(None, Request::EndAdvance { namespace, epoch, stored }, Asked::Done)?;
+        } else if stored {
+            self.request_of(None, Request::FollowEpoch { namespace, epoch, stored }, Asked::Done)?;
+        }
+        let Some(opened) = self.opened.pop().filter(|opened| opened.epoch == epoch) else {
+            return fail(Rule::Replies, "a reset without a new epoch");
+        };
+        let space = &mut self.spaces[number];
+        space.earlier.push(earlier);
+        (space.epoch, space.id, space.leases_before) = (epoch, opened.id, leases);
+        space.unstored = !stored;
+        if stored {
+            space.acknowledged = epoch;
+        }
+        self.reached.insert("reset");
+        Ok(())
+    }
+
+    /// Tiers are told once more of epochs that they have not stored.
+    pub(crate) fn store_epochs(&mut self) -> Result<(), Fail> {
+        for number in 0..self.spaces.len() {
+            let space = &self.spaces[number];
+            if !space.unstored {
+                continue;
+            }
+            let (root, epoch, namespace) = (space.root, space.epoch, space.handle);
+            let mut stored = true;
+            for tier in &mut self.tiers {
+                stored &= tier.epoch(root) >= epoch || tier.set_epoch(root, epoch);
+            }
+            if stored {
+                self.spaces[number].unstored = false;
+                self.spaces[number].acknowledged = epoch;
+                let request = Request::FollowEpoch { namespace, epoch, stored };
+                self.request_of(None, request, Asked::Done)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A depot that has taken a pool over learns which epochs tiers have not stored.
+    pub(crate) fn tell_unstored(&mut self, before: &[bool]) -> Result<(), Fail> {
+        for (number, &unstored) in before.iter().enumerate() {
+            let space = &mut self.spaces[number];
+            let (namespace, epoch) = (space.handle, space.epoch);
+            if unstored && self.tiers.iter().any(|tier| tier.epoch(space.root) < epoch) {
+                space.unstored = true;
+                let request = Request::FollowEpoch { namespace, epoch, stored: false };
+                self.request_of(None, request, Asked::Done)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the depot know all namespaces of a claim, when nobody else asks for any.
+    pub(crate) fn know_all(&mut self, wish: &Wish) -> Result<(), Fail> {
+        self.store_epochs()?;
+        self.clients.iter_mut().for_each(|client| client.alive = false);
+        while !self.clients.is_empty() {
+            self.end_killed()?;
+        }
+        // Those that were opened here already are the last to be forgotten.
+        for _ in 0..3 {
+            for space in wish.ranks() {
+                if !self.spaces[space].known {
+                    self.open(None, space)?;
+                    self.settle_down()?;
+                }
+            }
+        }
+        match wish.ranks().iter().find(|&&space| !self.spaces[space].known) {
+            None => Ok(()),
+            Some(space) => fail(Rule::Forgetting, format!("nobody uses any, and {space} cannot be opened")),
+        }
+    }
+}
