@@ -124,6 +124,25 @@ fn blocks_of_several_lengths_keep_the_cap() {
     assert_eq!(tier.usage().bytes, disk_bytes(dir.path()));
 }
 
+/// A reader of the same depot has the file open.
+#[test]
+fn a_block_that_is_being_read_is_not_overwritten() {
+    let dir = tempfile::tempdir().unwrap();
+    let faults = Faults::default();
+    let bench = Bench::new(open_faulty(capped(dir.path(), FILE_BYTES), &faults));
+    bench.write_all(1);
+    bench.drain();
+    faults.at(FaultOp::Read, 0, Fault::Hang);
+    let slot = bench.slot();
+    let read = bench.begin_read(0, slot.clone(), Bench::soon());
+    assert!(faults.wait_hung(1, Bench::soon()));
+    bench.write(1).unwrap();
+    faults.release();
+    Bench::answer(&read).unwrap();
+    assert_eq!(bench.block_of(&slot), bench.bytes(0));
+    assert!(bench.read_is_right(1));
+}
+
 /// Another depot has the file open while its bytes change.
 #[test]
 fn a_reader_in_another_process_gets_a_miss() {
