@@ -301,7 +301,7 @@ fn a_tier_that_hangs_delays_nobody_beyond_the_deadline() {
     let posix = serde_json::json!({"directories": [directory.path()], "faults": "read_hang=1.0,seed=1"});
     let hung = serde_json::json!({"pipeline": "Cache|Posix", "posix": posix, "timeout_ms": 300});
     let attachment = embedded(config(16 << 20, hung));
-    let mut engine = Engine::new(&attachment, &spec, 16);
+    let mut engine = Engine::within(&attachment, &spec, 16, Duration::from_secs(10));
     engine.fill(1);
     let mut stuck = claim(&attachment, &[full(&spec)], 0..8);
     let (settled, units, _) = stuck.wait(LONG);
@@ -314,7 +314,7 @@ fn a_tier_that_hangs_delays_nobody_beyond_the_deadline() {
     // SAFETY: no memory is named that does not outlive the test.
     let load =
         unsafe { engine.store.load_pages((0..8).map(hash).collect(), &engine.all_pages()[..8], 0) }.unwrap();
-    assert!(load.wait(Some(Duration::from_secs(20))) && load.failed().len() == 8);
+    assert!(load.wait(Some(LONG)) && load.failed().len() == 8);
     // A device that never answers cannot be waited for: its threads and this depot end with the process.
     std::mem::forget(attachment);
 }

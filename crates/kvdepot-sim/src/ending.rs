@@ -247,6 +247,7 @@ impl World {
         let damaged = wish.needed_all().iter().any(|key| self.tiers.iter().any(|tier| tier.is_damaged(key)));
         let best = wish.hit(|key| self.is_there(key));
         let fits = wish.pages(best) * 100 <= (self.machine.gauges().pool_bytes / 4096) as usize * CLAIM_SHARE;
+        let written_late = self.machine.counters().late_write_blocks;
         let owner = self.number();
         self.clients.push(Client::new(owner));
         let client = self.clients.len() - 1;
@@ -264,7 +265,9 @@ impl World {
         };
         // What the claim brings up pushes cold blocks down, and a full tier evicts for them: it may be what was wished for.
         let still = wish.hit(|key| self.is_there(key)).min(best);
-        if units > best || (fits && !damaged && units < still) {
+        // While cold blocks are written they hold room, and the claim takes what is left.
+        let shared = self.machine.counters().late_write_blocks != written_late;
+        if units > best || (fits && !damaged && !shared && units < still) {
             return fail(Rule::Claims, format!("a hit of {units} units where {still} are there: {wish:?}"));
         }
         let keys = wish.needed(units);

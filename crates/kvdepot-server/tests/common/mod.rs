@@ -86,13 +86,23 @@ pub(crate) struct Engine {
 
 impl Engine {
     pub(crate) fn new(attachment: &Arc<Attachment>, spec: &Arc<NamespaceSpec>, pages: usize) -> Self {
+        Self::within(attachment, spec, pages, LONG)
+    }
+
+    /// One whose tasks have so much time.
+    pub(crate) fn within(
+        attachment: &Arc<Attachment>,
+        spec: &Arc<NamespaceSpec>,
+        pages: usize,
+        timeout: Duration,
+    ) -> Self {
         let layout = spec.layout();
         let sizes: Vec<usize> = (0..layout.shard_count())
             .flat_map(|s| layout.tensor_sizes(s).iter().map(|&b| b as usize))
             .collect();
         let tensors: Vec<Vec<u8>> = sizes.iter().map(|size| vec![0; size * pages]).collect();
         let engine = DeviceEngine::new(Arc::new(HostEngine::new(2).unwrap()));
-        let store = Store::new(attachment, Arc::clone(spec), engine, LONG).unwrap();
+        let store = Store::new(attachment, Arc::clone(spec), engine, timeout).unwrap();
         let bases = tensors.iter().map(|tensor| tensor.as_ptr() as u64).collect();
         let strides = sizes.iter().map(|&size| size as i64).collect();
         // SAFETY: the tensors live in the engine beside the store.

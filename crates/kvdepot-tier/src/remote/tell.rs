@@ -208,7 +208,7 @@ impl Everyone {
                 break;
             }
         }
-        self.shared.spaces.lock().told(&spec, epoch, outcome.is_ok());
+        self.shared.spaces.lock().told(spec, epoch, outcome.is_ok());
         outcome.map(|()| epoch)
     }
 
