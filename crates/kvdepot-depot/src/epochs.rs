@@ -61,6 +61,16 @@ impl Question {
         !self.failed[tier] && self.known[tier] != Some(self.told.epoch)
     }
 
+    /// What was told in the end. A tier that is behind after all rounds has not stored the epoch.
+    fn settled(mut self) -> Told {
+        if let Some(behind) = (0..self.known.len()).find(|&tier| self.is_open(tier)) {
+            let error =
+                Error::new(ErrorKind::Busy, "tiers move a namespace's epoch while they are told of it");
+            self.told.error.get_or_insert_with(|| error.with("tier_number", behind));
+        }
+        self.told
+    }
+
     fn answered(&mut self, tier: usize, name: &str, outcome: Result<u32>) {
         match outcome {
             Ok(epoch) => {
@@ -158,7 +168,7 @@ fn tell<'a>(runner: &Runner, namespaces: impl Iterator<Item = (&'a Arc<Namespace
             questions[question].answered(tier, tiers[tier].name(), outcome);
         }
     }
-    questions.into_iter().map(|question| question.told).collect()
+    questions.into_iter().map(|question| question.settled()).collect()
 }
 
 /// As [`tell`], of one namespace.

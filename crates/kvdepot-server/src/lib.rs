@@ -28,6 +28,7 @@ use kvdepot_core::Result;
 use kvdepot_core::limits::CONNECTIONS_MAX;
 use kvdepot_depot::{Depot, DepotConfig};
 
+use crate::keeper::Keeper;
 use crate::keeper::start::Started;
 
 /// How long a wire door is tried to be opened again.
@@ -107,8 +108,12 @@ pub fn serve_taking_over(
     // What a keeper has is older than what was handed over.
     keeper::start::dismiss_any(socket);
     let (lock, depot, held) = inherited.start(config)?;
-    let started = Started { held, ..keeper::start::over(socket, depot)? };
-    serve_held(&lock, started, connections, idle_exit, wire, keep_on)
+    let started = keeper::start::over(socket, depot)?;
+    if let Some(keeper) = &started.keeper {
+        // Should this depot crash, the next one is to know of them.
+        held.iter().for_each(|(session, peer)| session.accompany(keeper.client(&**peer)));
+    }
+    serve_held(&lock, Started { held, ..started }, connections, idle_exit, wire, keep_on)
 }
 
 /// The wire door again, after a hand-over that came to nothing. The local door must not wait for it for long: None when it
@@ -151,6 +156,15 @@ pub fn serve_depot(
     serve_held(lock, started, connections_max, idle_exit, wire, keep_on)
 }
 
+/// Tells the keeper of a depot that ends not to take the ends of sessions for the ends of copies.
+struct Ending(Option<Arc<Keeper>>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|keeper| keeper.end());
+    }
+}
+
 /// As [`serve_depot`], of a depot some of whose slots clients of the one before may still copy into or out of.
 fn serve_held(
     lock: &DoorLock,
@@ -161,7 +175,10 @@ fn serve_held(
     keep_on: &mut dyn FnMut() -> bool,
 ) -> Result<Ended> {
     let _serving = panics::abort_on_panic();
+    // Dropped before `held`, and the second one before the door: with either end sessions whose clients may still copy.
+    let _ending = Ending(keeper.clone());
     let mut door = LocalDoor::open(lock)?.with_connections_max(connections_max).with_keeper(keeper.clone());
+    let _ending_with_door = Ending(keeper.clone());
     door.quarantine.hold_all(held);
     let idle_exit = idle_exit.filter(|_| wire_config.is_none());
     let mut wire = wire_config.clone().map(|wire| WireDoor::open(wire, &depot)).transpose()?;
@@ -179,6 +196,7 @@ fn serve_held(
         if let (Ok(Ended::HandedOver), Some(asking)) = (&ended, door.take_asking()) {
             match asking.hand_over(&depot, &mut door, lock) {
                 Ok(heir) => {
+                    keeper.iter().for_each(|keeper| keeper.end());
                     drop(door);
                     // The other depot has a keeper of its own.
                     keeper.iter().for_each(|keeper| keeper.dismiss());
@@ -197,6 +215,7 @@ fn serve_held(
                 }
             }
         }
+        keeper.iter().for_each(|keeper| keeper.end());
         // Clients miss from here on, instead of waiting for a depot that only writes.
         drop(door);
         depot.finish();

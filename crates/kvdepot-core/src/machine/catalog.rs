@@ -59,6 +59,9 @@ struct Space {
     handle: Option<NamespaceHandle>,
 }
 
+/// Epochs of forgotten namespaces that a depot without tiers remembers.
+const EPOCHS_KEPT_MAX: usize = 1 << 17;
+
 /// All namespaces, by number, and all spaces of which something is left.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Catalog {
@@ -70,12 +73,24 @@ pub(crate) struct Catalog {
     spaces_of: HashMap<NamespaceId, u32>,
     /// Spaces of namespaces that were forgotten, as long as blocks are left in them.
     forgotten: HashMap<NamespaceId, SpaceId>,
+    /// Epochs of namespaces that were forgotten where no tier stores them: a reset must not be taken back (P1).
+    epochs_kept: Option<HashMap<NamespaceId, u32>>,
     handles_ever: NamespaceHandle,
     spaces_ever: u32,
     pub(crate) flaws: Flaws,
 }
 
 impl Catalog {
+    /// A catalog without namespaces. `is_alone`: there is no tier that stores epochs.
+    pub(crate) fn new(is_alone: bool) -> Self {
+        Self { epochs_kept: is_alone.then(HashMap::new), ..Self::default() }
+    }
+
+    /// Whether there is room to remember a namespace's epoch beyond the namespace, where that is needed.
+    pub(crate) fn may_forget(&self, namespace: &Namespace) -> bool {
+        namespace.epoch == 0 || self.epochs_kept.as_ref().is_none_or(|kept| kept.len() < EPOCHS_KEPT_MAX)
+    }
+
     pub(crate) fn get(&self, handle: NamespaceHandle) -> Result<&Namespace> {
         self.namespaces.get(&handle).ok_or_else(|| unknown(handle))
     }
@@ -160,7 +175,9 @@ impl Catalog {
             handle = (0..).find(|handle| !self.namespaces.contains_key(handle)).unwrap_or(handle);
         }
         // Forgotten a moment ago: what is left of it is still its own, in its epoch.
+        let kept = self.epochs_kept.as_mut().and_then(|kept| kept.remove(&root)).unwrap_or(0);
         let left = self.forgotten.remove(&root);
+        epoch = epoch.max(kept);
         epoch = left.and_then(|space| self.spaces.get(&space)).map_or(epoch, |left| left.epoch.max(epoch));
         let id = spec.id(epoch);
         let same = left.filter(|space| self.spaces.get(space).is_some_and(|left| left.id == id));
@@ -180,6 +197,11 @@ impl Catalog {
         let namespace = self.namespaces.remove(&handle)?;
         let root = namespace.spec.root();
         self.by_root.remove(&root);
+        if let Some(kept) = &mut self.epochs_kept
+            && namespace.epoch > 0
+        {
+            kept.insert(root, namespace.epoch);
+        }
         if let Some(space) = self.spaces.get_mut(&namespace.space) {
             space.handle = None;
             self.forgotten.insert(root, namespace.space);
@@ -402,5 +424,19 @@ mod tests {
         catalog.forget_space(namespace.space);
         let last = catalog.open(&spec("a"), 0);
         assert_eq!(catalog.get(last).unwrap().epoch, 0, "nothing is left of it");
+    }
+
+    #[test]
+    fn without_tiers_an_epoch_outlives_its_namespace() {
+        for (is_alone, epoch) in [(true, 5), (false, 0)] {
+            let mut catalog = Catalog::new(is_alone);
+            let handle = catalog.open(&spec("a"), 0);
+            catalog.enter(handle, 5).unwrap();
+            let (_, space) = catalog.forget(handle).unwrap();
+            // Nothing is left of it.
+            catalog.forget_space(space);
+            let again = catalog.open(&spec("a"), 0);
+            assert_eq!(catalog.get(again).unwrap().epoch, epoch, "alone: {is_alone}");
+        }
     }
 }

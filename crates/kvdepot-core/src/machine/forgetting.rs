@@ -91,6 +91,7 @@ impl Machine {
     fn is_idle(&self, namespace: &Namespace) -> bool {
         let writing = !self.pool.uses.is_idle(namespace.space) || !self.flow.uses.is_unused(namespace.space);
         (!namespace.is_moving() || self.flaws.has(Flaw::ForgetUnstored))
+            && self.catalog.may_forget(namespace)
             && self.catalog.has_one_space(namespace)
             && (!writing || self.flaws.has(Flaw::ForgetWhileBusy))
     }

@@ -132,7 +132,7 @@ impl Machine {
     /// A machine over as many tiers, with an empty pool.
     pub fn new(pool: PoolConfig, tiers: usize) -> Self {
         Self {
-            catalog: Catalog::default(),
+            catalog: Catalog::new(tiers == 0),
             pool: Pool::new(pool),
             flow: Flow::new(tiers),
             claims: Claims::default(),

@@ -240,6 +240,11 @@ impl Direct {
         Ok(Some(unsafe { WriteSlot::new(session, leased.lease, key, buf, block_bytes) }))
     }
 
+    /// Whether [`Self::remove`] waits for no other machine.
+    pub fn removes_at_once(&self) -> bool {
+        self.session.runner().locator.tiers.iter().all(|tier| tier.name() != "remote")
+    }
+
     /// Forgets blocks: whether each was there, as far as that is known without I/O.
     pub fn remove(&self, keys: &[BlockKey]) -> Vec<bool> {
         let runner = self.session.runner();

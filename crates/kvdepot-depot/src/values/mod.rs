@@ -289,6 +289,11 @@ impl Values {
         done
     }
 
+    /// Whether [`Self::remove`] waits for no other machine.
+    pub fn removes_at_once(&self) -> bool {
+        self.direct.removes_at_once()
+    }
+
     /// Removes values: how many were there.
     pub fn remove(&self, hashes: &[BlockHash]) -> usize {
         hashes.iter().filter(|&&hash| self.direct.remove(&self.keys_to_ask(hash)).contains(&true)).count()

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -38,6 +38,8 @@ pub(crate) struct Keeper {
     path: PathBuf,
     link: Mutex<Option<SeqPacket>>,
     numbers: AtomicU64,
+    /// Set when this depot ends: that its sessions go says nothing of their clients any more.
+    is_ending: AtomicBool,
     /// Clients of the depot before, by their pids.
     earlier: Mutex<Vec<(Pid, Weak<EarlierClient>)>>,
 }
@@ -161,7 +163,8 @@ impl Keeper {
         send(&link, &ToKeeper::Pool { keep_ms }, pool.fd())?;
         send(&link, &ToKeeper::Ledger, depot.ledger_fd())?;
         let (link, numbers) = (Mutex::new(Some(link)), AtomicU64::new(from));
-        Ok(Arc::new(Self { depot: Arc::clone(depot), path, link, numbers, earlier: Mutex::default() }))
+        let (is_ending, earlier) = (AtomicBool::new(false), Mutex::default());
+        Ok(Arc::new(Self { depot: Arc::clone(depot), path, link, numbers, is_ending, earlier }))
     }
 
     /// A keeper that cannot be told of something has to be given up: what it has is not to be relied on.
@@ -203,13 +206,22 @@ impl Keeper {
 
     /// A process says that none of its copies concerns a depot before.
     pub(crate) fn copies_ended(&self, pid: Pid) {
-        let (ended, left): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut *self.earlier.lock()).into_iter().partition(|(of, _)| *of == pid);
-        self.earlier.lock().extend(left);
+        let ended: Vec<_> = {
+            // One hold: others of the same process say it at the same time.
+            let mut earlier = self.earlier.lock();
+            let (ended, left) = std::mem::take(&mut *earlier).into_iter().partition(|(of, _)| *of == pid);
+            *earlier = left;
+            ended
+        };
         for (_, client) in ended {
             let held = client.upgrade().and_then(|client| client.lock().take());
             drop(held);
         }
+    }
+
+    /// This depot ends, or does not come to serve: sessions end from here on whether their clients still copy or not.
+    pub(crate) fn end(&self) {
+        self.is_ending.store(true, Ordering::Release);
     }
 
     /// This depot's end is an orderly one: nobody takes its pool over.
@@ -224,6 +236,51 @@ impl Keeper {
 
 impl Drop for KnownClient {
     fn drop(&mut self) {
-        self.keeper.tell(&ToKeeper::ClientEnded { number: self.number }, None);
+        if !self.keeper.is_ending.load(Ordering::Acquire) {
+            self.keeper.tell(&ToKeeper::ClientEnded { number: self.number }, None);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvdepot_depot::DepotConfig;
+
+    use super::*;
+    use crate::peer::Process;
+
+    /// What a keeper is told next.
+    fn next(keeper: &mut SeqPacket) -> ToKeeper {
+        let mut buffer = FrameBuffer::default();
+        keeper.recv(&mut buffer, Some(Instant::now() + Duration::from_secs(60))).unwrap();
+        decode::<ToKeeper>(&buffer).unwrap().1
+    }
+
+    /// Sessions also end because the depot does, while their clients go on copying (P1).
+    #[test]
+    fn the_end_of_a_depot_is_not_taken_for_the_end_of_copies() {
+        let directory = tempfile::tempdir().unwrap();
+        let (ours, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .unwrap();
+        let config = serde_json::json!({
+            "pipeline": "Cache", "pool_bytes": 2 << 20, "populate": false, "pool_keep_ms": 1000,
+            "pool_keeper": ["true"],
+        });
+        let depot = Depot::start(DepotConfig::from_json(&config.to_string()).unwrap()).unwrap();
+        let mut told = SeqPacket::from_fd(theirs);
+        let socket = directory.path().join("d.sock");
+        let keeper = Keeper::go_on(SeqPacket::from_fd(ours), &socket, &Arc::new(depot), 7).unwrap();
+        assert!(matches!(next(&mut told), ToKeeper::Pool { .. }));
+        assert!(matches!(next(&mut told), ToKeeper::Ledger));
+        let [gone, copying] = [(); 2].map(|()| keeper.client(&Process::watched(None)));
+        assert!(matches!(next(&mut told), ToKeeper::Client { number: 7 }));
+        assert!(matches!(next(&mut told), ToKeeper::Client { number: 8 }));
+        drop(gone);
+        assert!(matches!(next(&mut told), ToKeeper::ClientEnded { number: 7 }));
+        keeper.end();
+        drop(copying);
+        keeper.dismiss();
+        assert!(matches!(next(&mut told), ToKeeper::Go));
     }
 }

@@ -80,7 +80,7 @@ impl Connection {
             }
             Command::Delete(hashes) => {
                 let mut gone = 0;
-                if hashes.len() <= REMOVED_AT_ONCE_MAX {
+                if hashes.len() <= REMOVED_AT_ONCE_MAX && self.values.removes_at_once() {
                     gone = self.values.remove(&hashes);
                 } else {
                     // Requests that wait for a thread or for the depot's lock get their turn in between.

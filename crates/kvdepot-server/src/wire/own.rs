@@ -169,7 +169,7 @@ impl Connection {
             }
             Command::Remove(namespace, hashes) => {
                 let keys = keys_in(&self.direct.namespace(namespace)?, &hashes);
-                if keys.len() <= REMOVED_AT_ONCE_MAX {
+                if keys.len() <= REMOVED_AT_ONCE_MAX && self.direct.removes_at_once() {
                     self.direct.remove(&keys);
                 } else {
                     self.wait_for(move |direct| direct.remove(&keys)).await?;
