@@ -99,14 +99,14 @@ fn status_kib(name: &str) -> u64 {
 
 /// Attaches, waits for a line, then asks.
 fn client(socket: &Path, blocks: u64, seconds: u64) {
-    let (before, begun) = (processor_ms_of(std::process::id()), Instant::now());
+    let (before, begun) = (own_processor_ms(), Instant::now());
     let attachment = Attachment::connect(socket.to_owned(), None, WAIT, WAIT).unwrap();
     let engine = DeviceEngine::new(Arc::new(HostEngine::new(1).unwrap()));
     let store = Store::new(&attachment, spec(), engine, WAIT).unwrap();
     assert!(attachment.attached());
     let attach = json!({
         "attach_ms": begun.elapsed().as_secs_f64() * 1e3,
-        "attach_cpu_ms": processor_ms_of(std::process::id()) - before,
+        "attach_cpu_ms": own_processor_ms() - before,
         "page_tables_kib": status_kib("VmPTE:"),
     });
     println!("{attach}");
@@ -154,17 +154,19 @@ impl Drop for Role {
     }
 }
 
-/// Processor time of all threads that a process has now.
+/// Processor time of a process, threads that have ended included, in ticks of 10 ms.
 fn processor_ms_of(process: u32) -> f64 {
-    let text = std::fs::read_to_string(format!("/proc/{process}/schedstat")).unwrap_or_default();
-    let one =
-        |text: &str| text.split_whitespace().next().and_then(|ns| ns.parse::<f64>().ok()).unwrap_or(0.0);
-    let threads = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
-    let all: f64 = threads
-        .filter_map(|thread| std::fs::read_to_string(thread.path().join("schedstat")).ok())
-        .map(|text| one(&text))
-        .sum();
-    all.max(one(&text)) / 1e6
+    let text = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    // Behind the name, which may hold spaces: user and system time are the 12th and 13th.
+    let fields = text.rsplit(')').next().unwrap_or_default().split_whitespace();
+    fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() * 10.0
+}
+
+/// Processor time of this process's first threads, exactly.
+fn own_processor_ms() -> f64 {
+    let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let texts = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("schedstat")).ok());
+    texts.filter_map(|text| text.split_whitespace().next()?.parse::<f64>().ok()).sum::<f64>() / 1e6
 }
 
 fn measure(socket: &str, depot: u32, clients: usize, blocks: u64, seconds: u64) -> Value {
