@@ -122,11 +122,21 @@ fn open_told(runner: &Arc<Runner>, user: Owner, spec: &Arc<NamespaceSpec>, told:
 }
 
 /// Makes namespaces known of which the pool may hold blocks from before: not without the answer of every tier, because one
-/// that fails may know of a reset. One outcome each.
-pub(crate) fn reopen(runner: &Arc<Runner>, namespaces: &[(Arc<NamespaceSpec>, u32)]) -> Vec<Result<Opened>> {
-    let _openings = begin_openings(runner, namespaces.iter().map(|(spec, _)| spec));
-    let told = tell(runner, namespaces.iter().map(|(spec, epoch)| (spec, *epoch)));
-    namespaces.iter().zip(told).map(|((spec, _), told)| reopen_told(runner, spec, told)).collect()
+/// that fails may know of a reset. Why some are not known now.
+pub(crate) fn reopen(runner: &Arc<Runner>, namespaces: &[(String, u32)]) -> Vec<Error> {
+    let mut failures = Vec::new();
+    let mut known = Vec::with_capacity(namespaces.len());
+    for (canonical, epoch) in namespaces {
+        match NamespaceSpec::from_canonical(canonical) {
+            Ok(spec) => known.push((Arc::new(spec), *epoch)),
+            Err(error) => failures.push(error),
+        }
+    }
+    let _openings = begin_openings(runner, known.iter().map(|(spec, _)| spec));
+    let told = tell(runner, known.iter().map(|(spec, epoch)| (spec, *epoch)));
+    let opened = known.iter().zip(told).map(|((spec, _), told)| reopen_told(runner, spec, told));
+    failures.extend(opened.filter_map(Result::err));
+    failures
 }
 
 fn reopen_told(runner: &Arc<Runner>, spec: &Arc<NamespaceSpec>, told: Told) -> Result<Opened> {

@@ -7,12 +7,11 @@
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Seek, Write};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use kvdepot_core::machine::{Adopt, Event, Handed, HandedState};
-use kvdepot_core::{Error, ErrorKind, NamespaceSpec, Result};
+use kvdepot_core::{Error, ErrorKind, Result};
 use rustix::fs::MemfdFlags;
 use serde::{Deserialize, Serialize};
 
@@ -241,15 +240,7 @@ impl Depot {
     /// process has exited.
     pub fn take_over(&self, mut snapshot: Snapshot) -> Result<TakenOver> {
         let runner = &self.runner;
-        let parsed = snapshot.head.namespaces.iter().map(|(canonical, epoch)| {
-            NamespaceSpec::from_canonical(canonical).map(|spec| (Arc::new(spec), *epoch))
-        });
-        let (namespaces, unknown): (Vec<_>, Vec<_>) = parsed.partition(Result::is_ok);
-        let namespaces: Vec<_> = namespaces.into_iter().flatten().collect();
-        let opened = epochs::reopen(runner, &namespaces).into_iter().map(|opened| opened.map(drop));
-        for error in
-            unknown.into_iter().map(|unknown| unknown.map(drop)).chain(opened).filter_map(Result::err)
-        {
+        for error in epochs::reopen(runner, &snapshot.head.namespaces) {
             tracing::warn!("blocks of a namespace that cannot be opened are not taken over: {error}");
         }
         let same_tiers = snapshot.head.tiers == tiers_of(&runner.config);

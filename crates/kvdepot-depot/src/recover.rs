@@ -4,13 +4,12 @@
 //! block. Until all of them are through, the whole pool is held: proven blocks can be read and do not go, and the rest is
 //! given to nobody (P1, P4).
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
+use kvdepot_core::BlockKey;
 use kvdepot_core::machine::{Adopt, Event, Handed, HandedState, Location, Owner, Whole};
 use kvdepot_core::runs::Runs;
-use kvdepot_core::{BlockKey, NamespaceSpec};
 
 use crate::depot::Depot;
 use crate::epochs;
@@ -43,15 +42,7 @@ impl Depot {
     /// that depot may still copy.
     pub fn recover(&self, left: &LeftLedger, held: bool) -> Recovered {
         let (runner, begun) = (&self.runner, Instant::now());
-        let parsed = left.namespaces().into_iter().map(|(canonical, epoch)| {
-            NamespaceSpec::from_canonical(&canonical).map(|spec| (Arc::new(spec), epoch))
-        });
-        let (namespaces, unknown): (Vec<_>, Vec<_>) = parsed.partition(Result::is_ok);
-        let namespaces: Vec<_> = namespaces.into_iter().flatten().collect();
-        let opened = epochs::reopen(runner, &namespaces);
-        let failures =
-            opened.into_iter().filter_map(Result::err).chain(unknown.into_iter().filter_map(Result::err));
-        for error in failures {
+        for error in epochs::reopen(runner, &left.namespaces()) {
             tracing::warn!("blocks of a namespace that cannot be opened are not recovered: {error}");
         }
         let records = left.records();
