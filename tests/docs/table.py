@@ -94,6 +94,13 @@ RUNS: tuple[Run | Serve, ...] = (
         "--log-file {tmp}/depot.log",
         stat="kvdepot stat --socket {tmp}/depot.sock",
     ),
+    Run(
+        "serve --detach",
+        f"kvdepot serve --detach --core-json '{CORE}' --socket {{tmp}}/depot.sock --idle-exit-s 60 "
+        "--log-file {tmp}/depot.log &> {tmp}/said && "
+        "until kvdepot stat --socket {tmp}/depot.sock 2> {tmp}/errors; do sleep 0.1; done",
+        says="pool_bytes",
+    ),
     Serve(
         "serve --block-bytes",
         "kvdepot serve --config {tmp}/depot.yaml --block-bytes 65536",

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,7 @@ class Lab:
         options: dict[str, Any] | None = None,
         engine: dict[str, Any] | None = None,
         connector: str | None = "KVDepotConnector",
+        beside: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
         environment: dict[str, str] | None = None,
         control: dict[str, Any] | None = None,
     ) -> EngineRun:
@@ -107,6 +109,8 @@ class Lab:
                 "kv_connector_module_path": "kvdepot.engines.vllm",
                 "kv_connector_extra_config": self.options(options or {}),
             }
+        if transfer is not None and beside is not None:
+            transfer = beside(transfer)
         scenario = {
             "engine": {
                 "model": self.model(model),

@@ -13,6 +13,7 @@ A phase names what it does in ``do``, a method of ``Run``:
 - ``upgrade``: ``command`` is started, and ``prompts`` go on, with a new one in each round (``fresh``), until the depot
   at ``socket`` is that process; ``name`` gets the rounds
 - ``attached``: the engine's connectors have a depot (again)
+- ``sibling``: what the connector of `sibling.py` does from now on: ``mode``
 - ``sleep``: ``s``
 """
 
@@ -35,7 +36,12 @@ os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
 ATTACHED_S = 60
 UPGRADE_S = 120
 TRIES = 30
-METRICS = ("vllm:num_preemptions", "vllm:external_prefix_cache_hits", "vllm:prompt_tokens_cached_by_source")
+METRICS = (
+    "vllm:num_preemptions",
+    "vllm:external_prefix_cache_hits",
+    "vllm:prompt_tokens_cached_by_source",
+    "vllm:kvdepot_hit_tokens",
+)
 ENGINE = {
     "dtype": "float32",
     "enforce_eager": True,
@@ -69,15 +75,23 @@ def with_depot(socket: str, use: Callable[[Any], Any]) -> Any:
         depot.close()
 
 
+def depot_connector(connector: Any) -> Any:
+    """The depot's connector: this one, or the one below a `MultiConnector`."""
+    return next(
+        one for one in getattr(connector, "sub_connectors", [connector]) if type(one).__name__ == "KVDepotConnector"
+    )
+
+
 def worker_attached(worker: Any) -> bool:
     """Whether this rank's connector has a depot."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-    return bool(get_kv_transfer_group()._worker._depot.attached)
+    return bool(depot_connector(get_kv_transfer_group())._worker._depot.attached)
 
 
 def scheduler_attached(llm: Any) -> bool:
-    return bool(llm.llm_engine.engine_core.engine_core.scheduler.connector._scheduler._depot.attached)
+    connector = llm.llm_engine.engine_core.engine_core.scheduler.connector
+    return bool(depot_connector(connector)._scheduler._depot.attached)
 
 
 class Run:
@@ -127,6 +141,11 @@ class Run:
         with open(self.control_file + ".new", "w", encoding="utf-8") as file:
             json.dump(values, file)
         os.replace(self.control_file + ".new", self.control_file)
+
+    def sibling(self, phase: dict[str, Any]) -> None:
+        import sibling
+
+        sibling.mode = phase["mode"]
 
     def sleep(self, phase: dict[str, Any]) -> None:
         time.sleep(phase["s"])

@@ -219,3 +219,25 @@ def test_daemon_threads_that_load_do_not_abort_the_end_of_the_interpreter(tmp_pa
         del module
     """
     assert run(script, "embedded", tmp_path) == "torn down"
+
+
+def parents(pid: int) -> list[int]:
+    """The process's parent, that one's parent, and so on."""
+    found = []
+    while pid > 1:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        pid = next(int(line.split()[1]) for line in lines if line.startswith("PPid:"))
+        found.append(pid)
+    return found
+
+
+def test_a_depot_is_no_descendant_of_the_process_that_started_it(tmp_path):
+    """Servers that end all of their children would end the node's depot."""
+    depot = NodeDepot(tmp_path)
+    store = depot.open([4096], {"model": "tiny"})
+    try:
+        assert os.getpid() not in parents(depot.pid)
+        assert os.getsid(depot.pid) != os.getsid(0)
+    finally:
+        store.close()
+        depot.kill()

@@ -68,13 +68,14 @@ class Client:
         """
         found: dict[str, int] = {}
         for _ in range(COUNTER_POLLS):
-            found = {name: self._counter(name) for name in (HITS, QUERIES)}
+            found = {name: self.counter(name) for name in (HITS, QUERIES)}
             if found[QUERIES] >= queried_tokens:
                 break
             time.sleep(COUNTER_POLL_S)
         return found
 
-    def _counter(self, name: str) -> int:
+    def counter(self, name: str) -> int:
+        """A counter of the server, summed over its labels."""
         total = 0.0
         for line in self._get("/metrics").splitlines():
             if line.startswith((f"{name}{{", f"{name} ")):

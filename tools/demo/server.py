@@ -21,7 +21,6 @@ class Server(Child):
         transfer = {
             "kv_connector": "KVDepotConnector",
             "kv_role": "kv_both",
-            "kv_connector_module_path": "kvdepot.engines.vllm",
             "kv_connector_extra_config": {"config": str(config)},
         }
         options = {

@@ -71,6 +71,17 @@ class Child:
         if status != 0:
             raise ChildError(f"{self.name} ended with status {status}\n{self.tail()}")
 
+    def wait_for_end(self, timeout_s: float) -> None:
+        """Waits until the program itself has ended, well or not.
+
+        Raises:
+            ChildError: the time passed first.
+        """
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise ChildError(f"{self.name} did not end within {timeout_s:.0f} s\n{self.tail()}") from None
+
     def lines(self) -> list[str]:
         """The last lines of the log that say anything."""
         with self.log.open("rb") as file:

@@ -1,6 +1,7 @@
 """``kvdepot serve``: the node's depot as a process of its own."""
 
 import json
+import os
 import signal
 import sys
 from typing import Any
@@ -33,6 +34,11 @@ from kvdepot.errors import config_error
     help="Take pool and blocks over from the depot that serves the socket, which ends then.",
 )
 @click.option(
+    "--detach",
+    is_flag=True,
+    help="Return at once and serve in the background, in a session of its own. Engines start their depot so.",
+)
+@click.option(
     "--drain-timeout",
     type=click.IntRange(0, 86_400),
     metavar="SECONDS",
@@ -50,6 +56,7 @@ def command(
     block_bytes: int | None,
     idle_exit_s: int,
     take_over: bool,
+    detach: bool,
     drain_timeout: int | None,
     log_level: str | None,
     log_file: str | None,
@@ -61,6 +68,9 @@ def command(
     Engines with the same configuration find it by themselves. Ends with status 0 when another depot already serves the
     socket, with status 1 when another process holds its lock and no depot answers. With --service-port or any other
     option of the wire door, clients on other machines find it, too, and so do InfiniStore's.
+
+    With --detach it becomes no descendant of the process that started it, so a server that ends all of its children, as
+    vLLM's does, leaves it alone. Use --log-file then. The exit status says nothing about whether the depot could start.
 
     With --take-over it asks the depot that serves the socket for its pool. That depot hands all of its blocks over and
     ends with status 0. It goes on serving, and this one ends with an error, when the pools differ in size or the
@@ -78,9 +88,23 @@ def command(
         core_json = wire.with_pool(core_json, said, Machine.here())
     if drain_timeout is not None:
         core_json = json.dumps(json.loads(core_json) | {"drain_timeout_ms": drain_timeout * 1000})
+    if detach:
+        _detach()
     _end_in_order_on_signals()
     _native.init_logging(log_level or config.effective_log_level(), log_file)
     _native.serve(core_json, socket, idle_exit_ms=idle_exit_s * 1000, wire_json=wire_json, take_over=take_over)
+
+
+def _detach() -> None:
+    """Goes on in a child whose parent ends at once, so that it is no descendant of whoever started this process.
+
+    No thread has been started yet, so forking is safe.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if os.fork() != 0:
+        os._exit(0)
+    os.setsid()
 
 
 def _end_in_order_on_signals() -> None:

@@ -4,12 +4,24 @@ import importlib.util
 import sys
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclass
 class StatsBase:
     data: dict[str, Any] = field(default_factory=dict)
+
+
+class Factory:
+    """What vLLM's factory does with names."""
+
+    known: ClassVar[dict[str, tuple[str, str]]] = {}
+
+    @classmethod
+    def register_connector(cls, name: str, module_path: str, class_name: str) -> None:
+        if name in cls.known:
+            raise ValueError(f"Connector '{name}' is already registered.")
+        cls.known[name] = (module_path, class_name)
 
 
 def _stand_in(name: str, **members: Any) -> None:
@@ -25,8 +37,9 @@ if importlib.util.find_spec("vllm") is None:
     _stand_in("vllm.distributed.kv_transfer.kv_connector")
     _stand_in("vllm.distributed.kv_transfer.kv_connector.v1")
     empty = {name: type(name, (), {}) for name in ("KVConnectorBase_V1", "KVConnectorRole", "SupportsHMA")}
-    messages = ("KVConnectorMetadata", "KVConnectorWorkerMetadata", "KVConnectorHandshakeMetadata")
+    messages = ("KVConnectorMetadata", "KVConnectorWorkerMetadata")
     _stand_in(
         "vllm.distributed.kv_transfer.kv_connector.v1.base", **empty, **{name: type(name, (), {}) for name in messages}
     )
     _stand_in("vllm.distributed.kv_transfer.kv_connector.v1.metrics", KVConnectorStats=StatsBase)
+    _stand_in("vllm.distributed.kv_transfer.kv_connector.factory", KVConnectorFactory=Factory)

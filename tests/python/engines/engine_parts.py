@@ -147,10 +147,22 @@ def geometry(*windows: int) -> Geometry:
     return Geometry(groups, BLOCK, BLOCK)
 
 
-def scheduler(depot: Any, ranks: int = 1, windows: tuple[int, ...] = (0,), **values: Any) -> SchedulerSide:
-    side = SchedulerSide(depot, options(**values), geometry(*windows), ranks)
-    names = {index: f"group{index}" for index in range(len(windows))}
-    side.open_namespaces([RankNamespaces({i: f"{name}/{rank}" for i, name in names.items()}) for rank in range(ranks)])
+def found(rank: int, groups: int = 1) -> RankNamespaces:
+    """What a rank tells of itself."""
+    return RankNamespaces({index: f"group{index}/{rank}" for index in range(groups)})
+
+
+def scheduler(
+    depot: Any,
+    ranks: int = 1,
+    windows: tuple[int, ...] = (0,),
+    *,
+    loads: bool = True,
+    dumps: bool = True,
+    **values: Any,
+) -> SchedulerSide:
+    side = SchedulerSide(depot, options(**values), geometry(*windows), ranks, loads=loads, dumps=dumps)
+    side.open_namespaces([found(rank, len(windows)) for rank in range(ranks)])
     return side
 
 

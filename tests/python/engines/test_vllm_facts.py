@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from kvdepot.engines.vllm.facts import config_digest, layer_ranges
+from kvdepot.engines.vllm.groups import computes_all_tokens
 from kvdepot.engines.vllm.options import read_options
 from kvdepot.engines.vllm.weights import weights_digest
 from kvdepot.errors import ConfigError
@@ -84,3 +85,13 @@ def test_options_come_from_a_file_or_inline_or_nowhere(tmp_path: Path) -> None:
 def test_wrong_options_are_said(extra: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         read_options(extra)
+
+
+@pytest.mark.parametrize(
+    ("pooler", "prefix_caching", "refused"), [(None, False, False), ("MEAN", False, True), ("LAST", True, False)]
+)
+def test_pooling_models_that_need_every_token_are_refused(
+    pooler: str | None, prefix_caching: bool, refused: bool
+) -> None:
+    model = SimpleNamespace(pooler_config=pooler, is_prefix_caching_supported=prefix_caching)
+    assert bool(computes_all_tokens(model)) == refused

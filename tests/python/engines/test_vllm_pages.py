@@ -55,9 +55,31 @@ def test_runs_are_the_bytes_of_the_page(layout: str, layerwise: bool) -> None:
     assert found.block_bytes == LAYERS * HEADS * TOKENS * CONTENT * 2
     for page in range(PAGES):
         data = b"".join(read(shard, page) for shard in found.shards)
-        assert sorted(data) == sorted(b"".join(array[page].tobytes() for array in arrays))
-        if layout[-3:] == "HNC" or layout in ("LHBNC", "BHLNC"):  # tokens inside heads: also in that order
-            assert data == b"".join(array[page].tobytes() for array in arrays)
+        assert data == b"".join(in_memory_order(array[page]).tobytes() for array in arrays)
+
+
+def in_memory_order(page: np.ndarray) -> np.ndarray:
+    """The page with its dimensions from the widest step to the narrowest."""
+    return page.transpose(np.argsort([-step for step in page.strides], kind="stable"))
+
+
+@pytest.mark.parametrize(
+    ("layout", "ratio"), [("LBHNC", 1), ("LBNHC", 1), ("BLHNC", 1), ("BLNHC", 1), ("LBHNC", 2), ("LBNHC", 2)]
+)
+def test_a_page_that_is_contiguous_is_one_run_whatever_the_order_of_its_dimensions(layout: str, ratio: int) -> None:
+    """Also where the kernel sees a block as several: NHD is vLLM's default on GPUs."""
+    for array in layers_of(layout):
+        (run,) = layer_pages(tensor(array), PAGES // ratio).runs
+        assert run.size == HEADS * TOKENS * CONTENT * 2 * ratio
+
+
+def test_forms_tell_layouts_apart_whose_dimensions_have_the_same_sizes() -> None:
+    """As many heads as tokens: the strides are the same numbers in another order (P8)."""
+    page = np.zeros((PAGES, HEADS, HEADS, CONTENT), dtype=np.uint16)
+    inside, outside = layer_pages(tensor(page), PAGES), layer_pages(tensor(page.transpose(0, 2, 1, 3)), PAGES)
+    assert inside.runs == outside.runs
+    assert inside.form != outside.form
+    assert inside.form == "uint16:[2, 2, 8]/[32, 16, 2]x1"
 
 
 def test_a_block_outermost_layout_is_one_copy_a_block() -> None:

@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from engine_parts import BLOCK, FakeDepot, Step, pages, request, scheduler
+from engine_parts import BLOCK, FakeDepot, Step, found, geometry, options, pages, request, scheduler
 
 from kvdepot.engines.vllm.meta import LoadReport, RankNamespaces
-from kvdepot.engines.vllm.scheduler import CLAIM_WAIT_MS
+from kvdepot.engines.vllm.scheduler import CLAIM_WAIT_MS, RANK_STEPS_MAX, SchedulerSide
 
 
 def admit(side: Any, req: Any, local: int, *table: list[int]) -> int:
@@ -27,14 +27,55 @@ def test_models_with_windows_load_between_steps_and_leave_a_token() -> None:
     assert scheduler(FakeDepot(units=9), windows=(0, 2)).match(request("r", 4 * BLOCK), 0) == (3 * BLOCK, True)
 
 
-def test_nothing_is_looked_up_before_the_workers_have_named_their_pages() -> None:
+def starting(depot: FakeDepot, ranks: int = 1) -> SchedulerSide:
+    """The scheduler's side before any rank has told what it found."""
+    return SchedulerSide(depot, options(), geometry(), ranks)  # type: ignore[arg-type]
+
+
+def test_first_requests_wait_until_every_rank_has_named_its_pages() -> None:
     depot = FakeDepot(units=9)
-    side = scheduler(depot)
-    side.open_namespaces([RankNamespaces(broken="other bytes came back than went")])
-    broken = scheduler(depot)
-    broken._namespaces = []
-    assert broken.match(request("r", 4 * BLOCK), 0) == (0, False)
+    side, req = starting(depot, ranks=2), request("r", 4 * BLOCK)
+    assert side.match(req, 0) == (None, False)
+    side.build_step(Step().output())
+    side.reported(LoadReport(ranks=[found(0)]))
+    assert side.match(req, 0) == (None, False)
+    side.reported(LoadReport(ranks=[found(1)]))
+    assert side.match(req, 0) == (3 * BLOCK, False)
+
+
+def test_ranks_that_never_name_their_pages_cost_requests_a_bounded_number_of_steps() -> None:
+    depot = FakeDepot(units=9)
+    side, req = starting(depot), request("r", 4 * BLOCK)
+    for _ in range(RANK_STEPS_MAX):
+        assert side.match(req, 0) == (None, False)
+        assert side.build_step(Step().output()).saves == {}
+    assert side.match(req, 0) == (0, False)
     assert depot.claims == []
+
+
+def test_a_rank_that_cannot_take_part_turns_the_connector_off_before_the_first_lookup() -> None:
+    depot = FakeDepot(units=9)
+    side = starting(depot, ranks=2)
+    broken = RankNamespaces(broken="other bytes came back than went")
+    side.reported(LoadReport(ranks=[found(0)]).aggregate(LoadReport(ranks=[broken])))
+    assert side.match(request("r", 4 * BLOCK), 0) == (0, False)
+    assert depot.claims == []
+
+
+@pytest.mark.parametrize(("loads", "dumps"), [(True, True), (True, False), (False, True)])
+def test_kv_role_says_whether_an_engine_loads_and_dumps(loads: bool, dumps: bool) -> None:
+    side, req = scheduler(FakeDepot(units=1), loads=loads, dumps=dumps), request("r", 4 * BLOCK)
+    assert (admit(side, req, 0, [1, 2, 3, 4]) > 0) == loads
+    side.build_step(Step().starts("r", 0, 4 * BLOCK, [1, 2, 3, 4]).output())
+    side.reported(LoadReport({1: 1}))
+    step = side.build_step(Step().goes_on("r", 4 * BLOCK, BLOCK, ([1, 2, 3, 4, 5],)).output())
+    side.build_step(Step().output())
+    assert bool(side._requests["r"].saved_blocks) == dumps
+    assert bool(step.late_saves) == (loads and dumps)
+
+
+def test_a_request_that_was_never_announced_is_no_error() -> None:
+    scheduler(FakeDepot()).allocated(request("r", BLOCK), pages([1]), 0)
 
 
 def test_a_request_that_waits_for_admission_keeps_one_claim() -> None:
@@ -75,6 +116,17 @@ def test_only_an_idle_engine_gives_a_waiting_claim_time() -> None:
     side.build_step(Step().output())
     assert side.match(req, 0) == (None, False)
     assert depot.claims[0].waits == [CLAIM_WAIT_MS]
+
+
+def test_a_step_waits_once_however_many_requests_wait() -> None:
+    depot = FakeDepot(units=9, settled=False)
+    side = scheduler(depot, wait_ms=10**6)
+    waiting = [request(f"r{index}", 4 * BLOCK) for index in range(5)]
+    for _ in range(2):
+        side.build_step(Step().output())
+        for req in waiting:
+            assert side.match(req, 0) == (None, False)
+    assert sum(len(claim.waits) for claim in depot.claims) == 2
 
 
 def nearly_there(left: int, idle: bool = True, **values: Any) -> tuple[FakeDepot, tuple[int | None, bool]]:
@@ -177,6 +229,37 @@ def test_blocks_are_saved_once_when_their_last_token_is_computed() -> None:
     assert second.saves[0].pages == [2]
     decode = side.build_step(Step().goes_on("r", 3 * BLOCK - 1, 1, table).output())
     assert decode.saves[0].pages == [3]
+
+
+def beside_another(ranks: int = 1) -> tuple[SchedulerSide, Any]:
+    """A step whose request has two of its four blocks from another connector, and computes the others."""
+    side, req = scheduler(FakeDepot(), ranks=ranks), request("r", 4 * BLOCK)
+    assert admit(side, req, 0, [1, 2, 3, 4]) == 0
+    step = side.build_step(Step().starts("r", 2 * BLOCK, 2 * BLOCK, [1, 2, 3, 4]).output())
+    assert step.saves == {}
+    assert step.witness
+    return side, step
+
+
+def test_what_another_connector_loaded_is_saved_when_every_rank_has_computed_on_it() -> None:
+    side, step = beside_another(ranks=2)
+    side.reported(LoadReport({step.witness: 1}))
+    assert side.build_step(Step().output()).late_saves == {}
+    side.reported(LoadReport({step.witness: 1}))
+    assert side.build_step(Step().output()).late_saves[0].pages == [1, 2, 3, 4]
+    assert not side.has_late_saves()
+
+
+def test_nothing_is_saved_of_a_step_in_which_another_connector_failed() -> None:
+    """Nor of the step after it, which was planned before that was known (P1)."""
+    side, step = beside_another()
+    after = side.build_step(Step().goes_on("r", 4 * BLOCK, BLOCK, ([1, 2, 3, 4, 5],)).output())
+    assert after.saves == {}
+    side.reported(LoadReport({step.witness: 1}), invalid_pages=True)
+    assert not side.has_late_saves()
+    again = side.build_step(Step().goes_on("r", BLOCK, 3 * BLOCK, ([1, 2, 3, 4],)).output())
+    assert again.late_saves == {}
+    assert again.saves[0].pages == [1, 2, 3, 4]
 
 
 def test_tokens_without_a_hash_are_not_saved() -> None:

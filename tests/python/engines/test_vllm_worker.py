@@ -6,9 +6,10 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
-from engine_parts import FakeStore, FakeTask, geometry, options
+from engine_parts import BLOCK, FakeStore, FakeTask, geometry, options
 
 from kvdepot.engines.vllm import compute
+from kvdepot.engines.vllm.groups import Geometry
 from kvdepot.engines.vllm.loads import STEP_PATIENCE_MS, Loads
 from kvdepot.engines.vllm.meta import Blocks, Load, StepMetadata
 from kvdepot.engines.vllm.saves import Saves
@@ -65,6 +66,20 @@ def waited(store: FakeStore) -> list[int]:
 
 def saves(store: FakeStore) -> Saves:
     return Saves({0: store}, compute.ComputeOrder(event_sync=True), DepotStats())  # type: ignore[dict-item]
+
+
+def test_a_worker_tells_its_namespaces_once_and_each_witness() -> None:
+    side = WorkerSide(None, options(), Geometry((), BLOCK, BLOCK, "no blocks"))  # type: ignore[arg-type]
+    first = side.report()
+    assert first is not None
+    assert [rank.broken for rank in first.ranks] == ["no blocks"]
+    assert side.report() is None
+    side.finish_saves(StepMetadata(witness=7))
+    told = side.report()
+    assert told is not None
+    assert (told.done, told.ranks) == ({7: 1}, [])
+    side.finish_saves(StepMetadata())
+    assert side.report() is None
 
 
 def test_layers_are_saved_as_they_are_written_and_the_rest_at_the_end() -> None:

@@ -93,7 +93,8 @@ impl Spawner {
         let log = open(beside(&self.socket, ".log"))?;
         let Some((program, arguments)) = self.command.split_first() else { return Ok(None) };
         // A process group of its own: what ends the engine's group must not end the node's depot. The child inherits
-        // the lock, and so holds other starters off until it serves or ends.
+        // the lock, and so holds other starters off until it serves or ends. With `--detach` it forks, and its child
+        // does: then the process started here ends at once.
         let child = Command::new(program)
             .args(arguments)
             .stdin(Stdio::from(lock))

@@ -2,7 +2,7 @@
 
 # ruff: noqa: ARG002, D102, S101 - names and arguments are vLLM's, its base class documents them; asserts say which side
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -13,7 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from kvdepot.engines.vllm.log import connector_logger
-from kvdepot.engines.vllm.meta import LoadReport, RankNamespaces, StepMetadata
+from kvdepot.engines.vllm.meta import LoadReport, StepMetadata
 from kvdepot.engines.vllm.options import layerwise, read_options
 from kvdepot.engines.vllm.stats import DepotStats, stats_from
 from kvdepot.errors import config_error
@@ -21,6 +21,7 @@ from kvdepot.errors import config_error
 if TYPE_CHECKING:
     import torch
 
+    from kvdepot.engines.vllm.metrics import DepotPromMetrics
     from kvdepot.engines.vllm.scheduler import SchedulerSide
     from kvdepot.engines.vllm.worker import WorkerSide
 
@@ -29,6 +30,15 @@ logger = connector_logger()
 # A block of one of these sizes is a kernel's block with every attention backend that accepts another layout than its
 # own; a larger one may be split, which block-outermost layouts forbid: vLLM would not start.
 UNSPLIT_BLOCK_SIZES = (16, 32, 64)
+
+
+def is_child(vllm_config: Any) -> bool:
+    """Whether this is the configuration that `MultiConnector` makes for a connector below it."""
+    from vllm.config import get_current_vllm_config_or_none
+
+    current = get_current_vllm_config_or_none()
+    outer = current.kv_transfer_config if current is not None else None
+    return outer is not None and outer.kv_connector != vllm_config.kv_transfer_config.kv_connector
 
 
 class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, unused-ignore]
@@ -55,7 +65,15 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
         if role == KVConnectorRole.SCHEDULER:
             from kvdepot.engines.vllm.scheduler import SchedulerSide
 
-            self._scheduler = SchedulerSide(depot, options, shape, parallel.world_size)
+            role_flags = self._kv_transfer_config
+            self._scheduler = SchedulerSide(
+                depot,
+                options,
+                shape,
+                parallel.world_size,
+                loads=role_flags.is_kv_consumer,
+                dumps=role_flags.is_kv_producer,
+            )
             self._let_vllm_recompute(options.load_failure_policy)
         else:
             from kvdepot.engines.vllm.worker import WorkerSide
@@ -76,7 +94,11 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
-        """Asks for one run of memory a block where that is known to be possible and is of use."""
+        """Asks for one run of memory a block where that is known to be possible and is of use.
+
+        A child of `MultiConnector` asks for nothing, since vLLM does not start when two children ask for different
+        layouts. A page of any block-compact layout is one run a layer.
+        """
         try:
             from vllm.platforms import current_platform
             from vllm.v1.kv_cache_layout import KVCacheLayout
@@ -84,7 +106,8 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
             return None
         model = vllm_config.model_config
         if (
-            layerwise(vllm_config.kv_transfer_config.kv_connector_extra_config)
+            is_child(vllm_config)
+            or layerwise(vllm_config.kv_transfer_config.kv_connector_extra_config)
             or not current_platform.is_cuda_alike()
             or model.use_mla
             or model.is_hybrid
@@ -102,17 +125,24 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> DepotStats:
         return stats_from(data)
 
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> "DepotPromMetrics":
+        # Below `MultiConnector` an engine ends with the first statistics of a connector that has none of these.
+        from kvdepot.engines.vllm.metrics import DepotPromMetrics
+
+        return DepotPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
     # Scheduler.
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
         self._on_scheduler.kv_cache_manager = kv_cache_manager
-
-    def set_xfer_handshake_metadata_pp_aware(self, metadata: Mapping[tuple[int, int], Any]) -> None:
-        self._on_scheduler.open_namespaces([metadata[rank] for rank in sorted(metadata)])
-
-    def set_xfer_handshake_metadata(self, metadata: Mapping[int, Any]) -> None:
-        self._on_scheduler.open_namespaces([metadata[rank] for rank in sorted(metadata)])
 
     def on_new_request(self, request: Any) -> None:
         self._on_scheduler.new_request(request)
@@ -135,7 +165,8 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
 
     def update_connector_output(self, connector_output: Any) -> None:
         report = getattr(connector_output, "kv_connector_worker_meta", None)
-        self._on_scheduler.reported(report if isinstance(report, LoadReport) else None)
+        invalid = bool(getattr(connector_output, "invalid_block_ids", None))
+        self._on_scheduler.reported(report if isinstance(report, LoadReport) else None, invalid_pages=invalid)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         # Pages may be handed out at once: whoever overwrites one waits for the dump that reads it (P3).
@@ -157,9 +188,6 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
 
     def register_kv_caches(self, kv_caches: dict[str, "torch.Tensor"]) -> None:
         self._on_worker.register(self._vllm_config, self._kv_cache_config, kv_caches)
-
-    def get_handshake_metadata(self) -> RankNamespaces:
-        return self._on_worker.namespaces
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         assert isinstance(kv_connector_metadata, StepMetadata)

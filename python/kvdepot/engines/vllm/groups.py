@@ -54,7 +54,7 @@ def geometry(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> Geo
     all_groups = kv_cache_config.kv_cache_groups
     if not all_groups:
         return Geometry((), 1, 1, "the model has no KV cache")
-    if problem := too_old(len(all_groups)):
+    if problem := too_old(len(all_groups)) or computes_all_tokens(vllm_config.model_config):
         return Geometry((), 1, 1, problem)
     from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 
@@ -88,6 +88,13 @@ def geometry(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> Geo
             )
         )
     return Geometry(tuple(groups), hash_tokens, hit_tokens)
+
+
+def computes_all_tokens(model_config: Any) -> str:
+    """Empty, or why every token of a prompt has to go through the model, whatever is stored of it."""
+    if getattr(model_config, "pooler_config", None) is None or model_config.is_prefix_caching_supported:
+        return ""
+    return "this model pools over all tokens of a prompt, and vLLM ends when a part of them comes from a cache"
 
 
 def too_old(group_count: int) -> str:

@@ -2,11 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorHandshakeMetadata,
-    KVConnectorMetadata,
-    KVConnectorWorkerMetadata,
-)
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
 
 @dataclass
@@ -51,6 +47,8 @@ class StepMetadata(KVConnectorMetadata):
             worker sees this, because they come before anything of this step.
         saves: blocks that this step's forward completes.
         decoding: whether the step decodes for somebody.
+        witness: a number that every rank reports back with this step, 0 = none. The scheduler learns by it that another
+            connector's loads, which this step computed on, have ended.
     """
 
     fresh_pages: list[int] = field(default_factory=list)
@@ -58,31 +56,11 @@ class StepMetadata(KVConnectorMetadata):
     loads: list[Load] = field(default_factory=list)
     saves: GroupBlocks = field(default_factory=dict)
     decoding: bool = False
+    witness: int = 0
 
 
 @dataclass
-class LoadReport(KVConnectorWorkerMetadata):
-    """Loads that came to their end, with the number of ranks that say so, and those that failed on any rank.
-
-    Attributes:
-        broken: empty, or why a rank has found, later than at its start, that it cannot take part.
-    """
-
-    done: dict[int, int] = field(default_factory=dict)
-    failed: set[int] = field(default_factory=set)
-    broken: str = ""
-
-    def aggregate(self, other: KVConnectorWorkerMetadata) -> "LoadReport":
-        """Both ranks' reports as one."""
-        assert isinstance(other, LoadReport)  # noqa: S101 - vLLM gives a connector its own reports
-        done = dict(self.done)
-        for load_id, ranks in other.done.items():
-            done[load_id] = done.get(load_id, 0) + ranks
-        return LoadReport(done, self.failed | other.failed, self.broken or other.broken)
-
-
-@dataclass
-class RankNamespaces(KVConnectorHandshakeMetadata):
+class RankNamespaces:
     """What a worker found at its start: the namespace of each group's pages on its rank, or why it cannot take part.
 
     Attributes:
@@ -92,3 +70,28 @@ class RankNamespaces(KVConnectorHandshakeMetadata):
 
     canonical: dict[int, str] = field(default_factory=dict)
     broken: str = ""
+
+
+@dataclass
+class LoadReport(KVConnectorWorkerMetadata):
+    """Loads that came to their end, with the number of ranks that say so, and those that failed on any rank.
+
+    Attributes:
+        done: by load, or by a step's ``witness``.
+        broken: empty, or why a rank has found, later than at its start, that it cannot take part.
+        ranks: what ranks found at their start, each told once, with the first step. vLLM's handshake would be quicker,
+            but `MultiConnector` hands one connector's handshake to all of them.
+    """
+
+    done: dict[int, int] = field(default_factory=dict)
+    failed: set[int] = field(default_factory=set)
+    broken: str = ""
+    ranks: list[RankNamespaces] = field(default_factory=list)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "LoadReport":
+        """Both ranks' reports as one."""
+        assert isinstance(other, LoadReport)  # noqa: S101 - vLLM gives a connector its own reports
+        done = dict(self.done)
+        for load_id, ranks in other.done.items():
+            done[load_id] = done.get(load_id, 0) + ranks
+        return LoadReport(done, self.failed | other.failed, self.broken or other.broken, self.ranks + other.ranks)

@@ -1,8 +1,8 @@
 """Where the bytes of a block lie in the engine's real tensors: opaque runs, whatever their layout means to attention.
 
 A layer's tensor has one dimension of blocks; all others make up the block's page. A page is cut into runs that are
-contiguous in memory. Runs are kept in the order of the tensor's *logical* dimensions, so a page's bytes have one order,
-fixed by shape and strides, and both are facts of the namespace.
+contiguous in memory, in the order of their addresses, so a page that is contiguous is one run whatever the order of its
+dimensions. Shape and strides fix that order, and both are facts of the namespace.
 """
 
 import math
@@ -143,7 +143,12 @@ def layer_pages(tensor: "torch.Tensor", page_count: int) -> LayerPages:
     dims = [(n, step) for n, step in dims if n != 1]
     form = f"{tensor.dtype}:{list(tensor.shape[block_dim + 1 :])}/{[step for _, step in dims]}x{ratio}"
     run_size = item
-    # Innermost dimensions that follow each other in memory are one run.
+    # From the widest step to the narrowest: dimensions that follow each other in memory are one run.
+    by_address = sorted(dims, key=lambda dim: -dim[1])
+    if by_address != dims:
+        # An earlier version took them in logical order: its blocks have other bytes.
+        form += "@address"
+    dims = by_address
     while dims and dims[-1][1] == run_size:
         run_size *= dims.pop()[0]
     pieces = math.prod(n for n, _ in dims)

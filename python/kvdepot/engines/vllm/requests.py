@@ -30,6 +30,7 @@ class RequestState:
 
     Attributes:
         offer: the hit that the scheduler has been told and has not used yet.
+        loaded_tokens: what the depot gave beyond ``local_tokens`` when the request was admitted.
         missed_tokens: local hit of the last lookup that found nothing beyond it, -1 when there was none.
         saved_blocks: by group, leading blocks that need no dump: they were hit, loaded, dumped, or are about to be.
         load_failed: a load of this request has failed once; it is computed from now on, whatever the depot has (P2).
@@ -38,6 +39,7 @@ class RequestState:
     request: "Request"
     offer: Offer | None = None
     local_tokens: int = 0
+    loaded_tokens: int = 0
     missed_tokens: int = -1
     missed_s: float = 0.0
     tier_tokens: int = 0

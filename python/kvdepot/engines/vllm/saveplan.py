@@ -28,22 +28,29 @@ class SavePlan:
         self._threshold = persist_token_threshold
         self._held: list[HeldSaves] = []
 
-    def complete(self, output: "SchedulerOutput", requests: Mapping[str, RequestState]) -> GroupBlocks:
-        """Blocks of which this step computes the last token."""
+    def complete(self, output: "SchedulerOutput", requests: Mapping[str, RequestState]) -> tuple[GroupBlocks, bool]:
+        """Blocks of which this step computes the last token, or which another connector has loaded.
+
+        Also whether some request of the step starts on KV that another connector has loaded, or loads in this step.
+        """
         saves: GroupBlocks = {}
+        foreign = False
         computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         cached = output.scheduled_cached_reqs
         computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        # Requests that start, also again after preemption: what is before their first token was hit or loaded.
+        # Requests that start, also again after preemption: what is before their first token is in vLLM's own cache, and
+        # so was dumped, or was loaded, by us or by another connector.
         starting = {new.req_id for new in output.scheduled_new_reqs} | set(cached.resumed_req_ids)
         for request_id, new_tokens in output.num_scheduled_tokens.items():
             state = requests.get(request_id)
             if state is None or state.request.num_prompt_tokens < self._threshold:
                 continue
             if request_id in starting:
-                state.saved_blocks = {g.index: computed[request_id] // g.block_tokens for g in self._geometry.groups}
+                ours = min(computed[request_id], state.local_tokens + state.loaded_tokens)
+                foreign |= computed[request_id] > ours
+                state.saved_blocks = {g.index: ours // g.block_tokens for g in self._geometry.groups}
             self._complete_request(output, state, computed[request_id] + new_tokens, saves)
-        return {index: blocks for index, blocks in saves.items() if blocks.pages}
+        return {index: blocks for index, blocks in saves.items() if blocks.pages}, foreign
 
     def _complete_request(
         self, output: "SchedulerOutput", state: RequestState, end_tokens: int, saves: GroupBlocks

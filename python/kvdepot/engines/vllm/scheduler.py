@@ -12,6 +12,7 @@ from kvdepot.engines.vllm.options import ConnectorOptions
 from kvdepot.engines.vllm.requests import Offer, RequestState, RunningLoad
 from kvdepot.engines.vllm.saveplan import SavePlan
 from kvdepot.engines.vllm.stats import DepotStats
+from kvdepot.engines.vllm.witnesses import Witnesses
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -31,6 +32,9 @@ REST_MS_MAX = 20
 DECODE_TOKENS_MAX = 16
 """A running request with at most so many tokens in a step decodes, speculated tokens included; else it prefills."""
 
+RANK_STEPS_MAX = 32
+"""Steps after which requests do not wait any longer for what the ranks found; the first step tells it."""
+
 MISS_RECHECK_S = 0.5
 """A request that cannot be admitted is matched again at every step; the depot is asked again only this often."""
 
@@ -43,7 +47,16 @@ class SchedulerSide:
     but never while a worker may still copy.
     """
 
-    def __init__(self, depot: "Depot", options: ConnectorOptions, geometry: Geometry, ranks: int) -> None:
+    def __init__(
+        self,
+        depot: "Depot",
+        options: ConnectorOptions,
+        geometry: Geometry,
+        ranks: int,
+        *,
+        loads: bool = True,
+        dumps: bool = True,
+    ) -> None:
         self._depot = depot
         self._options = options
         self._geometry = geometry
@@ -52,21 +65,30 @@ class SchedulerSide:
         # such a load when there are several groups, so those load before they are scheduled (P2).
         self.loads_before_forward = options.use_layerwise and len(geometry.groups) == 1
         self._namespaces: list[tuple[list[Namespace], int, int]] = []
-        self._off = geometry.unsupported
+        self._off = ""
+        self._loads, self._dumps = loads, dumps
+        self._found: list[RankNamespaces] = []
+        self._steps_without_ranks = 0
         self._requests: dict[str, RequestState] = {}
         self._running_loads: dict[int, RunningLoad] = {}
         self._saves = SavePlan(geometry, options.persist_token_threshold)
         self._step = StepMetadata()
         self._load_ids = 0
-        self._idle = False
+        self._idle = self._may_wait = False
+        self._witnesses = Witnesses(ranks)
         self.kv_cache_manager: Any = None
         self.stats = DepotStats()
+        if not (loads and dumps):
+            logger.info("kvdepot: this engine only %s blocks, by its kv_role", "loads" if loads else "stores")
+        if geometry.unsupported:
+            self._turn_off(geometry.unsupported)
 
     def open_namespaces(self, ranks: list[RankNamespaces]) -> None:
         """Takes what the workers found. Until this is called nothing is looked up, loaded or saved."""
-        self._off = self._off or next((rank.broken for rank in ranks if rank.broken), "")
         if self._off:
-            logger.error("kvdepot is off, requests are computed as without it: %s", self._off)
+            return
+        if broken := next((rank.broken for rank in ranks if rank.broken), ""):
+            self._turn_off(broken)
             return
         self._namespaces = []
         for group in self._geometry.groups:
@@ -87,32 +109,21 @@ class SchedulerSide:
         """``get_num_new_matched_tokens``: tokens that the depot has beyond ``local_tokens``; None = not yet known."""
         state = self._requests.setdefault(request.request_id, RequestState(request))
         state.local_tokens = local_tokens
-        state.tier_tokens = 0
+        state.tier_tokens = state.loaded_tokens = 0
+        if self._waits_for_ranks():
+            return None, False
         if state.offer is not None and state.offer.local_tokens != local_tokens:
             state.drop_offer()
         if not self._may_load(state) or self._missed_lately(state, local_tokens):
             state.drop_offer()
             return 0, False
-        if state.offer is None:
-            skip, limit = self._bounds(request, local_tokens)
-            if limit <= skip:
-                return 0, False
-            hashes = request.block_hashes[:limit]
-            claim = self._depot.claim(self._namespaces, hashes, skip=skip, limit=limit)
-            state.offer = Offer(claim, local_tokens)
-            self.stats.add("claims")
-        offer = state.offer
-        settled, units, from_tier = offer.claim.poll()
-        if not settled and self._idle:
-            # Scheduling again at once would keep a processor from the threads that fetch the blocks.
-            settled, units, from_tier = offer.claim.wait(CLAIM_WAIT_MS)
-        if not settled and (time.monotonic() - offer.started_s) * 1e3 >= self._options.wait_ms:
-            settled, units, from_tier = offer.claim.settle_now()
-        if not settled:
-            arriving = self._nearly_there(offer)
-            if arriving is None:
-                return None, False
-            units, from_tier = arriving
+        offer = state.offer = state.offer or self._claim(request, local_tokens)
+        if offer is None:
+            return 0, False
+        found = self._poll(offer)
+        if found is None:
+            return None, False
+        units, from_tier = found
         tokens = units * self._geometry.hash_tokens - local_tokens
         if tokens <= 0:
             state.drop_offer()
@@ -120,6 +131,27 @@ class SchedulerSide:
             return 0, False
         offer.tokens, offer.units_from_tier = tokens, from_tier
         return tokens, not self.loads_before_forward
+
+    def _claim(self, request: "Request", local_tokens: int) -> Offer | None:
+        """Asks the depot for what the engine does not have; None when it could have all of it."""
+        skip, limit = self._bounds(request, local_tokens)
+        if limit <= skip:
+            return None
+        self.stats.add("claims")
+        claim = self._depot.claim(self._namespaces, request.block_hashes[:limit], skip=skip, limit=limit)
+        return Offer(claim, local_tokens)
+
+    def _poll(self, offer: Offer) -> tuple[int, int] | None:
+        """The hit in hash units and what of it comes from a tier; None when it is not yet known."""
+        settled, units, from_tier = offer.claim.poll()
+        if not settled and self._idle and self._may_wait:
+            # Scheduling again at once would keep a processor from the threads that fetch the blocks. One request waits
+            # for all that wait: another one's claim may be settled.
+            self._may_wait = False
+            settled, units, from_tier = offer.claim.wait(CLAIM_WAIT_MS)
+        if not settled and (time.monotonic() - offer.started_s) * 1e3 >= self._options.wait_ms:
+            settled, units, from_tier = offer.claim.settle_now()
+        return (units, from_tier) if settled else self._nearly_there(offer)
 
     def _nearly_there(self, offer: Offer) -> tuple[int, int] | None:
         """The hit, and what of it comes from a tier, when its load may begin before the last blocks have been read.
@@ -136,10 +168,15 @@ class SchedulerSide:
         rest_ms = (time.monotonic() - offer.started_s) * 1e3 * left / come if come else math.inf
         return (units, from_tier) if rest_ms <= REST_MS_MAX else None
 
+    def _waits_for_ranks(self) -> bool:
+        """Whether ranks have not told yet what they found. They do so at the end of the engine's first step."""
+        return not self._off and not self._namespaces and self._steps_without_ranks < RANK_STEPS_MAX
+
     def _may_load(self, state: RequestState) -> bool:
         request = state.request
         return (
-            bool(self._namespaces)
+            self._loads
+            and bool(self._namespaces)
             and not state.load_failed
             and not getattr(request, "skip_reading_prefix_cache", False)
             and request.num_prompt_tokens >= self._options.persist_token_threshold
@@ -168,7 +205,9 @@ class SchedulerSide:
 
     def allocated(self, request: "Request", blocks: "KVCacheBlocks", external_tokens: int) -> None:
         """``update_state_after_alloc``: the request has pages; the hit, if one was used, becomes a load."""
-        state = self._requests[request.request_id]
+        state = self._requests.get(request.request_id)
+        if state is None:
+            return
         offer, state.offer = state.offer, None
         self._log_once(state, external_tokens)
         if external_tokens <= 0 or offer is None:
@@ -191,12 +230,17 @@ class SchedulerSide:
                 self._step.fresh_pages += wanted.pages
             unproven.update(page for page in page_ids[group.index][begin:] if page)
         state.tier_tokens = min(external_tokens, offer.units_from_tier * self._geometry.hash_tokens)
-        self._load_ids += 1
-        self._running_loads[self._load_ids] = RunningLoad(
+        state.loaded_tokens = external_tokens
+        load_id = self._next_load_id()
+        self._running_loads[load_id] = RunningLoad(
             request.request_id, offer.claim, self._ranks, self.loads_before_forward, unproven
         )
-        self._step.loads.append(Load(self._load_ids, request.request_id, self.loads_before_forward, plan))
+        self._step.loads.append(Load(load_id, request.request_id, self.loads_before_forward, plan))
         self.stats.add("hit_tokens", external_tokens)
+
+    def _next_load_id(self) -> int:
+        self._load_ids += 1
+        return self._load_ids
 
     def _log_once(self, state: RequestState, external_tokens: int) -> None:
         if not state.logged:
@@ -219,7 +263,7 @@ class SchedulerSide:
     def build_step(self, output: "SchedulerOutput") -> StepMetadata:
         """``build_connector_meta``: everything that the workers shall do in this step."""
         step, self._step = self._step, StepMetadata()
-        self._idle = output.total_num_scheduled_tokens == 0
+        self._idle = self._may_wait = output.total_num_scheduled_tokens == 0
         step.decoding = any(
             output.num_scheduled_tokens[name] <= DECODE_TOKENS_MAX for name in output.scheduled_cached_reqs.req_ids
         )
@@ -227,14 +271,19 @@ class SchedulerSide:
         if unproven:
             self._follow(unproven.values(), output)
         if not self._namespaces:
+            self._note_silent_ranks()
             return step
         step.late_saves = self._saves.released()
         self._add_fresh_pages(step, output)
         self._saves.overwritten(set(step.fresh_pages))
-        saves = self._saves.complete(output, self._requests)
+        saves, foreign = self._saves.complete(output, self._requests) if self._dumps else ({}, False)
+        if foreign:
+            step.witness = self._next_load_id()
+            self._witnesses.begin(step.witness)
         # With steps in flight, loads of an earlier step may not have been reported yet, so they count, too.
-        if unproven:
-            self._saves.hold(saves, set(unproven))
+        doubtful = set(unproven) | self._witnesses.planned(output.num_scheduled_tokens)
+        if doubtful:
+            self._saves.hold(saves, doubtful)
         else:
             step.saves = saves
         return step
@@ -263,32 +312,62 @@ class SchedulerSide:
         for copy in getattr(output, "kv_cache_block_copies", None) or ():
             step.fresh_pages.append(copy.dst_block_id)
 
-    def reported(self, report: LoadReport | None) -> None:
-        """``update_connector_output``: loads that ended on some or all ranks."""
+    def _note_silent_ranks(self) -> None:
+        self._steps_without_ranks += 1
+        if self._steps_without_ranks == RANK_STEPS_MAX and not self._off:
+            logger.warning("kvdepot: %d of %d ranks have told their namespaces", len(self._found), self._ranks)
+
+    def reported(self, report: LoadReport | None, *, invalid_pages: bool = False) -> None:
+        """``update_connector_output``: what ranks found, and loads that ended on some or all of them.
+
+        ``invalid_pages``: some connector has failed to load a page that the step computed on.
+        """
+        if invalid_pages:
+            self._another_failed()
         if report is None:
             return
         if report.broken:
             self._turn_off(report.broken)
+        self._found += report.ranks
+        if report.ranks and len(self._found) == self._ranks:
+            self.open_namespaces(self._found)
         for load_id in report.failed:
-            load = self._running_loads.get(load_id)
-            self._saves.load_failed(load_id)
-            if load is None:
-                continue
-            if load.before_forward:
-                self._evict_unproven(load)
-            state = self._requests.get(load.request_id)
-            if state is not None:
-                state.load_failed = True
-                state.saved_blocks = {}
+            self._load_failed(load_id)
         for load_id, ranks in report.done.items():
-            load = self._running_loads.get(load_id)
-            if load is None:
-                continue
-            load.ranks_left -= ranks
-            if load.ranks_left == 0:
-                del self._running_loads[load_id]
-                load.claim.release()
+            if self._witnesses.reported(load_id, ranks) or self._load_ended(load_id, ranks):
                 self._saves.load_was_good(load_id)
+
+    def _load_failed(self, load_id: int) -> None:
+        load = self._running_loads.get(load_id)
+        self._saves.load_failed(load_id)
+        if load is None:
+            return
+        if load.before_forward:
+            self._evict_unproven(load)
+        state = self._requests.get(load.request_id)
+        if state is not None:
+            state.load_failed = True
+            state.saved_blocks = {}
+
+    def _load_ended(self, load_id: int, ranks: int) -> bool:
+        """So many ranks have ended a load; whether all have now."""
+        load = self._running_loads.get(load_id)
+        if load is None:
+            return False
+        load.ranks_left -= ranks
+        if load.ranks_left > 0:
+            return False
+        del self._running_loads[load_id]
+        load.claim.release()
+        return True
+
+    def _another_failed(self) -> None:
+        """Steps that may have computed on it are not saved. vLLM computes its requests again, and that is saved."""
+        numbers, request_ids = self._witnesses.failed()
+        for number in numbers:
+            self._saves.load_failed(number)
+        for request_id in request_ids & self._requests.keys():
+            self._requests[request_id].saved_blocks = {}
 
     def _turn_off(self, why: str) -> None:
         """A rank cannot take part after all, so none does."""

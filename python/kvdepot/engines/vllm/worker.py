@@ -59,6 +59,8 @@ class WorkerSide:
         self._proof_is_due = False
         self._handled_before: BaseException | None = None
         self._forward_broke_off = False
+        self._names_told = False
+        self._witness = 0
 
     def register(
         self,
@@ -131,11 +133,6 @@ class WorkerSide:
                 "" if rank.writes else " (another rank dumps)",
             )
 
-    @property
-    def namespaces(self) -> RankNamespaces:
-        """What the scheduler's connector has to know of this rank."""
-        return self._names
-
     # The step, in vLLM's order.
 
     def prepare(self, step: StepMetadata) -> None:
@@ -179,6 +176,7 @@ class WorkerSide:
         """
         broke_off = sys.exc_info()[1] is not self._handled_before
         self._handled_before = None
+        self._witness = step.witness
         self._loads.finish_before_forward()
         if broke_off:
             self._give_up_step()
@@ -203,8 +201,18 @@ class WorkerSide:
         return self._loads.take_failed_pages()
 
     def report(self) -> LoadReport | None:
-        """``build_connector_worker_meta``."""
-        return self._loads.take_report()
+        """``build_connector_worker_meta``: the end of a step."""
+        report = self._loads.take_report()
+        if self._names_told and not self._witness:
+            return report
+        report = report or LoadReport()
+        if not self._names_told:
+            self._names_told = True
+            report.ranks = [self._names]
+        if self._witness:
+            report.done[self._witness] = 1
+            self._witness = 0
+        return report
 
     def close(self) -> None:
         """``shutdown``: the engine's memory goes away after this."""

@@ -1,0 +1,46 @@
+"""Steps that compute on KV that another connector loads, until it is known whether it was good."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass
+class _Witness:
+    ranks_left: int
+    requests: set[str] = field(default_factory=set)
+
+
+class Witnesses:
+    """Steps whose number every rank reports back, so that the scheduler knows when their loads have ended.
+
+    vLLM tells pages that could not be loaded together with that report.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._open: dict[int, _Witness] = {}
+
+    def begin(self, number: int) -> None:
+        """A step computes on another connector's load."""
+        self._open[number] = _Witness(self._ranks)
+
+    def planned(self, request_ids: Iterable[str]) -> set[int]:
+        """A step with these requests: the numbers of steps that it may build on, itself included."""
+        for witness in self._open.values():
+            witness.requests.update(request_ids)
+        return set(self._open)
+
+    def failed(self) -> tuple[set[int], set[str]]:
+        """A page could not be loaded: all numbers that may be meant, and the requests of their steps and later ones."""
+        return set(self._open), {name for witness in self._open.values() for name in witness.requests}
+
+    def reported(self, number: int, ranks: int) -> bool:
+        """So many ranks have ended the step; whether all have now."""
+        witness = self._open.get(number)
+        if witness is None:
+            return False
+        witness.ranks_left -= ranks
+        if witness.ranks_left > 0:
+            return False
+        del self._open[number]
+        return True

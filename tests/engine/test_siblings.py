@@ -1,0 +1,74 @@
+"""Real vLLM with the depot's connector and another one below `MultiConnector`, in both orders."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from engine_lab import Lab
+from test_vllm import RESET, generate
+
+PROMPTS = [[[1, 230]], [[2, 200]], [[3, 150]]]
+HITS = [224, 192, 128]
+RESET_ALL = {"do": "reset_all"}
+
+
+def below(*, first: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Puts the depot's connector below a `MultiConnector`, beside the sibling, which comes first or second."""
+
+    def wrap(depot: dict[str, Any]) -> dict[str, Any]:
+        sibling = {"kv_connector": "Sibling", "kv_role": "kv_both", "kv_connector_module_path": "sibling"}
+        # By its registered name, which vLLM knows from the package's plugin.
+        depot = {key: value for key, value in depot.items() if key != "kv_connector_module_path"}
+        return {
+            "kv_connector": "MultiConnector",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"connectors": [sibling, depot] if first == "sibling" else [depot, sibling]},
+        }
+
+    return wrap
+
+
+def mode(name: str) -> dict[str, str]:
+    return {"do": "sibling", "mode": name}
+
+
+def phase(name: str) -> dict[str, Any]:
+    return {**generate(name, PROMPTS, 8), "one_by_one": True}
+
+
+@pytest.mark.parametrize("first", ["sibling", "depot"])
+def test_a_sibling_s_blocks_are_stored_and_its_failures_are_not(real_lab: Lab, first: str) -> None:
+    """What the sibling loads is stored, too; what is computed on a load of its that failed is not (P1)."""
+    run = real_lab.run(
+        "llama",
+        [
+            {"do": "attached"},
+            phase("cold"),
+            RESET,
+            mode("off"),
+            phase("from the depot"),
+            RESET_ALL,
+            mode("serves"),
+            phase("from the sibling"),
+            RESET,
+            mode("off"),
+            phase("from the depot again"),
+            RESET_ALL,
+            mode("fails"),
+            phase("sibling fails"),
+            RESET,
+            mode("off"),
+            phase("after the failure"),
+        ],
+        engine={"disable_hybrid_kv_cache_manager": True},
+        beside=below(first=first),
+    )
+    assert run["cold"]["cached"] == [0, 0, 0]
+    assert run["from the depot"]["cached"] == HITS
+    assert run["from the sibling"]["cached"] == HITS
+    assert run["from the depot again"]["cached"] == HITS
+    for name in ("from the depot", "from the sibling", "from the depot again", "sibling fails", "after the failure"):
+        assert run[name]["tokens"] == run["cold"]["tokens"], name
+    assert run["after the failure"]["cached"] == HITS
+    assert run["metrics"]["vllm:kvdepot_hit_tokens"] == 3 * sum(HITS)
