@@ -14,9 +14,13 @@ A phase names what it does in ``do``, a method of ``Run``:
   at ``socket`` is that process; ``name`` gets the rounds
 - ``attached``: the engine's connectors have a depot (again)
 - ``sleep``: ``s``
+- ``touch`` and ``wait_for``: ``file``, for engines that run at the same time
+- ``update_weights``: every parameter is changed in place, in each rank's memory, by the same rule for one ``seed``
+- ``nap``: vLLM's sleep mode, down to ``level`` and up again
 """
 
 import faulthandler
+import hashlib
 import json
 import os
 import random
@@ -33,6 +37,7 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
 
 ATTACHED_S = 60
+OTHER_ENGINE_S = 240
 UPGRADE_S = 120
 TRIES = 30
 METRICS = ("vllm:num_preemptions", "vllm:external_prefix_cache_hits", "vllm:prompt_tokens_cached_by_source")
@@ -74,6 +79,20 @@ def worker_attached(worker: Any) -> bool:
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     return bool(get_kv_transfer_group()._worker._depot.attached)
+
+
+def change_weights(worker: Any, seed: int) -> None:
+    """Changes the model in this rank's memory, as a trainer that sends new weights does."""
+    import torch
+
+    for name, parameter in worker.get_model().named_parameters():
+        generator = torch.Generator().manual_seed(hash_of(f"{seed}/{name}"))
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
+        parameter.data.add_((noise * 0.5 * parameter.data.float().std(correction=0)).to(parameter.dtype))
+
+
+def hash_of(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
 
 
 def scheduler_attached(llm: Any) -> bool:
@@ -130,6 +149,24 @@ class Run:
 
     def sleep(self, phase: dict[str, Any]) -> None:
         time.sleep(phase["s"])
+
+    def touch(self, phase: dict[str, Any]) -> None:
+        with open(phase["file"], "w", encoding="utf-8"):
+            pass
+
+    def wait_for(self, phase: dict[str, Any]) -> None:
+        end_s = time.monotonic() + OTHER_ENGINE_S
+        while not os.path.exists(phase["file"]):
+            if time.monotonic() > end_s:
+                raise TimeoutError(f"{phase['file']} has not come within {OTHER_ENGINE_S} s")
+            time.sleep(0.05)
+
+    def update_weights(self, phase: dict[str, Any]) -> None:
+        self.llm.collective_rpc(change_weights, args=(phase.get("seed", 1),))
+
+    def nap(self, phase: dict[str, Any]) -> None:
+        self.llm.sleep(phase.get("level", 1))
+        self.llm.wake_up()
 
     def settle(self, phase: dict[str, Any]) -> None:
         with_depot(phase["socket"], lambda depot: depot.drain(60_000))

@@ -51,6 +51,9 @@ class StepMetadata(KVConnectorMetadata):
             worker sees this, because they come before anything of this step.
         saves: blocks that this step's forward completes.
         decoding: whether the step decodes for somebody.
+        generation: of the weights' version, see ``versions``; what the step loads and saves belongs to it.
+        version: of the weights; ``None`` while it is not known, then the step has no loads and no saves.
+        examine: whether the workers are asked for a digest of their weights.
     """
 
     fresh_pages: list[int] = field(default_factory=list)
@@ -58,6 +61,9 @@ class StepMetadata(KVConnectorMetadata):
     loads: list[Load] = field(default_factory=list)
     saves: GroupBlocks = field(default_factory=dict)
     decoding: bool = False
+    generation: int = 0
+    version: str | None = ""
+    examine: bool = False
 
 
 @dataclass
@@ -66,11 +72,17 @@ class LoadReport(KVConnectorWorkerMetadata):
 
     Attributes:
         broken: empty, or why a rank has found, later than at its start, that it cannot take part.
+        generation: the doubt that ``weights`` answers.
+        weights: digest of the weights in a rank's memory, by rank; empty = not known.
+        moved: the generation in which a rank saw that its weights are others, and nobody had said so; else ``None``.
     """
 
     done: dict[int, int] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
     broken: str = ""
+    generation: int = 0
+    weights: dict[int, str] = field(default_factory=dict)
+    moved: int | None = None
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "LoadReport":
         """Both ranks' reports as one."""
@@ -78,7 +90,13 @@ class LoadReport(KVConnectorWorkerMetadata):
         done = dict(self.done)
         for load_id, ranks in other.done.items():
             done[load_id] = done.get(load_id, 0) + ranks
-        return LoadReport(done, self.failed | other.failed, self.broken or other.broken)
+        generation = max(self.generation, other.generation)
+        weights = {}
+        for report in (self, other):
+            if report.generation == generation:
+                weights.update(report.weights)
+        moved = max((report.moved for report in (self, other) if report.moved is not None), default=None)
+        return LoadReport(done, self.failed | other.failed, self.broken or other.broken, generation, weights, moved)
 
 
 @dataclass
@@ -88,7 +106,13 @@ class RankNamespaces(KVConnectorHandshakeMetadata):
     Attributes:
         canonical: by group; a group without layers on this rank (pipeline parallelism) is absent.
         broken: empty, or the reason for which the connector has to stay off on all ranks.
+        rank: which of the engine's workers this is.
+        weights: digest of the weights in its memory; empty = not known.
+        named: whether the namespaces' facts tell the weights from others.
     """
 
     canonical: dict[int, str] = field(default_factory=dict)
     broken: str = ""
+    rank: int = 0
+    weights: str = ""
+    named: bool = True
