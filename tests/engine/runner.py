@@ -4,7 +4,9 @@
 A phase names what it does in ``do``, a method of ``Run``:
 
 - ``generate``: ``name``, ``prompts`` (each a list of parts, see ``prompt``), ``max_tokens``, ``one_by_one``,
-  ``until_cached`` (again until the first prompt had that hit: an answer that is late is a miss)
+  ``until_cached`` (again until the first prompt had that hit: an answer that is late is a miss), ``adapter``
+  (number and path)
+- ``train_adapter``: a LoRA adapter of ``seed`` is written to ``path``
 - ``score``: ``name``, ``prompts``, ``tokens`` (the answers): by how much their tokens are less likely than the best
   ones, in logarithms, on the average
 - ``reset`` (vLLM's own cache), ``reset_all`` (the depot's, too)
@@ -95,6 +97,35 @@ def hash_of(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
 
 
+def adapter_of(phase: dict[str, Any]) -> Any:
+    if "adapter" not in phase:
+        return None
+    from vllm.lora.request import LoRARequest
+
+    number, path = phase["adapter"]
+    return LoRARequest("adapter", number, path)
+
+
+def write_adapter(path: str, seed: int, config: Any) -> None:
+    """An adapter that changes queries and values of every layer."""
+    import torch
+    from safetensors.torch import save_file
+
+    rank, generator = 8, torch.Generator().manual_seed(seed)
+    rows = {"q_proj": config.num_attention_heads, "v_proj": config.num_key_value_heads}
+    tensors = {}
+    for layer in range(config.num_hidden_layers):
+        for name, heads in rows.items():
+            key = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            tensors[f"{key}.lora_A.weight"] = torch.randn(rank, config.hidden_size, generator=generator)
+            tensors[f"{key}.lora_B.weight"] = torch.randn(heads * config.head_dim, rank, generator=generator)
+    os.makedirs(path, exist_ok=True)
+    save_file(tensors, os.path.join(path, "adapter_model.safetensors"))
+    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": [*rows], "bias": "none"}
+    with open(os.path.join(path, "adapter_config.json"), "w", encoding="utf-8") as file:
+        json.dump(settings, file)
+
+
 def scheduler_attached(llm: Any) -> bool:
     return bool(llm.llm_engine.engine_core.engine_core.scheduler.connector._scheduler._depot.attached)
 
@@ -111,10 +142,15 @@ class Run:
 
         prompts = [prompt(parts) for parts in phase["prompts"]]
         sampling = SamplingParams(temperature=0, max_tokens=phase.get("max_tokens", 8), ignore_eos=True)
+        adapter = adapter_of(phase)
         batches = [[one] for one in prompts] if phase.get("one_by_one") else [prompts]
         began = time.monotonic()
         for _ in range(TRIES):
-            outputs = [out for batch in batches for out in self.llm.generate(batch, sampling, use_tqdm=False)]
+            outputs = [
+                out
+                for batch in batches
+                for out in self.llm.generate(batch, sampling, use_tqdm=False, lora_request=adapter)
+            ]
             if phase.get("until_cached", 0) <= outputs[0].num_cached_tokens:
                 break
         self.results[phase["name"]] = {
@@ -123,6 +159,9 @@ class Run:
             "cached": [output.num_cached_tokens for output in outputs],
             "finish": [output.outputs[0].finish_reason for output in outputs],
         }
+
+    def train_adapter(self, phase: dict[str, Any]) -> None:
+        write_adapter(phase["path"], phase["seed"], self.llm.llm_engine.model_config.hf_config)
 
     def score(self, phase: dict[str, Any]) -> None:
         from tools.lab.regret import regrets

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from kvdepot.engines.vllm.adapters import Adapters
 from kvdepot.engines.vllm.facts import canonical_of_version
 from kvdepot.engines.vllm.groups import Geometry
 from kvdepot.engines.vllm.log import connector_logger, log_hit
@@ -64,6 +65,7 @@ class SchedulerSide:
         self.loads_before_forward = options.use_layerwise and len(geometry.groups) == 1
         self._namespaces: list[tuple[list[Namespace], int, int]] = []
         self._names: list[list[str]] = []
+        self._adapters = Adapters()
         self._weights = WeightsVersion(ranks)
         self._own_cache_left = self._own_cache_stale = False
         self._examined_since_s = 0.0
@@ -117,6 +119,9 @@ class SchedulerSide:
         state = self._requests.get(request.request_id)
         if state is None:
             state = self._requests[request.request_id] = RequestState(request)
+            lora = getattr(request, "lora_request", None)
+            if lora is not None:
+                state.adapter = self._adapters.digest(lora) or None
         return state
 
     def match(self, request: "Request", local_tokens: int) -> tuple[int | None, bool]:
@@ -157,7 +162,7 @@ class SchedulerSide:
         skip, limit = self._bounds(state.request, local_tokens)
         if limit <= skip:
             return None
-        claim = self._depot.claim(self._namespaces, state.request.block_hashes[:limit], skip=skip, limit=limit)
+        claim = self._depot.claim(self._namespaces, state.hashes[:limit], skip=skip, limit=limit)
         self.stats.add("claims")
         return Offer(claim, local_tokens)
 
@@ -183,6 +188,7 @@ class SchedulerSide:
         request = state.request
         return (
             not self._off
+            and state.adapter is not None
             and not state.load_failed
             and not getattr(request, "skip_reading_prefix_cache", False)
             and request.num_prompt_tokens >= self._options.persist_token_threshold
@@ -228,7 +234,7 @@ class SchedulerSide:
             for index in range(begin, end):
                 page = page_ids[group.index][index]
                 if page != 0:  # the null block: before the window, never read
-                    wanted.add(request.block_hashes[(index + 1) * group.hashes_per_block - 1], page)
+                    wanted.add(state.hashes[(index + 1) * group.hashes_per_block - 1], page)
             if wanted.pages:
                 plan[group.index] = wanted
                 self._step.fresh_pages += wanted.pages
