@@ -86,8 +86,12 @@ def names_weights(facts: dict[str, object]) -> bool:
 
 
 def _files_digest(model: Any, cache: str | None) -> str:
-    directory = local_directory(model.model, getattr(model, "revision", None), cache=cache)
-    return weights_digest(directory) if directory is not None else ""
+    # vLLM downloads the weights to `cache`, and not the configuration.
+    for file in ("config.json", "model.safetensors.index.json", "model.safetensors"):
+        directory = local_directory(model.model, getattr(model, "revision", None), file, cache)
+        if directory is not None and (digest := weights_digest(directory)):
+            return digest
+    return ""
 
 
 def length_facts(model: Any) -> dict[str, object]:
