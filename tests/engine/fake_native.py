@@ -53,7 +53,10 @@ def init_logging(level: str, path: str | None = None) -> None:
 class Namespace:
     def __init__(self, root: Path, canonical: str) -> None:
         self.canonical = canonical
-        facts, layout = json.loads(canonical)
+        described = json.loads(canonical)
+        # As the core does: whatever order the description came in.
+        canonical = self.canonical = json.dumps(described, sort_keys=True)
+        facts, layout = described["facts"], described["layout"]
         self.shard = int(facts.get("kv_shard", 0))
         self.sizes = [sizes for count, sizes in layout for _ in range(count)]
         self._base = root / hashlib.sha256(canonical.encode()).hexdigest()[:24]
@@ -110,7 +113,7 @@ class Depot:
         return not self.control.get("dead")
 
     def open_namespace(self, facts_json: str, layout_json: str) -> Namespace:
-        canonical = json.dumps([json.loads(facts_json), json.loads(layout_json)], sort_keys=True)
+        canonical = json.dumps({"facts": json.loads(facts_json), "layout": json.loads(layout_json)})
         return self.open_canonical(canonical)
 
     def open_canonical(self, canonical: str) -> Namespace:

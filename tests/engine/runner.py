@@ -4,7 +4,9 @@
 A phase names what it does in ``do``, a method of ``Run``:
 
 - ``generate``: ``name``, ``prompts`` (each a list of parts, see ``prompt``), ``max_tokens``, ``one_by_one``,
-  ``until_cached`` (again until the first prompt had that hit: an answer that is late is a miss)
+  ``until_cached`` (again until the first prompt had that hit: an answer that is late is a miss), ``adapter``
+  (number and path)
+- ``train_adapter``: a LoRA adapter of ``seed`` is written to ``path``
 - ``score``: ``name``, ``prompts``, ``tokens`` (the answers): by how much their tokens are less likely than the best
   ones, in logarithms, on the average
 - ``reset`` (vLLM's own cache), ``reset_all`` (the depot's, too)
@@ -15,9 +17,13 @@ A phase names what it does in ``do``, a method of ``Run``:
 - ``attached``: the engine's connectors have a depot (again)
 - ``sibling``: what the connector of `sibling.py` does from now on: ``mode``
 - ``sleep``: ``s``
+- ``touch`` and ``wait_for``: ``file``, for engines that run at the same time
+- ``update_weights``: every parameter is changed in place, in each rank's memory, by the same rule for one ``seed``
+- ``nap``: vLLM's sleep mode, down to ``level`` and up again
 """
 
 import faulthandler
+import hashlib
 import json
 import os
 import random
@@ -34,6 +40,7 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
 
 ATTACHED_S = 60
+OTHER_ENGINE_S = 240
 UPGRADE_S = 120
 TRIES = 30
 METRICS = (
@@ -89,6 +96,49 @@ def worker_attached(worker: Any) -> bool:
     return bool(depot_connector(get_kv_transfer_group())._worker._depot.attached)
 
 
+def change_weights(worker: Any, seed: int) -> None:
+    """Changes the model in this rank's memory, as a trainer that sends new weights does."""
+    import torch
+
+    for name, parameter in worker.get_model().named_parameters():
+        generator = torch.Generator().manual_seed(hash_of(f"{seed}/{name}"))
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
+        parameter.data.add_((noise * 0.5 * parameter.data.float().std(correction=0)).to(parameter.dtype))
+
+
+def hash_of(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
+
+
+def adapter_of(phase: dict[str, Any]) -> Any:
+    if "adapter" not in phase:
+        return None
+    from vllm.lora.request import LoRARequest
+
+    number, path = phase["adapter"]
+    return LoRARequest("adapter", number, path)
+
+
+def write_adapter(path: str, seed: int, config: Any) -> None:
+    """An adapter that changes queries and values of every layer."""
+    import torch
+    from safetensors.torch import save_file
+
+    rank, generator = 8, torch.Generator().manual_seed(seed)
+    rows = {"q_proj": config.num_attention_heads, "v_proj": config.num_key_value_heads}
+    tensors = {}
+    for layer in range(config.num_hidden_layers):
+        for name, heads in rows.items():
+            key = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            tensors[f"{key}.lora_A.weight"] = torch.randn(rank, config.hidden_size, generator=generator)
+            tensors[f"{key}.lora_B.weight"] = torch.randn(heads * config.head_dim, rank, generator=generator)
+    os.makedirs(path, exist_ok=True)
+    save_file(tensors, os.path.join(path, "adapter_model.safetensors"))
+    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": [*rows], "bias": "none"}
+    with open(os.path.join(path, "adapter_config.json"), "w", encoding="utf-8") as file:
+        json.dump(settings, file)
+
+
 def scheduler_attached(llm: Any) -> bool:
     connector = llm.llm_engine.engine_core.engine_core.scheduler.connector
     return bool(depot_connector(connector)._scheduler._depot.attached)
@@ -106,10 +156,15 @@ class Run:
 
         prompts = [prompt(parts) for parts in phase["prompts"]]
         sampling = SamplingParams(temperature=0, max_tokens=phase.get("max_tokens", 8), ignore_eos=True)
+        adapter = adapter_of(phase)
         batches = [[one] for one in prompts] if phase.get("one_by_one") else [prompts]
         began = time.monotonic()
         for _ in range(TRIES):
-            outputs = [out for batch in batches for out in self.llm.generate(batch, sampling, use_tqdm=False)]
+            outputs = [
+                out
+                for batch in batches
+                for out in self.llm.generate(batch, sampling, use_tqdm=False, lora_request=adapter)
+            ]
             if phase.get("until_cached", 0) <= outputs[0].num_cached_tokens:
                 break
         self.results[phase["name"]] = {
@@ -118,6 +173,9 @@ class Run:
             "cached": [output.num_cached_tokens for output in outputs],
             "finish": [output.outputs[0].finish_reason for output in outputs],
         }
+
+    def train_adapter(self, phase: dict[str, Any]) -> None:
+        write_adapter(phase["path"], phase["seed"], self.llm.llm_engine.model_config.hf_config)
 
     def score(self, phase: dict[str, Any]) -> None:
         from tools.lab.regret import regrets
@@ -149,6 +207,24 @@ class Run:
 
     def sleep(self, phase: dict[str, Any]) -> None:
         time.sleep(phase["s"])
+
+    def touch(self, phase: dict[str, Any]) -> None:
+        with open(phase["file"], "w", encoding="utf-8"):
+            pass
+
+    def wait_for(self, phase: dict[str, Any]) -> None:
+        end_s = time.monotonic() + OTHER_ENGINE_S
+        while not os.path.exists(phase["file"]):
+            if time.monotonic() > end_s:
+                raise TimeoutError(f"{phase['file']} has not come within {OTHER_ENGINE_S} s")
+            time.sleep(0.05)
+
+    def update_weights(self, phase: dict[str, Any]) -> None:
+        self.llm.collective_rpc(change_weights, args=(phase.get("seed", 1),))
+
+    def nap(self, phase: dict[str, Any]) -> None:
+        self.llm.sleep(phase.get("level", 1))
+        self.llm.wake_up()
 
     def settle(self, phase: dict[str, Any]) -> None:
         with_depot(phase["socket"], lambda depot: depot.drain(60_000))

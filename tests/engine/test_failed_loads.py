@@ -46,7 +46,7 @@ def test_blocks_that_are_gone_at_the_load(
             generate("after longer", LONGER),
         ],
         tp=ranks,
-        options={"use_layerwise": layerwise},
+        options={"use_layerwise": layerwise, "on_reset": "drop"},
         engine=engine_of(kind),
     )
     assert "blocks were not loaded, they are computed" in run.log

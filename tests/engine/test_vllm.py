@@ -122,7 +122,7 @@ def test_failed_loads_are_computed(fake_lab: Lab, model: str, tp: int, layerwise
             generate("after longer", longer),
         ],
         tp=tp,
-        options={"use_layerwise": layerwise},
+        options={"use_layerwise": layerwise, "on_reset": "drop"},
     )
     assert "blocks were not loaded" in run.log
     assert run["failing"]["finish"] == ["length"] * 3
@@ -168,8 +168,9 @@ def test_engine_core_in_a_process_of_its_own(lab: Lab) -> None:
 
 
 def test_reset_forgets_everything(lab: Lab) -> None:
-    """``reset_prefix_cache(reset_connector=True)``: nothing that was dumped before is served again."""
-    run = lab.run("llama", [generate("cold"), {"do": "reset_all"}, generate("reset"), RESET, generate("warm")])
+    """``on_reset: drop``: nothing that was dumped before a reset is served again, to anybody."""
+    phases = [generate("cold"), {"do": "reset_all"}, generate("reset"), RESET, generate("warm")]
+    run = lab.run("llama", phases, options={"on_reset": "drop"})
     assert run["reset_all"] is True
     assert run["reset"]["cached"] == [0, 0, 0]
     assert run["warm"]["cached"] == hits(True, "llama")

@@ -138,6 +138,7 @@ def options(**values: Any) -> Any:
         "waits_for_all": True,
         "timeout_ms": 1000,
         "enable_event_sync": True,
+        "drop_at_reset": False,
     }
     return SimpleNamespace(**{**known, **values})
 

@@ -6,7 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvdepot.engines.vllm.facts import config_digest, layer_ranges
+from kvdepot.engines.vllm.facts import (
+    canonical_of_version,
+    config_digest,
+    layer_ranges,
+    length_facts,
+    media_facts,
+    names_weights,
+    of_version,
+    weights_facts,
+)
 from kvdepot.engines.vllm.groups import computes_all_tokens
 from kvdepot.engines.vllm.options import read_options
 from kvdepot.engines.vllm.weights import weights_digest
@@ -63,6 +72,95 @@ def test_who_wrote_the_configuration_does_not_matter() -> None:
     assert config_digest(config(a=1)) != config_digest(config(a=2))
 
 
+def test_an_object_in_a_configuration_has_no_address() -> None:
+    class Scaling:
+        pass
+
+    one, other = (SimpleNamespace(to_dict=lambda: {"scaling": Scaling()}) for _ in range(2))
+    assert config_digest(one) == config_digest(other)
+
+
+def loaded(path: object, load_format: str = "auto", **values: object) -> tuple[SimpleNamespace, SimpleNamespace]:
+    """A model and how it was loaded, as vLLM's configuration has them."""
+    model = SimpleNamespace(**{"model": str(path), "revision": None, **values})
+    return model, SimpleNamespace(load_format=load_format, download_dir=None)
+
+
+def test_weights_are_named_by_content_wherever_they_are_and_however_they_are_read(tmp_path: Path) -> None:
+    for name in ("here", "0123abc"):
+        (tmp_path / name).mkdir()
+        safetensors(tmp_path / name / "model.safetensors", bytes(range(256)) * 64)
+    facts = weights_facts(*loaded(tmp_path / "here"))
+    assert names_weights(facts)
+    assert facts == weights_facts(*loaded(tmp_path / "0123abc", "safetensors", revision="main"))
+    assert facts == weights_facts(*loaded(tmp_path / "here", "runai_streamer"))
+    assert facts != weights_facts(*loaded(tmp_path / "here"), "step-100")
+
+
+@pytest.mark.parametrize("load_format", ["dummy", "tensorizer", "ipc_cache", "a_plugin_s"])
+def test_weights_that_do_not_come_from_the_model_s_files_are_not_named_by_them(
+    tmp_path: Path, load_format: str
+) -> None:
+    safetensors(tmp_path / "model.safetensors", bytes(range(256)) * 64)
+    facts = weights_facts(*loaded(tmp_path, load_format))
+    assert not names_weights(facts)
+    assert facts["load_format"] == load_format
+    assert names_weights(weights_facts(*loaded(tmp_path, load_format), "step-100"))
+
+
+def test_a_model_whose_files_are_not_found_is_not_named(tmp_path: Path) -> None:
+    assert not names_weights(weights_facts(*loaded(tmp_path)))
+    assert not names_weights(weights_facts(*loaded("nobody/nothing", revision="main")))
+
+
+def model_with(config: dict[str, object], **values: object) -> SimpleNamespace:
+    known: dict[str, object] = {"max_model_len": 4096, "override_generation_config": {}}
+    hf_config = SimpleNamespace(to_dict=lambda: config)
+    return SimpleNamespace(hf_config=hf_config, try_get_generation_config=dict, **{**known, **values})
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"rope_scaling": {"rope_type": "longrope", "long_factor": [1.0]}},
+        {"rope_scaling": {"type": "su"}},
+        {"text_config": {"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}},
+        {"model_type": "llama4", "text_config": {"model_type": "llama4_text"}},
+        {"text_config": {"attn_temperature_tuning": True}},
+    ],
+)
+def test_the_longest_request_is_a_fact_where_rotation_or_temperature_depend_on_it(config: dict[str, object]) -> None:
+    short, long = model_with(config), model_with(config, max_model_len=65536)
+    tuned = model_with(config, override_generation_config={"attn_temperature_tuning": False})
+    assert length_facts(short) == length_facts(model_with(config)) != length_facts(long)
+    assert length_facts(tuned) != length_facts(short)
+
+
+def test_the_longest_request_is_no_fact_elsewhere() -> None:
+    config: dict[str, object] = {"model_type": "llama", "rope_parameters": {"rope_type": "llama3", "factor": 8.0}}
+    assert length_facts(model_with(config)) == length_facts(model_with(config, max_model_len=65536)) == {}
+
+
+def test_what_changes_the_embeddings_of_media_is_a_fact() -> None:
+    def media(**values: object) -> dict[str, object]:
+        return media_facts(SimpleNamespace(multimodal_config=SimpleNamespace(**values)))
+
+    assert media() == media(video_pruning_rate=None, video_pruning_method="evs") == media_facts(SimpleNamespace()) == {}
+    assert media(video_pruning_rate=0.5) != media(video_pruning_rate=0.25) != {}
+    assert media(mm_encoder_attn_dtype="fp8") != {}
+
+
+def test_a_version_of_the_weights_is_one_more_fact_for_worker_and_scheduler_alike() -> None:
+    facts, layout = {"b": 1, "a": [2]}, [[1, [16]]]
+    canonical = json.dumps({"facts": facts, "layout": layout})
+    for version in ("v1", "v2"):
+        described = json.loads(canonical_of_version(canonical, version))
+        assert described == {"facts": json.loads(of_version(json.dumps(facts), version)), "layout": layout}
+        assert described["facts"] == {**facts, "weights_version": version}
+    assert canonical_of_version(canonical, "") == canonical
+    assert of_version("{}", "") == "{}"
+
+
 def test_options_come_from_a_file_or_inline_or_nowhere(tmp_path: Path) -> None:
     file = tmp_path / "kvdepot.yaml"
     file.write_text("use_layerwise: false\npipeline: Cache\n")
@@ -71,6 +169,9 @@ def test_options_come_from_a_file_or_inline_or_nowhere(tmp_path: Path) -> None:
     assert not read_options({"UCM_CONFIG_FILE": str(file)}).use_layerwise
     assert read_options({"hit_ratio": 0.5}).hit_ratio == 0.5
     assert read_options({"load_failure_policy": "fail"}).load_failure_policy == "fail"
+    reset = read_options({"on_reset": "drop", "weights_version": 7, "config": str(file)})
+    assert (reset.drop_at_reset, reset.weights_version, reset.use_layerwise) == (True, "7", False)
+    assert (read_options(None).drop_at_reset, read_options(None).weights_version) == (False, "")
 
 
 @pytest.mark.parametrize(
@@ -80,6 +181,8 @@ def test_options_come_from_a_file_or_inline_or_nowhere(tmp_path: Path) -> None:
         {"config": "/x", "hit_ratio": 0.5},
         {"config": "/x", "UCM_CONFIG_FILE": "/y"},
         {"load_failure_policy": "ignore"},
+        {"on_reset": "forget"},
+        {"weights_version": ["a"]},
     ],
 )
 def test_wrong_options_are_said(extra: dict[str, object]) -> None:

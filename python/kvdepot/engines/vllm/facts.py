@@ -21,19 +21,40 @@ SPEC_TEXT_MAX = 600
 HASHES_WITHOUT_COLLISION_RESISTANCE = ("xxhash", "xxhash_cbor")
 
 
-def engine_facts(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> dict[str, object]:
-    """What holds for all groups and ranks of an engine."""
+FILE_FORMATS = (
+    "auto",
+    "hf",
+    "safetensors",
+    "pt",
+    "npcache",
+    "fastsafetensors",
+    "instanttensor",
+    "mistral",
+    "runai_streamer",
+    "runai_streamer_sharded",
+    "sharded_state",
+    "gguf",
+    "bitsandbytes",
+)
+"""Ways to load the weights that are in the model's own files, wherever those are read from."""
+
+
+def engine_facts(
+    vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", weights_version: str = ""
+) -> dict[str, object]:
+    """What holds for all groups and ranks of an engine.
+
+    Paths, names and ways to load are left out where the weights are known by their content: P8 wants no fact too many.
+    """
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
-    directory = local_directory(model.model, getattr(model, "revision", None))
-    return {
+    facts: dict[str, object] = {
         "engine": "vllm",
         "engine_version": ".".join(_vllm_version().split(".")[:2]),
-        "model": _model_name(model.model),
-        "revision": str(getattr(model, "revision", None) or ""),
         "config_digest": config_digest(model.hf_config),
-        "weights_digest": weights_digest(directory) if directory is not None else "",
+        **weights_facts(model, vllm_config.load_config, weights_version),
+        **length_facts(model),
+        **media_facts(model),
         "quantization": str(model.quantization or ""),
-        "load_format": str(getattr(vllm_config.load_config, "load_format", "")),
         "dtype": str(model.dtype),
         "cache_dtype": str(cache.cache_dtype),
         "layout": str(getattr(kv_cache_config, "kv_cache_layout", None) or ""),
@@ -42,6 +63,70 @@ def engine_facts(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") ->
         "draft": _draft_digest(vllm_config),
         "hash": hash_facts(vllm_config),
     }
+    return facts
+
+
+def weights_facts(model: Any, load_config: Any, declared: str = "") -> dict[str, object]:
+    """The weights by the content of their files; where that is not known, by all that was said of them."""
+    load_format = str(getattr(load_config.load_format, "value", load_config.load_format)).lower()
+    digest = _files_digest(model, load_config.download_dir) if load_format in FILE_FORMATS else ""
+    facts: dict[str, object] = {"weights_digest": digest}
+    if declared:
+        facts["weights_declared"] = declared
+    if not digest:
+        facts["model"] = _model_name(model.model)
+        facts["revision"] = str(getattr(model, "revision", None) or "")
+        facts["load_format"] = load_format
+    return facts
+
+
+def names_weights(facts: dict[str, object]) -> bool:
+    """Whether facts tell an engine's weights from others."""
+    return bool(facts["weights_digest"] or facts.get("weights_declared"))
+
+
+def _files_digest(model: Any, cache: str | None) -> str:
+    # vLLM downloads the weights to `cache`, and not the configuration.
+    for file in ("config.json", "model.safetensors.index.json", "model.safetensors"):
+        directory = local_directory(model.model, getattr(model, "revision", None), file, cache)
+        if directory is not None and (digest := weights_digest(directory)):
+            return digest
+    return ""
+
+
+def length_facts(model: Any) -> dict[str, object]:
+    """The longest request, where rotation or temperature depend on it: LongRoPE's factors, Llama 4's scaling."""
+    if not depends_on_length(model.hf_config):
+        return {}
+    chosen = {**(model.try_get_generation_config() or {}), **(model.override_generation_config or {})}
+    return {"max_model_len": int(model.max_model_len), "generation": _digest_of(chosen)}
+
+
+def depends_on_length(hf_config: Any) -> bool:
+    """Whether the configuration, at any depth, has something that vLLM decides by ``max_model_len``."""
+
+    def found(value: Any) -> bool:
+        if isinstance(value, dict):
+            kinds = {str(value.get(key, "")).lower() for key in ("rope_type", "type", "model_type")}
+            return (
+                bool(kinds & {"longrope", "su"})
+                or any(kind.startswith("llama4") for kind in kinds)
+                or "long_factor" in value
+                or "attn_temperature_tuning" in value
+                or any(found(inner) for inner in value.values())
+            )
+        return isinstance(value, (list, tuple)) and any(found(inner) for inner in value)
+
+    return found(hf_config.to_dict())
+
+
+def media_facts(model: Any) -> dict[str, object]:
+    """What changes the embeddings of the same media; their hashes name the media alone."""
+    media = getattr(model, "multimodal_config", None)
+    names = ("video_pruning_rate", "video_pruning_method", "mm_encoder_attn_dtype", "mm_encoder_fp8_scale_path")
+    if media is None or not any(getattr(media, name, None) for name in (names[0], names[2])):
+        return {}
+    return {"media": _digest_of({name: str(getattr(media, name, None)) for name in names})}
 
 
 def group_facts(engine: dict[str, object], group: Group, pages: GroupPages, rank: Rank, backend: str) -> str:
@@ -58,6 +143,20 @@ def group_facts(engine: dict[str, object], group: Group, pages: GroupPages, rank
         "dcp_rank": rank.dcp_rank,
     }
     return json.dumps(facts, sort_keys=True)
+
+
+def of_version(facts: str, version: str) -> str:
+    """The facts with those of weights that were replaced in memory; as they are for the weights of the start."""
+    return json.dumps({**json.loads(facts), "weights_version": version}, sort_keys=True) if version else facts
+
+
+def canonical_of_version(canonical: str, version: str) -> str:
+    """The same of a namespace's whole description."""
+    if not version:
+        return canonical
+    described = json.loads(canonical)
+    described["facts"]["weights_version"] = version
+    return json.dumps(described, sort_keys=True)
 
 
 def _spec_text(spec: Any) -> str:
@@ -95,7 +194,16 @@ def layer_ranges(names: Sequence[str]) -> list[str]:
 def config_digest(hf_config: Any) -> str:
     """Digest of the model's configuration with the user's overrides; who wrote the file and when is left out."""
     values = {k: v for k, v in hf_config.to_dict().items() if k not in ("transformers_version", "_name_or_path")}
-    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:32]
+    return _digest_of(values)
+
+
+def _digest_of(values: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=_as_text).encode()).hexdigest()[:32]
+
+
+def _as_text(value: Any) -> str:
+    """An object in words that are the same in every process: without its address."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(value))
 
 
 def hash_facts(vllm_config: "VllmConfig") -> str:
@@ -143,5 +251,5 @@ def _draft_digest(vllm_config: "VllmConfig") -> str:
     draft = getattr(speculative, "draft_model_config", None)
     if draft is None:
         return ""
-    directory = local_directory(draft.model, getattr(draft, "revision", None))
-    return f"{config_digest(draft.hf_config)}/{weights_digest(directory) if directory is not None else ''}"
+    digest = _files_digest(draft, vllm_config.load_config.download_dir)
+    return f"{config_digest(draft.hf_config)}/{digest or _model_name(draft.model)}"

@@ -106,10 +106,10 @@ class Loads:
 
         pages = tuple(blocks.pages)
         store = self._stores.get(index)
-        if store is None:  # a pipeline stage without layers of this group
+        if store is None and not self.refused:  # a pipeline stage without layers of this group
             return Copy(index, None, ())
         self._stats.add("loads")
-        if self.refused:
+        if store is None or self.refused:
             self._stats.add_failures("load", {"unproven": len(pages)})
             return Copy(index, None, pages)
         # Kernels of an earlier step may still use the pages for whoever had them before.
@@ -235,9 +235,23 @@ class Loads:
         """Lets the scheduler turn the connector off on all ranks."""
         self._report.broken = why
 
+    def report_weights(self, generation: int, rank: int, digest: str) -> None:
+        """Answers what weights this rank has in its memory."""
+        self._report.generation, self._report.weights = generation, {rank: digest}
+
+    def report_moved(self, generation: int) -> None:
+        """Says that this rank's weights have changed, although nobody has announced it."""
+        self._report.moved = generation
+
+    def wait_for_all(self) -> None:
+        """Returns when no load writes to the engine's pages: all have ended, within their tasks' time (P3)."""
+        for copy in (*self._copies, *self._given_up, *(c for running in self._between_steps for c in running.copies)):
+            if copy.task is not None:
+                copy.task.wait()
+
     def take_report(self) -> LoadReport | None:
         """Loads that have ended on this rank since the last call."""
-        if not self._report.done and not self._report.broken:
+        if self._report == LoadReport():
             return None
         taken, self._report = self._report, LoadReport()
         return taken

@@ -49,6 +49,9 @@ class StepMetadata(KVConnectorMetadata):
         decoding: whether the step decodes for somebody.
         witness: a number that every rank reports back with this step, 0 = none. The scheduler learns by it that another
             connector's loads, which this step computed on, have ended.
+        generation: of the weights' version, see ``versions``; what the step loads and saves belongs to it.
+        version: of the weights; ``None`` while it is not known, then the step has no loads and no saves.
+        examine: whether the workers are asked for a digest of their weights.
     """
 
     fresh_pages: list[int] = field(default_factory=list)
@@ -57,6 +60,9 @@ class StepMetadata(KVConnectorMetadata):
     saves: GroupBlocks = field(default_factory=dict)
     decoding: bool = False
     witness: int = 0
+    generation: int = 0
+    version: str | None = ""
+    examine: bool = False
 
 
 @dataclass
@@ -66,10 +72,16 @@ class RankNamespaces:
     Attributes:
         canonical: by group; a group without layers on this rank (pipeline parallelism) is absent.
         broken: empty, or the reason for which the connector has to stay off on all ranks.
+        rank: which of the engine's workers this is.
+        weights: digest of the weights in its memory; empty = not known.
+        named: whether the namespaces' facts tell the weights from others.
     """
 
     canonical: dict[int, str] = field(default_factory=dict)
     broken: str = ""
+    rank: int = 0
+    weights: str = ""
+    named: bool = True
 
 
 @dataclass
@@ -81,12 +93,18 @@ class LoadReport(KVConnectorWorkerMetadata):
         broken: empty, or why a rank has found, later than at its start, that it cannot take part.
         ranks: what ranks found at their start, each told once, with the first step. vLLM's handshake would be quicker,
             but `MultiConnector` hands one connector's handshake to all of them.
+        generation: the doubt that ``weights`` answers.
+        weights: digest of the weights in a rank's memory, by rank; empty = not known.
+        moved: the generation in which a rank saw that its weights are others, and nobody had said so; else ``None``.
     """
 
     done: dict[int, int] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
     broken: str = ""
     ranks: list[RankNamespaces] = field(default_factory=list)
+    generation: int = 0
+    weights: dict[int, str] = field(default_factory=dict)
+    moved: int | None = None
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "LoadReport":
         """Both ranks' reports as one."""
@@ -94,4 +112,17 @@ class LoadReport(KVConnectorWorkerMetadata):
         done = dict(self.done)
         for load_id, ranks in other.done.items():
             done[load_id] = done.get(load_id, 0) + ranks
-        return LoadReport(done, self.failed | other.failed, self.broken or other.broken, self.ranks + other.ranks)
+        generation = max(self.generation, other.generation)
+        weights = {}
+        for report in (self, other):
+            if report.generation == generation:
+                weights.update(report.weights)
+        return LoadReport(
+            done=done,
+            failed=self.failed | other.failed,
+            broken=self.broken or other.broken,
+            ranks=self.ranks + other.ranks,
+            generation=generation,
+            weights=weights,
+            moved=max((report.moved for report in (self, other) if report.moved is not None), default=None),
+        )

@@ -15,17 +15,33 @@ if TYPE_CHECKING:
 FILE_KEYS = ("config", "UCM_CONFIG_FILE")
 POLICY_KEY = "load_failure_policy"
 POLICIES = ("recompute", "fail")
+RESET_KEY = "on_reset"
+RESETS = ("keep_unchanged", "drop")
+VERSION_KEY = "weights_version"
 LAST_WORDS_MAX = 4096
 
 logger = connector_logger()
 
 
 class ConnectorOptions:
-    """Configuration of one engine's connector."""
+    """Configuration of one engine's connector.
 
-    def __init__(self, config: KVDepotConfig, load_failure_policy: Literal["recompute", "fail"] = "recompute") -> None:
+    Attributes:
+        drop_at_reset: whether ``reset_cache`` drops what is stored for every engine.
+        weights_version: name that the user gives the weights of the engine's start, beside what else is known of them.
+    """
+
+    def __init__(
+        self,
+        config: KVDepotConfig,
+        load_failure_policy: Literal["recompute", "fail"] = "recompute",
+        drop_at_reset: bool = False,
+        weights_version: str = "",
+    ) -> None:
         self._config = config
         self.load_failure_policy = load_failure_policy
+        self.drop_at_reset = drop_at_reset
+        self.weights_version = weights_version
         self.use_layerwise = config.use_layerwise
         self.enable_event_sync = config.enable_event_sync
         self.hit_ratio = config.hit_ratio
@@ -97,11 +113,17 @@ def read_options(extra_config: Mapping[str, Any] | None) -> ConnectorOptions:
     policy = extra.pop(POLICY_KEY, "recompute")
     if policy not in POLICIES:
         raise config_error(f"{POLICY_KEY}: must be one of {', '.join(POLICIES)}, got {policy!r}")
+    reset = extra.pop(RESET_KEY, "keep_unchanged")
+    if reset not in RESETS:
+        raise config_error(f"{RESET_KEY}: must be one of {', '.join(RESETS)}, got {reset!r}")
+    version = extra.pop(VERSION_KEY, "")
+    if not isinstance(version, str | int):
+        raise config_error(f"{VERSION_KEY}: must be a name or a number, got {version!r}")
     files = [extra.pop(key) for key in FILE_KEYS if key in extra]
     if files and (extra or len(files) > 1):
         also = ", ".join(sorted(extra)) or " and ".join(FILE_KEYS)
         raise config_error(f"kv_connector_extra_config: names a file and also {also}: write everything in one place")
-    return ConnectorOptions(load_config(files[0] if files else extra or None), policy)
+    return ConnectorOptions(load_config(files[0] if files else extra or None), policy, reset == "drop", str(version))
 
 
 def layerwise(extra_config: Mapping[str, Any] | None) -> bool:

@@ -44,6 +44,15 @@ def this_rank(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> Ra
     )
 
 
+def rank_number(vllm_config: "VllmConfig") -> int:
+    """Which of the engine's workers this is; only in a worker, after its process groups are there."""
+    from vllm.distributed import parallel_state
+
+    stage = parallel_state.get_pp_group().rank_in_group
+    size: int = vllm_config.parallel_config.tensor_parallel_size
+    return int(stage * size + parallel_state.get_tp_group().rank_in_group)
+
+
 def attention_backends(vllm_config: "VllmConfig", layer_names: tuple[str, ...]) -> str:
     """Names of the layers' attention backends, and the CPU's instruction set where it decides how K is packed."""
     try:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kvdepot.engines.vllm.adapters import with_adapter
 from kvdepot.engines.vllm.meta import GroupBlocks
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ class RequestState:
         missed_tokens: local hit of the last lookup that found nothing beyond it, -1 when there was none.
         saved_blocks: by group, leading blocks that need no dump: they were hit, loaded, dumped, or are about to be.
         load_failed: a load of this request has failed once; it is computed from now on, whatever the depot has (P2).
+        adapter: digest of the LoRA adapter that it is computed with; ``None`` = it is not known, and nothing of the
+            request is loaded or stored.
     """
 
     request: "Request"
@@ -46,6 +49,19 @@ class RequestState:
     saved_blocks: dict[int, int] = field(default_factory=dict)
     load_failed: bool = False
     logged: bool = False
+    adapter: bytes | None = b""
+    adapted: list[bytes] = field(default_factory=list)
+
+    @property
+    def hashes(self) -> Sequence[bytes]:
+        """Keys of the request's hash units, as many as have been computed."""
+        own: Sequence[bytes] = self.request.block_hashes
+        if not self.adapter:
+            return own
+        if len(self.adapted) > len(own):
+            self.adapted.clear()
+        self.adapted += with_adapter(own[len(self.adapted) :], self.adapter)
+        return self.adapted
 
     def drop_offer(self) -> None:
         """Gives up the hit that was offered, and its leases."""

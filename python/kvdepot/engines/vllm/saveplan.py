@@ -43,7 +43,7 @@ class SavePlan:
         starting = {new.req_id for new in output.scheduled_new_reqs} | set(cached.resumed_req_ids)
         for request_id, new_tokens in output.num_scheduled_tokens.items():
             state = requests.get(request_id)
-            if state is None or state.request.num_prompt_tokens < self._threshold:
+            if state is None or state.adapter is None or state.request.num_prompt_tokens < self._threshold:
                 continue
             if request_id in starting:
                 ours = min(computed[request_id], state.local_tokens + state.loaded_tokens)
@@ -55,7 +55,7 @@ class SavePlan:
     def _complete_request(
         self, output: "SchedulerOutput", state: RequestState, end_tokens: int, saves: GroupBlocks
     ) -> None:
-        hashes = state.request.block_hashes
+        hashes = state.hashes
         page_ids: tuple[list[int], ...] | None = None
         for group in self._geometry.groups:
             # Only tokens known before the step have hashes, so a rejected draft is never saved.

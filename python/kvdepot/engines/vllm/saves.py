@@ -137,6 +137,12 @@ class Saves:
                 dump.task.wait()
         self._reap()
 
+    def wait_for_all(self) -> None:
+        """Returns when no dump reads the engine's pages: all have ended, within their tasks' time (P3)."""
+        for dump in self._running:
+            dump.task.wait()
+        self._reap()
+
     def _reap(self) -> None:
         running = []
         for dump in self._running:
@@ -153,6 +159,4 @@ class Saves:
     def close(self) -> None:
         """The engine's memory goes away: no dump may read it after this."""
         self.give_up_step()
-        for dump in self._running:
-            dump.task.wait()
-        self._running.clear()
+        self.wait_for_all()

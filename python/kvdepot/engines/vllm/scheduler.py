@@ -5,6 +5,8 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from kvdepot.engines.vllm.adapters import Adapters
+from kvdepot.engines.vllm.facts import canonical_of_version
 from kvdepot.engines.vllm.groups import Geometry
 from kvdepot.engines.vllm.log import connector_logger, log_hit
 from kvdepot.engines.vllm.meta import Blocks, GroupBlocks, Load, LoadReport, RankNamespaces, StepMetadata
@@ -12,6 +14,7 @@ from kvdepot.engines.vllm.options import ConnectorOptions
 from kvdepot.engines.vllm.requests import Offer, RequestState, RunningLoad
 from kvdepot.engines.vllm.saveplan import SavePlan
 from kvdepot.engines.vllm.stats import DepotStats
+from kvdepot.engines.vllm.versions import WeightsVersion
 from kvdepot.engines.vllm.witnesses import Witnesses
 
 if TYPE_CHECKING:
@@ -37,6 +40,15 @@ RANK_STEPS_MAX = 32
 
 MISS_RECHECK_S = 0.5
 """A request that cannot be admitted is matched again at every step; the depot is asked again only this often."""
+
+
+EXAMINE_S = 30.0
+"""How long a request waits for the workers' word on the weights after a reset; then it is computed."""
+
+STALE = "the weights have changed, and vLLM's own cache still has KV of the earlier ones"
+
+RESET_RETRY_S = 0.5
+"""How often a depot that did not confirm a reset is asked again."""
 
 
 class SchedulerSide:
@@ -69,6 +81,13 @@ class SchedulerSide:
         self._loads, self._dumps = loads, dumps
         self._found: list[RankNamespaces] = []
         self._steps_without_ranks = 0
+        self._names: list[list[str]] = []
+        self._adapters = Adapters()
+        self._weights = WeightsVersion(ranks)
+        self._own_cache_left = self._own_cache_stale = False
+        self._examined_since_s = 0.0
+        self._drop_due: list[Namespace] = []
+        self._drop_tried_s = 0.0
         self._requests: dict[str, RequestState] = {}
         self._running_loads: dict[int, RunningLoad] = {}
         self._saves = SavePlan(geometry, options.persist_token_threshold)
@@ -90,34 +109,59 @@ class SchedulerSide:
         if broken := next((rank.broken for rank in ranks if rank.broken), ""):
             self._turn_off(broken)
             return
-        self._namespaces = []
-        for group in self._geometry.groups:
-            # Ranks with equal bytes (MLA) name one namespace; a pipeline stage without such layers names none.
-            names = dict.fromkeys(rank.canonical[group.index] for rank in ranks if group.index in rank.canonical)
-            opened = [self._depot.open_canonical(name) for name in names]
-            self._namespaces.append((opened, group.window_blocks, group.hashes_per_block))
+        digests = {rank.rank: rank.weights for rank in ranks}
+        if unknown := self._weights.begin(digests, all(rank.named for rank in ranks)):
+            self._turn_off(unknown)
+            return
+        # Ranks with equal bytes (MLA) name one namespace; a pipeline stage without such layers names none.
+        self._names = [
+            list(dict.fromkeys(rank.canonical[group.index] for rank in ranks if group.index in rank.canonical))
+            for group in self._geometry.groups
+        ]
+        if not self._weights.examining:
+            self._open_version()
+
+    def _open_version(self) -> None:
+        version = self._weights.version or ""
+        self._namespaces = [
+            (
+                [self._depot.open_canonical(canonical_of_version(name, version)) for name in names],
+                group.window_blocks,
+                group.hashes_per_block,
+            )
+            for group, names in zip(self._geometry.groups, self._names, strict=True)
+        ]
         ids = [namespace.id for names, *_ in self._namespaces for namespace in names]
-        logger.info("kvdepot: %d ranks, namespaces %s", len(ranks), ", ".join(ids))
+        logger.info("kvdepot: %d ranks, namespaces %s", self._ranks, ", ".join(ids))
 
     # Lookup.
 
     def new_request(self, request: "Request") -> None:
         """``on_new_request``."""
-        self._requests[request.request_id] = RequestState(request)
+        self._state_of(request)
+
+    def _state_of(self, request: "Request") -> RequestState:
+        state = self._requests.get(request.request_id)
+        if state is None:
+            state = self._requests[request.request_id] = RequestState(request)
+            lora = getattr(request, "lora_request", None)
+            if lora is not None:
+                state.adapter = self._adapters.digest(lora) or None
+        return state
 
     def match(self, request: "Request", local_tokens: int) -> tuple[int | None, bool]:
         """``get_num_new_matched_tokens``: tokens that the depot has beyond ``local_tokens``; None = not yet known."""
-        state = self._requests.setdefault(request.request_id, RequestState(request))
+        state = self._state_of(request)
         state.local_tokens = local_tokens
         state.tier_tokens = state.loaded_tokens = 0
-        if self._waits_for_ranks():
+        if self._waits_for_ranks() or self._waits_for_weights(state):
             return None, False
         if state.offer is not None and state.offer.local_tokens != local_tokens:
             state.drop_offer()
         if not self._may_load(state) or self._missed_lately(state, local_tokens):
             state.drop_offer()
             return 0, False
-        offer = state.offer = state.offer or self._claim(request, local_tokens)
+        offer = state.offer = state.offer or self._claim(state, local_tokens)
         if offer is None:
             return 0, False
         found = self._poll(offer)
@@ -132,13 +176,13 @@ class SchedulerSide:
         offer.tokens, offer.units_from_tier = tokens, from_tier
         return tokens, not self.loads_before_forward
 
-    def _claim(self, request: "Request", local_tokens: int) -> Offer | None:
+    def _claim(self, state: RequestState, local_tokens: int) -> Offer | None:
         """Asks the depot for what the engine does not have; None when it could have all of it."""
-        skip, limit = self._bounds(request, local_tokens)
+        skip, limit = self._bounds(state.request, local_tokens)
         if limit <= skip:
             return None
         self.stats.add("claims")
-        claim = self._depot.claim(self._namespaces, request.block_hashes[:limit], skip=skip, limit=limit)
+        claim = self._depot.claim(self._namespaces, state.hashes[:limit], skip=skip, limit=limit)
         return Offer(claim, local_tokens)
 
     def _poll(self, offer: Offer) -> tuple[int, int] | None:
@@ -170,13 +214,20 @@ class SchedulerSide:
 
     def _waits_for_ranks(self) -> bool:
         """Whether ranks have not told yet what they found. They do so at the end of the engine's first step."""
-        return not self._off and not self._namespaces and self._steps_without_ranks < RANK_STEPS_MAX
+        return not self._off and self._misses_ranks() and self._steps_without_ranks < RANK_STEPS_MAX
+
+    def _misses_ranks(self) -> bool:
+        return not self._names and len(self._found) < self._ranks
 
     def _may_load(self, state: RequestState) -> bool:
+        return bool(self._namespaces) and self._wants_loads(state)
+
+    def _wants_loads(self, state: RequestState) -> bool:
         request = state.request
         return (
             self._loads
-            and bool(self._namespaces)
+            and not self._off
+            and state.adapter is not None
             and not state.load_failed
             and not getattr(request, "skip_reading_prefix_cache", False)
             and request.num_prompt_tokens >= self._options.persist_token_threshold
@@ -224,7 +275,7 @@ class SchedulerSide:
             for index in range(begin, end):
                 page = page_ids[group.index][index]
                 if page != 0:  # the null block: before the window, never read
-                    wanted.add(request.block_hashes[(index + 1) * group.hashes_per_block - 1], page)
+                    wanted.add(state.hashes[(index + 1) * group.hashes_per_block - 1], page)
             if wanted.pages:
                 plan[group.index] = wanted
                 self._step.fresh_pages += wanted.pages
@@ -270,11 +321,15 @@ class SchedulerSide:
         unproven = {load_id: load for load_id, load in self._running_loads.items() if load.before_forward}
         if unproven:
             self._follow(unproven.values(), output)
+        weights = self._weights
+        step.generation, step.version, step.examine = weights.generation, weights.version, weights.examining
+        # Also without a namespace: dumps of an earlier step may still read these pages.
+        self._add_fresh_pages(step, output)
         if not self._namespaces:
-            self._note_silent_ranks()
+            if self._misses_ranks():
+                self._note_silent_ranks()
             return step
         step.late_saves = self._saves.released()
-        self._add_fresh_pages(step, output)
         self._saves.overwritten(set(step.fresh_pages))
         saves, foreign = self._saves.complete(output, self._requests) if self._dumps else ({}, False)
         if foreign:
@@ -331,6 +386,10 @@ class SchedulerSide:
         self._found += report.ranks
         if report.ranks and len(self._found) == self._ranks:
             self.open_namespaces(self._found)
+        if report.moved is not None:
+            self._weights_moved(report.moved)
+        if report.weights and self._weights.answered(report.generation, report.weights):
+            self._settle_weights()
         for load_id in report.failed:
             self._load_failed(load_id)
         for load_id, ranks in report.done.items():
@@ -373,6 +432,11 @@ class SchedulerSide:
         """A rank cannot take part after all, so none does."""
         logger.error("kvdepot is off, requests are computed as without it: %s", why)
         self._off = why
+        self._weights.doubt(examine=False)
+        self._close_namespaces()
+
+    def _close_namespaces(self) -> None:
+        """Nothing is looked up, loaded or saved from now on; loads under way keep their leases until reported."""
         self._namespaces = []
         self._saves.clear()
         for state in self._requests.values():
@@ -399,19 +463,83 @@ class SchedulerSide:
         if state is not None:
             state.drop_offer()
 
+    # Weights that change in place.
+
     def reset(self) -> bool:
-        """``reset_cache``: nothing dumped so far is served again. False when the depot did not confirm it."""
+        """``reset_cache``: KV of other weights than those that the workers have now is not served again (P1).
+
+        vLLM calls it after a change of weights and, without one, before it sleeps and when it pauses: the workers are
+        asked which it was, and until they have answered nothing is looked up, loaded or saved. That needs no depot.
+        """
+        if self._off or not self._names:
+            return True
+        if self._options.drop_at_reset:
+            self._drop_due = [namespace for names, *_ in self._namespaces for namespace in names] or self._drop_due
+            self._drop()
+        self._own_cache_left = not self._own_cache_is_empty()
+        self._own_cache_stale = self._own_cache_stale and self._own_cache_left
+        self._examined_since_s = 0.0
+        self._weights.doubt(examine=True)
+        self._close_namespaces()
+        return True
+
+    def _own_cache_is_empty(self) -> bool:
+        """Whether vLLM's own cache was reset as well: it keeps everything while a request has blocks."""
+        pool = getattr(self.kv_cache_manager, "block_pool", None)
+        if pool is None:
+            return not self._requests
+        return bool(pool.num_gpu_blocks - pool.get_num_free_blocks() <= 1)  # the null block is never free
+
+    def _waits_for_weights(self, state: RequestState) -> bool:
+        """Whether the request is not scheduled yet, because what the workers will say decides what it finds."""
+        if self._drop_due:
+            self._drop()
+        if not self._weights.examining or not self._wants_loads(state):
+            return False
+        now = time.monotonic()
+        self._examined_since_s = self._examined_since_s or now
+        return now - self._examined_since_s <= EXAMINE_S
+
+    def _weights_moved(self, generation: int) -> None:
+        """A rank has found other weights than those of this generation, and nobody has reset a cache."""
+        if self._off or generation != self._weights.generation or self._weights.version is None:
+            return
+        logger.error("kvdepot is off until the next reset_prefix_cache(reset_connector=True): %s", STALE)
+        self._weights.doubt(examine=False)
+        self._own_cache_stale = True
+        self._close_namespaces()
+
+    def _settle_weights(self) -> None:
+        """The workers have said what weights they have."""
+        changed = self._weights.settled()
+        if self._off:
+            return
+        self._own_cache_stale = self._own_cache_stale or (changed and self._own_cache_left)
+        if self._own_cache_stale:
+            # vLLM could not reset its own cache, because requests were running, and others will compute on it.
+            logger.error("kvdepot is off until the next reset_prefix_cache(reset_connector=True): %s", STALE)
+            self._weights.doubt(examine=False)
+            return
+        logger.info("kvdepot: the weights %s", "have changed" if changed else "are the same, what is stored stays")
+        if not self._drop_due:
+            self._open_version()
+
+    def _drop(self) -> None:
+        """Has the depot forget what it stores for everybody; nothing is looked up before it has confirmed that."""
         from kvdepot._native import KVDepotError
 
-        self._saves.clear()
-        for state in self._requests.values():
-            state.drop_offer()
+        now = time.monotonic()
+        if self._drop_tried_s and now - self._drop_tried_s < RESET_RETRY_S:
+            return
+        self._drop_tried_s = now
         try:
-            self._depot.reset([namespace for names, *_ in self._namespaces for namespace in names])
+            self._depot.reset(self._drop_due)
         except KVDepotError as error:
-            logger.error("kvdepot: the reset of the cache is not confirmed: %s", error)  # noqa: TRY400 - no bug
-            return False
-        return True
+            logger.error("kvdepot: the depot did not confirm the reset, it is asked again: %s", error)  # noqa: TRY400
+            return
+        self._drop_due, self._drop_tried_s = [], 0.0
+        if self._weights.version is not None and not self._namespaces:
+            self._open_version()
 
     def close(self) -> None:
         """``shutdown``."""

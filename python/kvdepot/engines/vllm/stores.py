@@ -1,12 +1,13 @@
 """One KV-cache group's store on this rank: the core's ``Store`` over the group's pages."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvdepot.engines.vllm.compute import ComputePoint
+from kvdepot.engines.vllm.facts import of_version
 from kvdepot.engines.vllm.meta import Blocks
 from kvdepot.engines.vllm.options import ConnectorOptions
 from kvdepot.engines.vllm.pages import GroupPages
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GroupStore:
-    """A store whose pages are registered, and where each layer's bytes are in its blocks."""
+    """A store whose pages are registered, and where each layer's bytes are in its blocks.
+
+    ``facts`` are those of the engine's start, whatever version of the weights the store is for.
+    """
 
     store: "Store"
     pages: GroupPages
@@ -38,6 +42,12 @@ class GroupStore:
         store = depot.store(namespace, timeout_ms=options.timeout_ms, copy_json=copy_json)
         store.register_pages(pages.bases(), pages.strides(), pages.page_count, owner)
         return GroupStore(store, pages, facts, writes, pages.shard_of_layer())
+
+    def of_version(self, depot: "Depot", version: str, options: ConnectorOptions, owner: object) -> "GroupStore":
+        """The same pages in the namespace of another version of the weights; this store ends."""
+        self.close()
+        store = GroupStore.open(depot, of_version(self.facts, version), self.pages, options, self.writes, owner)
+        return replace(store, facts=self.facts)
 
     @property
     def namespace(self) -> "Namespace":

@@ -7,12 +7,14 @@ name changes some tensor everywhere, so its middle, too. Times of files are left
 import hashlib
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HEADER_BYTES_MAX = 64 << 20
 SAMPLES_MAX = 8192
 SAMPLE_BYTES = 64
 PLAIN_SAMPLES = 64
+THREADS = 16
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz")
 
 
@@ -22,16 +24,23 @@ def weights_digest(directory: Path) -> str:
     if not files:
         return ""
     digest = hashlib.sha256()
-    for path in files:
-        size = path.stat().st_size
-        digest.update(f"{path.name}\0{size}\0".encode())
-        with path.open("rb") as file:
-            offsets = _tensor_middles(file.fileno(), size) if path.suffix == ".safetensors" else None
-            if offsets is None:
-                offsets = [size * i // PLAIN_SAMPLES for i in range(PLAIN_SAMPLES)]
-            for offset in offsets:
-                digest.update(os.pread(file.fileno(), SAMPLE_BYTES, offset))
+    # Every read is a short one somewhere else: a disk or a file server answers many at a time.
+    with ThreadPoolExecutor(THREADS) as readers:
+        for samples in readers.map(_samples, files):
+            digest.update(samples)
     return digest.hexdigest()[:32]
+
+
+def _samples(path: Path) -> bytes:
+    """A file's name, its size, and bytes out of every tensor's middle."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        offsets = _tensor_middles(file.fileno(), size) if path.suffix == ".safetensors" else None
+        if offsets is None:
+            offsets = [size * i // PLAIN_SAMPLES for i in range(PLAIN_SAMPLES)]
+        return f"{path.name}\0{size}\0".encode() + b"".join(
+            os.pread(file.fileno(), SAMPLE_BYTES, offset) for offset in offsets
+        )
 
 
 def _tensor_middles(fd: int, size: int) -> list[int] | None:
@@ -48,8 +57,10 @@ def _tensor_middles(fd: int, size: int) -> list[int] | None:
     return [8 + head_bytes + (int(begin) + int(end)) // 2 for begin, end in spans[::step]]
 
 
-def local_directory(model: str, revision: str | None) -> Path | None:
-    """Where the model lies on this machine: a directory, or its snapshot in the hub's cache. Asks no network."""
+def local_directory(
+    model: str, revision: str | None, file: str = "config.json", cache: str | None = None
+) -> Path | None:
+    """Where a model lies on this machine: a directory, or its snapshot in the hub's cache. Asks no network."""
     if os.path.isdir(model):
         return Path(model)
     if os.path.isfile(model):
@@ -57,7 +68,7 @@ def local_directory(model: str, revision: str | None) -> Path | None:
     try:
         from huggingface_hub import try_to_load_from_cache
 
-        found = try_to_load_from_cache(model, "config.json", revision=revision)
+        found = try_to_load_from_cache(model, file, cache_dir=cache, revision=revision)
     except Exception:  # noqa: BLE001 - a name that is no hub's, no package: the configuration's digest has to do
         return None
     return Path(found).parent if isinstance(found, str) else None

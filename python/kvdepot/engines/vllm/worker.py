@@ -2,20 +2,23 @@
 
 import atexit
 import sys
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kvdepot.engines.vllm.compute import ComputeOrder
-from kvdepot.engines.vllm.facts import engine_facts, group_facts
+from kvdepot.engines.vllm.facts import engine_facts, group_facts, names_weights
 from kvdepot.engines.vllm.groups import Geometry
+from kvdepot.engines.vllm.live import LiveWeights, caller_with
 from kvdepot.engines.vllm.loads import Loads
 from kvdepot.engines.vllm.log import connector_logger
 from kvdepot.engines.vllm.meta import LoadReport, RankNamespaces, StepMetadata
 from kvdepot.engines.vllm.options import ConnectorOptions
 from kvdepot.engines.vllm.pages import group_pages
-from kvdepot.engines.vllm.ranks import attention_backends, this_rank
+from kvdepot.engines.vllm.ranks import attention_backends, rank_number, this_rank
 from kvdepot.engines.vllm.saves import Saves
 from kvdepot.engines.vllm.selftest import self_test
+from kvdepot.engines.vllm.sleep import watch_sleep
 from kvdepot.engines.vllm.stats import DepotStats
 from kvdepot.engines.vllm.stores import GroupStore
 
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
     from kvdepot._native import Depot
 
 logger = connector_logger()
+
+IDLE_S = 0.1
+"""After a pause of this length between steps, a sample of the weights is looked at."""
 
 _written_for_ever: list[object] = []
 """KV caches into which a device that hangs may still write: they stay allocated as long as this process lives (P1)."""
@@ -56,6 +62,13 @@ class WorkerSide:
             order=self._order,
         )
         self._saves = Saves(self._stores, self._order, self.stats)
+        self._weights = LiveWeights(None)
+        self._generation, self._version = 0, ""
+        self._examined = 0
+        self._moved: int | None = None
+        self._sampled = ""
+        self._ended_s = 0.0
+        self._asleep = self._stopped = False
         self._proof_is_due = False
         self._handled_before: BaseException | None = None
         self._forward_broke_off = False
@@ -80,10 +93,16 @@ class WorkerSide:
         self._kv_caches = kv_caches = dict(kv_caches)
         atexit.register(self.close)
         try:
+            self._weights = LiveWeights.of(vllm_config)
+            self._names.rank, self._names.weights = rank_number(vllm_config), self._weights.digest()
+            self._sampled = self._weights.sample()
+            if getattr(vllm_config.model_config, "enable_sleep_mode", False):
+                watch_sleep(caller_with("wake_up"), self.sleep, self.wake_up)
             self._open_stores(vllm_config, kv_cache_config, kv_caches)
             if not self_test(self._depot, self._stores, kv_caches, self._options):
                 logger.warning("kvdepot: no depot yet: the KV cache's layout is tested when one is there")
-                self._proof_is_due = self._loads.refused = True
+                self._proof_is_due = True
+                self._refuse()
         except Exception as error:  # whatever goes wrong here, an engine without a cache is better than none
             if self._options.use_gdr is True:
                 raise  # asked for by name, and not to be had: the configuration is wrong (P10)
@@ -99,11 +118,86 @@ class WorkerSide:
         try:
             if not self_test(self._depot, self._stores, self._kv_caches, self._options):
                 return
-            self._loads.refused = False
         except Exception as error:  # as at the start: an engine without a cache is better than none
             logger.exception("kvdepot cannot use this engine's KV cache")
-            self._loads.report_broken(f"{type(error).__name__}: {error}")
+            self._stop(error)
+            return
         self._proof_is_due = False
+        self._refuse()
+
+    def _stop(self, error: Exception) -> None:
+        """This rank cannot take part any more, so none does; what is planned already fails (P1)."""
+        self._loads.report_broken(f"{type(error).__name__}: {error}")
+        self._stopped, self._proof_is_due = True, False
+        self._refuse()
+
+    def _refuse(self) -> None:
+        """Nothing is loaded or dumped while the layout is not proven, nor while the pages are not there."""
+        self._loads.refused = self._proof_is_due or self._asleep or self._stopped or self._moved is not None
+
+    # The weights.
+
+    def _follow_weights(self, step: StepMetadata) -> None:
+        """Answers what weights are in memory when asked, and goes where their version is when it is known."""
+        if step.examine and step.generation != self._examined:
+            self._examined = step.generation
+            self._loads.report_weights(step.generation, self._names.rank, self._weights.digest())
+            self._sampled = self._weights.sample()
+        elif step.version is not None and self._moved is None and time.monotonic() - self._ended_s > IDLE_S:
+            self._look_for_a_change(step.generation)
+        if self._moved is not None and step.generation > self._moved:
+            self._moved = None
+            self._refuse()
+        if step.version is None or (step.generation, step.version) == (self._generation, self._version):
+            return
+        self._generation = step.generation
+        if step.version != self._version:
+            self._version = step.version
+            self._reopen_stores()
+
+    def _look_for_a_change(self, generation: int) -> None:
+        """Weights that nobody said were replaced: an update takes longer than the time between two steps.
+
+        What this step was to load is of other weights, and what it computes stands on KV of other weights, which vLLM
+        still has in its own cache: neither is used until a reset has cleared that (P1).
+        """
+        sampled = self._weights.sample()
+        if sampled == self._sampled:
+            return
+        self._sampled, self._moved = sampled, generation
+        self._loads.report_moved(generation)
+        self._refuse()
+
+    def _reopen_stores(self) -> None:
+        # Copies of the earlier version end first: they hold its stores.
+        self._saves.wait_for_all()
+        self._loads.wait_for_all()
+        owner = tuple(self._kv_caches.values())
+        try:
+            for index, store in self._stores.items():
+                self._stores[index] = store.of_version(self._depot, self._version, self._options, owner)
+        except Exception as error:  # as at the start: an engine without a cache is better than none
+            logger.exception("kvdepot cannot follow the engine's weights")
+            self._stop(error)
+
+    # Sleep.
+
+    def sleep(self) -> None:
+        """The pages' memory goes away until ``wake_up``: no copy touches it, and nothing of it is registered (P3)."""
+        self._saves.wait_for_all()
+        self._loads.wait_for_all()
+        for store in self._stores.values():
+            store.close()
+        self._asleep = True
+        self._refuse()
+
+    def wake_up(self) -> None:
+        """The pages have memory again, at the addresses that they had."""
+        if not self._asleep:
+            return
+        self._asleep = False
+        self._refuse()
+        self._reopen_stores()
 
     def _open_stores(
         self,
@@ -112,7 +206,8 @@ class WorkerSide:
         kv_caches: Mapping[str, "torch.Tensor"],
     ) -> None:
         rank = this_rank(vllm_config, kv_cache_config)
-        facts = engine_facts(vllm_config, kv_cache_config)
+        facts = engine_facts(vllm_config, kv_cache_config, self._options.weights_version)
+        self._names.named = names_weights(facts)
         for group in self._geometry.groups:
             pages = group_pages(group.layer_names, kv_caches, kv_cache_config.num_blocks, self._options.use_layerwise)
             if not pages.shards:
@@ -144,8 +239,10 @@ class WorkerSide:
             self._forward_broke_off = False
             self._loads.report_broken("a forward broke off, and what is computed on the KV that it left is not stored")
         self._handled_before = sys.exc_info()[1]
-        if self._proof_is_due:
-            self._prove_late()
+        if not self._asleep:
+            self._follow_weights(step)
+            if self._proof_is_due:
+                self._prove_late()
         if not self._loads.refused:
             self._saves.dump(step.late_saves)
         fresh = set(step.fresh_pages)
@@ -202,6 +299,7 @@ class WorkerSide:
 
     def report(self) -> LoadReport | None:
         """``build_connector_worker_meta``: the end of a step."""
+        self._ended_s = time.monotonic()
         report = self._loads.take_report()
         if self._names_told and not self._witness:
             return report

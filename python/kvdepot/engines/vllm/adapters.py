@@ -1,0 +1,109 @@
+"""LoRA adapters by what is in them: vLLM's block hashes have an adapter's name and path only.
+
+An adapter that was trained on and stored at the same path would meet the KV of the earlier one, on every node and after
+every restart (P1). So keys of requests with an adapter have a digest of its files in them.
+"""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvdepot.engines.vllm.log import connector_logger
+from kvdepot.engines.vllm.weights import local_directory
+
+if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
+
+logger = connector_logger()
+
+READ_BYTES = 1 << 20
+
+Signature = tuple[tuple[str, int, int, int], ...]
+"""Of an adapter's files: name, size, and the times of the last change of content and of inode."""
+
+
+@dataclass
+class Adapter:
+    """What is known of an adapter: its files when they were read last, and their digest; empty = not to be trusted."""
+
+    signature: Signature
+    digest: bytes
+
+
+class Adapters:
+    """Digests of the adapters that an engine's requests name."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], Adapter] = {}
+
+    def digest(self, lora: "LoRARequest") -> bytes:
+        """Digest of the adapter's files; empty when its KV can neither be loaded nor stored."""
+        name = (lora.lora_name, lora.lora_path)
+        known = self._known.get(name)
+        if known is not None and not known.digest:
+            return b""
+        try:
+            directory = adapter_directory(lora.lora_path)
+            signature = signature_of(directory)
+            if known is not None and known.signature == signature:
+                return known.digest
+            digest = content_digest(directory)
+            written_meanwhile = signature_of(directory) != signature
+        except OSError as error:
+            self._distrust(name, f"its files cannot be read: {error}")
+            return b""
+        if written_meanwhile or (known is not None and known.digest != digest):
+            # vLLM may have either in its memory, and has KV of the earlier one in its own cache under the same hashes.
+            self._distrust(name, "its files have changed while the engine runs: give a changed adapter another path")
+            return b""
+        self._known[name] = Adapter(signature, digest)
+        return digest
+
+    def _distrust(self, name: tuple[str, str], why: str) -> None:
+        logger.warning("kvdepot: KV of LoRA adapter %r from %s is not loaded or stored: %s", *name, why)
+        self._known[name] = Adapter((), b"")
+
+
+def adapter_directory(path: str) -> Path:
+    """Where vLLM finds an adapter that is on this machine.
+
+    Raises:
+        FileNotFoundError: it is not.
+    """
+    expanded = os.path.expanduser(path)
+    directory = Path(expanded) if os.path.isdir(expanded) else local_directory(path, None, "adapter_config.json")
+    if directory is None or not directory.is_dir():
+        raise FileNotFoundError(f"no such directory: {path}")
+    return directory
+
+
+def signature_of(directory: Path) -> Signature:
+    """What changes when a file of the adapter does, without reading it."""
+    stats = ((path.name, path.stat()) for path in _files(directory))
+    return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in stats)
+
+
+def content_digest(directory: Path) -> bytes:
+    """Digest of all files, whole: adapters are small, and every value counts."""
+    digest = hashlib.sha256()
+    for path in _files(directory):
+        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+        with path.open("rb") as file:
+            while part := file.read(READ_BYTES):
+                digest.update(part)
+    return digest.digest()
+
+
+def _files(directory: Path) -> list[Path]:
+    files = [path for path in sorted(directory.iterdir()) if path.is_file() and path.name.startswith("adapter")]
+    if not files:
+        raise FileNotFoundError(f"no adapter in {directory}")
+    return files
+
+
+def with_adapter(hashes: Sequence[bytes], adapter: bytes) -> list[bytes]:
+    """The keys of blocks computed with an adapter."""
+    return [hashlib.sha256(adapter + block_hash).digest() for block_hash in hashes]

@@ -1,0 +1,203 @@
+"""The weights as they are in this worker's memory: a digest of every byte, to be compared with a later one.
+
+It is exact, so that an update that changes few values is seen as well: in bfloat16, a step of reinforcement learning
+leaves most values as they were. On a device it costs about what a few decode steps cost; the values stay there.
+"""
+
+import hashlib
+import sys
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from kvdepot.engines.vllm.log import connector_logger
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import VllmConfig
+
+logger = connector_logger()
+
+HOST_BYTES_MAX = 8 << 30
+"""Weights in host memory beyond this are not digested: reading them would take longer than a step may wait."""
+
+DEVICE_CHUNK_WORDS = 4 << 20
+FRAMES_MAX = 64
+SAMPLED_TENSORS = 64
+SAMPLED_VALUES = 1024
+
+# Odd constants of 64 bits, as signed numbers: torch has no unsigned arithmetic.
+_STEP = 0x9E3779B97F4A7C15 - (1 << 64)
+_MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
+_MIX_2 = 0x94D049BB133111EB - (1 << 64)
+
+
+class LiveWeights:
+    """The weights of one worker's models. Asked between steps, when nothing computes or writes them."""
+
+    def __init__(self, runner: Any, why_unknown: str = "", settled: bool = True) -> None:
+        self._runner = weakref.ref(runner) if runner is not None else None
+        self._why_unknown = why_unknown
+        self._settled = settled
+
+    @staticmethod
+    def of(vllm_config: "VllmConfig") -> "LiveWeights":
+        """The weights of the worker that calls its connector now, at any depth of the call."""
+        parallel = vllm_config.parallel_config
+        if getattr(parallel, "enable_eplb", False):
+            return LiveWeights(None, "experts move between ranks while the engine runs")
+        if parallel.data_parallel_size > 1 and getattr(vllm_config.model_config, "is_moe", True):
+            return LiveWeights(None, "other engines hold a part of the experts")
+        # vLLM tells a connector its tensors, and not its model. Nothing else has to be known of the caller.
+        runner = caller_with("get_model")
+        prefetch = getattr(getattr(vllm_config, "offload_config", None), "prefetch", None)
+        return LiveWeights(
+            runner,
+            "" if runner is not None else "this version of vLLM does not show its model",
+            settled=not getattr(prefetch, "offload_group_size", 0),
+        )
+
+    def digest(self) -> str:
+        """Digest of all parameters and buffers; empty, with a line in the log, when it cannot be known."""
+        runner = self._runner() if self._runner is not None else None
+        if runner is None:
+            logger.info("kvdepot: weights in memory are not compared: %s", self._why_unknown or "the model is gone")
+            return ""
+        try:
+            return _digest(dict(named_tensors(runner)))
+        except Exception as error:  # noqa: BLE001 - no memory, a kind of tensor not seen before: then it is unknown
+            logger.warning("kvdepot: weights in memory cannot be compared: %s: %s", type(error).__name__, error)
+            return ""
+
+    def sample(self) -> str:
+        """Digest of some values of some parameters, in a millisecond or so; empty when it cannot be known.
+
+        For a change that nobody has announced: an update changes most tensors, each in many places.
+        """
+        runner = self._runner() if self._runner is not None else None
+        if runner is None or not self._settled:
+            return ""
+        try:
+            return _sample(list(runner.get_model().parameters()))
+        except Exception as error:  # noqa: BLE001 - as above
+            logger.debug("kvdepot: weights in memory cannot be sampled: %s: %s", type(error).__name__, error)
+            return ""
+
+
+def caller_with(method: str) -> Any:
+    """The nearest object up the stack that has this method, among those whose methods are running."""
+    frame = sys._getframe(1)  # noqa: SLF001 - there is no other way up
+    for _ in range(FRAMES_MAX):
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+        found = frame.f_locals.get("self")
+        if found is not None and callable(getattr(type(found), method, None)):
+            return found
+    return None
+
+
+def named_tensors(runner: Any) -> Iterator[tuple[str, "torch.Tensor"]]:
+    """Parameters and buffers of the model, and of a draft model beside it."""
+    models = {"model": runner.get_model()}
+    drafter = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
+    if (draft := getattr(drafter, "model", None)) is not None:
+        models["draft"] = draft
+    for kind, model in models.items():
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            yield from _plain(f"{kind}.{name}", tensor)
+
+
+def _plain(name: str, tensor: Any) -> Iterator[tuple[str, "torch.Tensor"]]:
+    """A tensor, or those that a wrapper is made of."""
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    parts = getattr(tensor, "partitions", None)
+    if isinstance(parts, dict):  # vLLM's weight that several layers share
+        for key, part in parts.items():
+            yield from _plain(f"{name}.{key}", part)
+    elif is_traceable_wrapper_subclass(tensor):
+        for key in tensor.__tensor_flatten__()[0]:
+            yield from _plain(f"{name}.{key}", getattr(tensor, key))
+    else:
+        yield name, tensor
+
+
+def _digest(tensors: dict[str, "torch.Tensor"]) -> str:
+    host = sum(tensor.nbytes for tensor in tensors.values() if tensor.device.type == "cpu")
+    if host > HOST_BYTES_MAX:
+        raise ValueError(f"{host} bytes of them are in host memory, more than {HOST_BYTES_MAX}")
+    if not tensors:
+        raise ValueError("the model has none")
+    found = {name: _tensor_digest(tensor) for name, tensor in tensors.items()}
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0{tensor.stride()}\0".encode())
+        value = found[name]
+        digest.update(value if isinstance(value, bytes) else int(value).to_bytes(8, "little", signed=True))
+    return digest.hexdigest()[:32]
+
+
+def _sample(parameters: list[Any]) -> str:
+    import torch
+
+    by_device: dict[Any, list[torch.Tensor]] = {}
+    for parameter in parameters[:: max(1, len(parameters) // SAMPLED_TENSORS)]:
+        data = parameter.detach()
+        data = data.permute(_by_stride(data))
+        if data.is_contiguous() and data.numel():
+            values = data.view(-1)[:: max(1, data.numel() // SAMPLED_VALUES)]
+            by_device.setdefault(data.device, []).append(values.contiguous().view(torch.uint8))
+    digest = hashlib.sha256()
+    for device in sorted(by_device, key=str):
+        digest.update(str(int(device_sum(torch.cat(by_device[device])))).encode())
+    return digest.hexdigest()[:32] if by_device else ""
+
+
+def _by_stride(tensor: "torch.Tensor") -> list[int]:
+    """Dimensions in the order of memory, the outermost first."""
+    return sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+
+
+def _tensor_digest(tensor: "torch.Tensor") -> Any:
+    """SHA-256 of a tensor in host memory; of one on a device a sum that stays there until it is asked for."""
+    data = _as_bytes(tensor)
+    if data.device.type == "cpu":
+        return hashlib.sha256(memoryview(data.numpy())).digest()
+    return device_sum(data)
+
+
+def _as_bytes(tensor: "torch.Tensor") -> "torch.Tensor":
+    """The bytes in the order of memory: a transposed weight is not copied."""
+    import torch
+
+    plain = tensor.detach()
+    return plain.permute(_by_stride(plain)).contiguous().view(-1).view(torch.uint8)
+
+
+def device_sum(data: "torch.Tensor", chunk_words: int = DEVICE_CHUNK_WORDS) -> "torch.Tensor":
+    """64 bits that depend on every bit of ``data`` and on where it is: words are mixed with their place and added."""
+    import torch
+
+    total = torch.zeros((), dtype=torch.int64, device=data.device)
+    whole = len(data) // 8 * 8
+    if whole < len(data):
+        tail = torch.zeros(8, dtype=torch.uint8, device=data.device)
+        tail[: len(data) - whole] = data[whole:]
+        total += _mixed(tail.view(torch.int64), len(data))
+    words = (data if data.data_ptr() % 8 == 0 and data.storage_offset() % 8 == 0 else data.clone())[:whole]
+    words = words.view(torch.int64)
+    for begin in range(0, len(words), chunk_words):
+        total += _mixed(words[begin : begin + chunk_words], begin)
+    return total
+
+
+def _mixed(words: "torch.Tensor", begin: int) -> "torch.Tensor":
+    import torch
+
+    place = torch.arange(begin + 1, begin + 1 + len(words), dtype=torch.int64, device=words.device)
+    mixed = place.mul_(_STEP).add_(words)
+    mixed.bitwise_xor_(mixed >> 32).mul_(_MIX_1)
+    mixed.bitwise_xor_(mixed >> 29).mul_(_MIX_2)
+    mixed.bitwise_xor_(mixed >> 32)
+    return mixed.sum()

@@ -1,0 +1,56 @@
+"""LoRA adapters: KV of one that was retrained at the same path is never served (P1)."""
+
+from typing import Any
+
+from engine_lab import Lab
+from test_vllm import PROMPTS, RESET, hits
+
+ENGINE = {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 4}
+
+
+def with_adapter(name: str, number: int, path: str) -> dict[str, Any]:
+    return {"do": "generate", "name": name, "prompts": PROMPTS, "max_tokens": 12, "adapter": [number, path]}
+
+
+def train(path: str, seed: int) -> dict[str, Any]:
+    return {"do": "train_adapter", "path": path, "seed": seed}
+
+
+def test_an_adapter_that_was_retrained_in_place_is_another_one(real_lab: Lab) -> None:
+    path, *paths = (str(real_lab.root / name) for name in ("adapter", "first", "second", "third"))
+    plain_phases = []
+    for number, one in enumerate(paths, 1):
+        plain_phases += [train(one, number), with_adapter(str(number), number, one)]
+    plain = real_lab.run("llama", plain_phases, connector=None, engine=ENGINE)
+    assert len({str(plain[str(number)]["tokens"]) for number in (1, 2, 3)}) == 3
+
+    first = real_lab.run("llama", [train(path, 1), with_adapter("cold", 1, path)], engine=ENGINE)
+    second = real_lab.run("llama", [with_adapter("warm", 5, path)], engine=ENGINE)
+    assert second["warm"]["cached"] == hits(True, "llama")
+    third = real_lab.run(
+        "llama",
+        [
+            train(path, 2),
+            with_adapter("retrained", 1, path),
+            train(path, 3),
+            # vLLM's own cache knows the path alone.
+            RESET,
+            with_adapter("retrained while the engine runs", 2, path),
+            RESET,
+            with_adapter("again", 2, path),
+        ],
+        engine=ENGINE,
+    )
+    assert third["retrained"]["cached"] == third["again"]["cached"] == [0, 0, 0]
+    assert "its files have changed while the engine runs" in third.log
+    fourth = real_lab.run("llama", [with_adapter("restarted", 1, path)], engine=ENGINE)
+    assert fourth["restarted"]["cached"] == [0, 0, 0]
+    for found, number in (
+        (first["cold"], 1),
+        (second["warm"], 1),
+        (third["retrained"], 2),
+        (third["retrained while the engine runs"], 3),
+        (third["again"], 3),
+        (fourth["restarted"], 3),
+    ):
+        assert found["tokens"] == plain[str(number)]["tokens"]

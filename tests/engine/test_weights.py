@@ -1,0 +1,178 @@
+"""Weights that change in an engine's memory: nobody is served KV of other weights than its own (P1)."""
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from engine_lab import EngineRun, Lab
+from test_vllm import RESET, generate, hits
+
+from tools.lab.warm import Warm
+
+OTHERS = [[[11, 330]], [[12, 290]]]
+UPDATE = {"do": "update_weights"}
+RESET_ALL = {"do": "reset_all"}
+
+
+def beside(lab: Lab, warm: Warm, name: str) -> Lab:
+    """The means to run another engine on the same depot at the same time."""
+    root = lab.root / name
+    root.mkdir()
+    return replace(lab, root=root, warm=warm)
+
+
+def shared(lab: Lab, layerwise: bool) -> dict[str, Any]:
+    (lab.root / "blocks").mkdir(exist_ok=True)
+    return {"socket": lab.socket, "directories": [str(lab.root / "blocks")], "use_layerwise": layerwise}
+
+
+def reference(lab: Lab, model: str, ranks: int) -> EngineRun:
+    """An engine without a connector, before and after the same change."""
+    phases = [generate("old"), generate("old others", OTHERS), UPDATE, RESET, generate("new")]
+    plain = lab.run(model, [*phases, generate("new others", OTHERS)], tp=ranks, connector=None)
+    assert plain["old"]["tokens"] != plain["new"]["tokens"]
+    assert plain["old others"]["tokens"] != plain["new others"]["tokens"]
+    return plain
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "layerwise"),
+    [("llama", 1, True), ("gemma3", 2, False), pytest.param("llama", 2, False, marks=pytest.mark.full)],
+)
+def test_engines_with_old_and_new_weights_share_a_depot(real_lab: Lab, model: str, ranks: int, layerwise: bool) -> None:
+    """One engine's weights change in place while another one runs on; then both start again from the disk.
+
+    Each order: old KV is stored before the change and after it, new KV beside, and each is asked for by both.
+    """
+    lab = real_lab
+    plain = reference(lab, model, ranks)
+    options = shared(lab, layerwise)
+    first_stored, changed, others_stored = (str(lab.root / name) for name in ("first", "changed", "others"))
+    stays = [
+        generate("old"),
+        {"do": "touch", "file": first_stored},
+        {"do": "wait_for", "file": changed},
+        generate("old others", OTHERS),
+        RESET,
+        generate("old again"),
+        {"do": "touch", "file": others_stored},
+    ]
+    changes = [
+        {"do": "wait_for", "file": first_stored},
+        generate("old"),
+        UPDATE,
+        RESET_ALL,
+        generate("new"),
+        {"do": "touch", "file": changed},
+        {"do": "wait_for", "file": others_stored},
+        generate("new others", OTHERS),
+        RESET,
+        generate("new again"),
+    ]
+    with Warm(lab.root / "warm.log", lab.python) as warm, ThreadPoolExecutor() as both:
+        runs = [
+            both.submit(one.run, model, phases, tp=ranks, options=options)
+            for one, phases in ((beside(lab, lab.warm, "stays"), stays), (beside(lab, warm, "changes"), changes))
+        ]
+        stayed, moved = (run.result() for run in runs)
+    found = hits(layerwise, model)
+    assert stayed["old"]["cached"] == moved["new"]["cached"] == [0, 0, 0]
+    assert moved["old"]["cached"] == stayed["old again"]["cached"] == moved["new again"]["cached"] == found
+    assert stayed["old others"]["cached"] == moved["new others"]["cached"] == [0, 0]
+    assert moved["reset_all"] is True
+    for phase in ("old", "old others", "old again"):
+        assert stayed[phase]["tokens"] == plain[phase.removesuffix(" again")]["tokens"], phase
+    for phase in ("old", "new", "new others", "new again"):
+        assert moved[phase]["tokens"] == plain[phase.removesuffix(" again")]["tokens"], phase
+
+    restarted = lab.run(
+        model,
+        [generate("old"), generate("old others", OTHERS), UPDATE, RESET_ALL, generate("new")],
+        tp=ranks,
+        options=options,
+    )
+    for phase in ("old", "old others", "new"):
+        assert restarted[phase]["tokens"] == plain[phase]["tokens"]
+    # The weights of the disk find what was stored with them, and the same change finds what was stored after it.
+    assert restarted["old"]["cached"] == restarted["new"]["cached"] == found
+    assert min(restarted["old others"]["cached"]) > 0
+
+
+@pytest.mark.parametrize("layerwise", [True, pytest.param(False, marks=pytest.mark.full)])
+def test_sleep_keeps_what_is_stored(real_lab: Lab, layerwise: bool) -> None:
+    """vLLM resets its connector before it sleeps: the weights are the same after it, so everything is found again."""
+    run = real_lab.run(
+        "llama",
+        [generate("cold"), {"do": "nap"}, generate("warm")],
+        options={"use_layerwise": layerwise},
+    )
+    assert run["warm"]["cached"] == hits(layerwise, "llama")
+    assert run["warm"]["tokens"] == run["cold"]["tokens"]
+    assert "the weights are the same" in run.log
+
+
+def test_an_engine_sleeps_and_is_reset_without_a_living_depot(real_lab: Lab) -> None:
+    run = real_lab.run(
+        "llama",
+        [
+            generate("cold"),
+            {"do": "settle", "socket": real_lab.socket},
+            {"do": "kill_depot", "socket": real_lab.socket},
+            {"do": "nap"},
+            RESET_ALL,
+            generate("without"),
+            {"do": "attached"},
+            RESET,
+            {**generate("warm"), "until_cached": 1},
+        ],
+    )
+    assert run["reset_all"] is True
+    assert run["without"]["tokens"] == run["warm"]["tokens"] == run["cold"]["tokens"]
+
+
+def test_only_what_changes_the_bytes_keeps_engines_apart(real_lab: Lab) -> None:
+    """Another place, another way to load and a shorter context are the same model; dummy weights are not (P8)."""
+    lab = real_lab
+    first = lab.run("llama", [generate("cold")])
+    copy = lab.root / "0123abc"
+    shutil.copytree(lab.model("llama"), copy)
+    elsewhere = {"model": str(copy), "load_format": "safetensors", "max_model_len": 1024}
+    second = lab.run("llama", [generate("elsewhere")], engine=elsewhere)
+    assert second["elsewhere"]["cached"] == hits(True, "llama")
+    assert second["elsewhere"]["tokens"] == first["cold"]["tokens"]
+
+    dummy = lab.run("llama", [generate("dummy")], engine={"load_format": "dummy"})
+    assert dummy["dummy"]["cached"] == [0, 0, 0]
+    again = lab.run("llama", [generate("dummy")], engine={"load_format": "dummy"})
+    assert again["dummy"]["cached"] == hits(True, "llama"), "weights in memory have no name that outlives the engine"
+    assert again["dummy"]["tokens"] == dummy["dummy"]["tokens"] != first["cold"]["tokens"]
+
+
+def test_weights_that_nobody_announced_are_not_served_from_the_depot(real_lab: Lab) -> None:
+    """A trainer resets vLLM's own cache alone: nothing is loaded or stored until the connector is reset as well."""
+    plain = reference(real_lab, "llama", 1)
+    run = real_lab.run(
+        "llama",
+        [
+            generate("old"),
+            UPDATE,
+            # The pause after which the connector looks.
+            {"do": "sleep", "s": 0.3},
+            RESET,
+            generate("new"),
+            generate("new others", OTHERS),
+            RESET_ALL,
+            generate("new again"),
+        ],
+    )
+    assert "the weights have changed" in run.log
+    assert run["new again"]["cached"] == [0, 0, 0]
+    assert run["new"]["tokens"] == run["new again"]["tokens"] == plain["new"]["tokens"]
+    assert run["new others"]["tokens"] == plain["new others"]["tokens"]
+    restarted = real_lab.run("llama", [generate("old"), generate("old others", OTHERS)])
+    assert restarted["old"]["cached"] == hits(True, "llama")
+    assert restarted["old others"]["cached"] == [0, 0]
+    for phase in ("old", "old others"):
+        assert restarted[phase]["tokens"] == plain[phase]["tokens"]

@@ -1,0 +1,110 @@
+"""LoRA adapters by their content: one that was retrained in place is another one."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from engine_parts import BLOCK, FakeDepot, Step, request, scheduler
+
+from kvdepot.engines.vllm.adapters import Adapters
+
+
+def write(path: Path, values: bytes, name: str = "adapter_model.safetensors") -> Path:
+    path.mkdir(exist_ok=True)
+    (path / "adapter_config.json").write_text("{}")
+    (path / name).write_bytes(values)
+    return path
+
+
+def lora(path: Path, name: str = "sql") -> Any:
+    return SimpleNamespace(lora_name=name, lora_path=str(path))
+
+
+def test_the_content_names_an_adapter(tmp_path: Path) -> None:
+    one, same, other = (write(tmp_path / name, name[:1].encode() * 5000) for name in ("a1", "a2", "b"))
+    adapters = Adapters()
+    assert adapters.digest(lora(one)) == adapters.digest(lora(same)) == Adapters().digest(lora(one)) != b""
+    assert adapters.digest(lora(other)) != adapters.digest(lora(one))
+    write(one, b"optimizer", "optimizer.pt")
+    assert Adapters().digest(lora(one)) == adapters.digest(lora(same)), "only the adapter's own files count"
+
+
+def test_an_adapter_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, adapters = write(tmp_path / "a", b"weights"), Adapters()
+    found = adapters.digest(lora(path))
+    monkeypatch.setattr("kvdepot.engines.vllm.adapters.content_digest", lambda path: pytest.fail("read again"))
+    assert adapters.digest(lora(path)) == found
+
+
+def test_one_that_changes_under_the_engine_is_left_alone_by_it_and_new_to_the_next(tmp_path: Path) -> None:
+    """vLLM may have either version in its memory, and has KV of the first under the same hashes (P1)."""
+    path, adapters = write(tmp_path / "a", b"first"), Adapters()
+    before = adapters.digest(lora(path))
+    (path / "adapter_model.safetensors").write_bytes(b"later")
+    os.utime(path / "adapter_model.safetensors", ns=(1, 1))
+    assert adapters.digest(lora(path)) == b""
+    (path / "adapter_model.safetensors").write_bytes(b"first")
+    assert adapters.digest(lora(path)) == b"", "what is in vLLM's memory is not known any more"
+    (path / "adapter_model.safetensors").write_bytes(b"later")
+    assert Adapters().digest(lora(path)) not in (b"", before)
+
+
+def test_files_that_were_only_touched_are_the_same(tmp_path: Path) -> None:
+    path, adapters = write(tmp_path / "a", b"first"), Adapters()
+    before = adapters.digest(lora(path))
+    os.utime(path / "adapter_model.safetensors", ns=(1, 1))
+    assert adapters.digest(lora(path)) == before
+
+
+def test_an_adapter_that_is_not_found_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert Adapters().digest(lora(tmp_path / "nowhere")) == Adapters().digest(lora(tmp_path / "empty")) == b""
+
+
+class RecordingDepot(FakeDepot):
+    """Remembers the keys that it was asked for."""
+
+    def claim(self, groups: Any, hashes: Any, *, skip: int, limit: int) -> Any:
+        self.asked = list(hashes)
+        return super().claim(groups, hashes, skip=skip, limit=limit)
+
+
+def keys(path: Path | None) -> tuple[list[bytes], list[bytes]]:
+    """What a request with this adapter asks for, and what it stores."""
+    depot = RecordingDepot()
+    side, req = scheduler(depot), request("r", 2 * BLOCK)
+    req.lora_request = lora(path) if path is not None else None
+    depot.asked = []
+    side.new_request(req)
+    tokens, _ = side.match(req, 0)
+    side.allocated(req, SimpleNamespace(get_block_ids=lambda: ([1, 2],)), tokens or 0)
+    saves = side.build_step(Step().starts("r", 0, 2 * BLOCK, [1, 2]).output()).saves
+    return depot.asked, saves[0].hashes if saves else []
+
+
+def test_keys_have_the_adapter_s_content(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", b"first")
+    plain, first = keys(None), keys(path)
+    write(path, b"later")
+    later, unknown = keys(path), keys(tmp_path / "nowhere")
+    assert plain == ([b"r/0"], [b"r/0", b"r/1"])
+    assert unknown == ([], [])
+    for found in (first, later):
+        assert (len(found[0]), len(found[1])) == (1, 2)
+        assert found[0][0] == found[1][0]
+    assert {*plain[1]}.isdisjoint(first[1])
+    assert {*first[1]}.isdisjoint(later[1])
+
+
+def test_hits_of_an_adapter_are_loaded_by_its_keys(tmp_path: Path) -> None:
+    side, req = scheduler(FakeDepot(units=9)), request("r", 2 * BLOCK)
+    req.lora_request = lora(write(tmp_path / "a", b"first"))
+    side.new_request(req)
+    tokens, _ = side.match(req, 0)
+    side.allocated(req, SimpleNamespace(get_block_ids=lambda: ([1, 2],)), tokens or 0)
+    step = side.build_step(Step().starts("r", BLOCK, BLOCK, [1, 2]).output())
+    (load,) = step.loads
+    assert load.blocks[0].pages == [1]
+    assert load.blocks[0].hashes != req.block_hashes[:1]

@@ -1,0 +1,64 @@
+"""Sleep mode: what vLLM's worker does to the pages, and when the connector hears of it (P3)."""
+
+from typing import Any
+
+import pytest
+
+from kvdepot.engines.vllm.sleep import watch_sleep
+
+
+class Worker:
+    """vLLM's, as far as its sleep goes."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def sleep(self, level: int = 1) -> str:
+        self.log.append(f"memory goes, level {level}")
+        return "slept"
+
+    def wake_up(self, tags: list[str] | None = None) -> str:
+        self.log.append(f"memory comes, {tags}")
+        return "awake"
+
+
+class LaterWorker(Worker):
+    """One that can give back memory of one kind alone."""
+
+    def discard(self, tags: tuple[str, ...]) -> None:
+        self.log.append(f"memory goes, {tags}")
+
+
+def watched(worker: Any) -> Any:
+    watch_sleep(worker, lambda: worker.log.append("copies end"), lambda: worker.log.append("pages are back"))
+    return worker
+
+
+@pytest.mark.parametrize("kind", [Worker, LaterWorker])
+def test_copies_end_before_the_memory_goes_and_begin_when_it_is_back(kind: type[Worker]) -> None:
+    worker = watched(kind([]))
+    assert worker.sleep(level=2) == "slept"
+    assert worker.wake_up(["weights"]) == "awake"
+    assert worker.wake_up(tags=["kv_cache"]) == "awake"
+    assert worker.log == [
+        "copies end",
+        "memory goes, level 2",
+        "memory comes, ['weights']",
+        "memory comes, ['kv_cache']",
+        "pages are back",
+    ]
+    worker.log.clear()
+    worker.wake_up()
+    assert worker.log == ["memory comes, None", "pages are back"]
+
+
+def test_pages_alone_may_go() -> None:
+    worker = watched(LaterWorker([]))
+    worker.discard(tags=("kv_cache",))
+    worker.discard(("weights",))
+    assert worker.log == ["copies end", "memory goes, ('kv_cache',)", "memory goes, ('weights',)"]
+
+
+def test_a_worker_that_is_not_found_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    watch_sleep(None, lambda: None, lambda: None)
+    assert "copies may meet its sleep" in caplog.text
