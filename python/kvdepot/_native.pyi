@@ -39,6 +39,7 @@ __all__ = [
     "keep_pool",
     "namespace_id",
     "serve",
+    "tier_table",
 ]
 
 __version__: str
@@ -272,6 +273,10 @@ class Store:
     def close(self, wait_ms: int = 0) -> bool:
         """Takes no more tasks, and waits up to ``wait_ms`` for those under way; false when some are left. They go on, and
         what they touch stays held. Idempotent."""
+
+def tier_table() -> str:
+    """JSON: the tiers of this build in the order of the documentation, each with its settings, and the keys of a configuration
+    that say them; ``later`` are the names of tiers to come. ``kvdepot.config.tier_table`` reads it."""
 
 def describe_devices(cache_dir: str) -> str:
     """JSON: the CUDA driver, or what is wrong with it, and the devices with their copy engines and what was measured on

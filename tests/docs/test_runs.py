@@ -14,6 +14,8 @@ import pytest
 from collect import ROOT
 from table import RUNS, Run, Serve
 
+from tools.lab.ports import free_port
+
 RUN_S = 600
 READY_S = 60
 POLL_S = 0.1
@@ -37,10 +39,7 @@ def standins(tmp_path_factory):
 @pytest.fixture
 def shell(tmp_path, standins):
     """Starts a command of the table in a shell."""
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        ports = one.getsockname()[1], other.getsockname()[1]
+    ports = free_port(), free_port()
     places = {
         "tmp": tmp_path,
         "root": ROOT,

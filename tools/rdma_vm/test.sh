@@ -21,14 +21,24 @@ reason=$("$here/setup.sh" 2>&1 >/dev/null | tail -n 1) || skip "${reason:-setup 
 printf 'virtual machine ready: %d s\n' $((SECONDS - start))
 
 start=$SECONDS
-binaries=$(cd "$root" && cargo test --quiet -p kvdepot-verbs --test conformance \
-    -p kvdepot-server --test wire_rdma --test wire_rdma_faults --no-run --message-format=json |
+# With the features that `make test-rust` builds with, those of the whole workspace: what that has built is used again.
+binaries=$(cd "$root" && cargo test --quiet --workspace --test conformance --test wire_rdma --test wire_rdma_faults \
+    --no-run --message-format=json |
     python3 -c '
-import json, sys
-for line in sys.stdin:
-    message = json.loads(line)
+import json, pathlib, sys
+wanted = {
+    ("kvdepot-verbs", "conformance"): None,
+    ("kvdepot-server", "wire_rdma"): None,
+    ("kvdepot-server", "wire_rdma_faults"): None,
+}
+for message in map(json.loads, sys.stdin):
     if message.get("executable"):
-        print(message["executable"])')
+        name = pathlib.Path(message["manifest_path"]).parent.name, message["target"]["name"]
+        if name in wanted:
+            wanted[name] = message["executable"]
+if None in wanted.values():
+    sys.exit(f"not built: {[name for name, binary in wanted.items() if binary is None]}")
+print(*wanted.values(), sep="\n")')
 printf 'tests built: %d s\n' $((SECONDS - start))
 
 start=$SECONDS

@@ -43,3 +43,8 @@ pub(crate) fn block_hash<'py>(py: Python<'py>, engine_hash: &[u8]) -> PyResult<B
 pub(crate) fn namespace_id(facts_json: &str, layout_json: &str, epoch: u32) -> PyResult<String> {
     Ok(spec(facts_json, layout_json).or_raise()?.id(epoch).to_string())
 }
+
+#[pyfunction]
+pub(crate) fn tier_table() -> String {
+    kvdepot_tier::registry::table_json()
+}

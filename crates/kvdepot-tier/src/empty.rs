@@ -7,14 +7,16 @@ use kvdepot_core::{BlockKey, NamespaceId, NamespaceSpec, Result, next_epoch};
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use crate::registry::{Fields, TierEntry};
+use crate::registry::TierEntry;
+use crate::settings::Fields;
 use crate::{Done, Fetched, Presence, ReadItem, Tier, TierUsage, WriteItem, Written};
 
 /// This tier, as the registry knows it.
-pub const ENTRY: TierEntry = TierEntry { name: "Empty", open, guards_itself: false };
+pub const ENTRY: TierEntry =
+    TierEntry { name: "Empty", open, guards_itself: false, settings: &[], for_users: false };
 
 fn open(config: &Value) -> Result<Arc<dyn Tier>> {
-    Fields::new(ENTRY.name, config, &[])?;
+    Fields::new(ENTRY.name, config, ENTRY.settings)?;
     Ok(Arc::new(EmptyTier::new()))
 }
 

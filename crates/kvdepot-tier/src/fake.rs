@@ -10,15 +10,20 @@ use kvdepot_io::SlotBuf;
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use crate::registry::{Fields, TierEntry};
+use crate::registry::TierEntry;
+use crate::settings::{Fields, Kind, Setting};
 use crate::{Done, Fetched, Presence, ReadItem, Tier, TierUsage, WriteItem, Written};
 
 /// This tier, as the registry knows it.
-pub const ENTRY: TierEntry = TierEntry { name: "Fake", open, guards_itself: false };
+pub const ENTRY: TierEntry =
+    TierEntry { name: "Fake", open, guards_itself: false, settings: &SETTINGS, for_users: false };
+
+const SETTINGS: [Setting; 1] =
+    [Setting { name: "capacity_bytes", kind: Kind::Bytes { max: u64::MAX }, key: None }];
 
 fn open(config: &Value) -> Result<Arc<dyn Tier>> {
     let mut capacity_bytes = 0;
-    Fields::new(ENTRY.name, config, &["capacity_bytes"])?.u64("capacity_bytes", &mut capacity_bytes)?;
+    Fields::new(ENTRY.name, config, &SETTINGS)?.u64("capacity_bytes", &mut capacity_bytes)?;
     Ok(Arc::new(FakeTier::new(capacity_bytes)))
 }
 

@@ -13,6 +13,7 @@ pub mod guard;
 pub mod posix;
 pub mod registry;
 pub mod remote;
+pub mod settings;
 mod shared_tier;
 
 use std::fmt::{self, Debug};

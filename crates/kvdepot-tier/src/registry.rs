@@ -1,12 +1,12 @@
 //! The tiers of this build. A new tier is a folder with a [`TierEntry`] and a line in [`TIERS`]: pipelines, the depot's
-//! configuration and its placements know it by that.
+//! configuration, its placements, a user's keys and their documentation follow from that.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use kvdepot_core::{Error, ErrorKind, Result};
-use serde_json::{Map, Value};
+use kvdepot_core::{Error, ErrorKind, Result, pipeline};
+use serde_json::{Value, json};
 
+use crate::settings::{Setting, nearest};
 use crate::{GuardConfig, Guarded, Tier, empty, fake, posix, remote};
 
 /// How a tier describes itself.
@@ -19,6 +19,10 @@ pub struct TierEntry {
     /// Whether it has circuit breakers of its own, as one with several servers has: one dead server must not switch off
     /// the others.
     pub guards_itself: bool,
+    /// What it can be told, in the order of the documentation.
+    pub settings: &'static [Setting],
+    /// Whether users have keys for it, those of its placement included; not so what only measures or tests.
+    pub for_users: bool,
 }
 
 /// All tiers, in the order of the documentation.
@@ -65,123 +69,27 @@ fn find(name: &str) -> Result<&'static TierEntry> {
     })
 }
 
-/// A setting that is on, off, or for the code to decide.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Switch {
-    On,
-    Off,
-    Auto,
+/// The tiers of this build and what they can be told, as JSON: what Python makes a user's keys and their documentation from.
+pub fn table_json() -> String {
+    table(&TIERS).to_string()
 }
 
-/// A tier's settings, with every key known (P10).
-pub(crate) struct Fields<'a> {
-    tier: &'a str,
-    map: Map<String, Value>,
-}
-
-impl<'a> Fields<'a> {
-    /// Takes an object (or null for no settings) all of whose keys are in `known`.
-    pub(crate) fn new(tier: &'a str, value: &Value, known: &[&str]) -> Result<Self> {
-        let map = match value {
-            Value::Null => Map::new(),
-            Value::Object(map) => map.clone(),
-            _ => {
-                return Err(
-                    Error::new(ErrorKind::Config, "a tier's settings are an object").with("tier", tier)
-                );
-            }
-        };
-        if let Some(key) = map.keys().find(|key| !known.contains(&key.as_str())) {
-            return Err(Error::new(ErrorKind::Config, "a tier has no such setting")
-                .with("tier", tier)
-                .with("key", key)
-                .with("nearest", nearest(key, known)));
-        }
-        Ok(Self { tier, map })
-    }
-
-    fn wrong(&self, key: &str, expected: &str) -> Error {
-        Error::new(ErrorKind::Config, format!("a tier's setting must be {expected}"))
-            .with("tier", self.tier)
-            .with("key", key)
-            .with("value", self.map.get(key).unwrap_or(&Value::Null))
-    }
-
-    pub(crate) fn bool(&self, key: &str, out: &mut bool) -> Result<()> {
-        if let Some(value) = self.map.get(key) {
-            *out = value.as_bool().ok_or_else(|| self.wrong(key, "true or false"))?;
-        }
-        Ok(())
-    }
-
-    /// `true`, `false` or `"auto"`.
-    pub(crate) fn switch(&self, key: &str) -> Result<Option<Switch>> {
-        match self.map.get(key) {
-            None => Ok(None),
-            Some(Value::Bool(true)) => Ok(Some(Switch::On)),
-            Some(Value::Bool(false)) => Ok(Some(Switch::Off)),
-            Some(Value::String(text)) if text == "auto" => Ok(Some(Switch::Auto)),
-            Some(_) => Err(self.wrong(key, "true, false or auto")),
-        }
-    }
-
-    pub(crate) fn u64(&self, key: &str, out: &mut u64) -> Result<()> {
-        if let Some(value) = self.map.get(key) {
-            *out = value.as_u64().ok_or_else(|| self.wrong(key, "a whole number, 0 or more"))?;
-        }
-        Ok(())
-    }
-
-    pub(crate) fn usize(&self, key: &str, out: &mut usize) -> Result<()> {
-        let mut wide = *out as u64;
-        self.u64(key, &mut wide)?;
-        *out = usize::try_from(wide).map_err(|_| self.wrong(key, "a smaller number"))?;
-        Ok(())
-    }
-
-    pub(crate) fn text(&self, key: &str) -> Result<Option<String>> {
-        match self.map.get(key) {
-            None | Some(Value::Null) => Ok(None),
-            Some(Value::String(text)) => Ok(Some(text.clone())),
-            Some(_) => Err(self.wrong(key, "a text")),
-        }
-    }
-
-    pub(crate) fn texts(&self, key: &str) -> Result<Vec<String>> {
-        let wrong = || self.wrong(key, "a list of texts");
-        let items = self.map.get(key).and_then(Value::as_array).ok_or_else(wrong)?;
-        items.iter().map(|item| item.as_str().map(str::to_owned).ok_or_else(wrong)).collect()
-    }
-
-    pub(crate) fn paths(&self, key: &str) -> Result<Vec<PathBuf>> {
-        let wrong = || self.wrong(key, "a list of paths");
-        let items = self.map.get(key).and_then(Value::as_array).ok_or_else(wrong)?;
-        items.iter().map(|item| item.as_str().map(PathBuf::from).ok_or_else(wrong)).collect()
-    }
-}
-
-/// The known name with the fewest single-letter edits to `name`; empty if none is known.
-fn nearest<'a>(name: &str, known: &[&'a str]) -> &'a str {
-    known.iter().min_by_key(|candidate| edits(name, candidate)).copied().unwrap_or_default()
-}
-
-fn edits(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, from) in a.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, to) in b.iter().enumerate() {
-            let change = diagonal + usize::from(!from.eq_ignore_ascii_case(to));
-            diagonal = row[j + 1];
-            row[j + 1] = change.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[b.len()]
+fn table(tiers: &[&TierEntry]) -> Value {
+    let row = |tier: &&TierEntry| {
+        json!({
+            "name": tier.name,
+            "section": tier.key(),
+            "for_users": tier.for_users,
+            "settings": tier.settings,
+        })
+    };
+    json!({ "tiers": tiers.iter().map(row).collect::<Vec<_>>(), "later": pipeline::LATER })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::settings::{ByMachine, Key, Kind, Preset, Rule};
 
     #[test]
     fn wrong_settings_name_the_nearest_known_one() {
@@ -203,5 +111,141 @@ mod tests {
         }
         assert_eq!(build("Fake", &Value::Null).unwrap().name(), "fake");
         assert_eq!(build("Empty", &Value::Null).unwrap().name(), "empty");
+    }
+
+    fn settings() -> impl Iterator<Item = (&'static TierEntry, Setting)> {
+        TIERS.into_iter().flat_map(|tier| tier.settings.iter().map(move |setting| (tier, *setting)))
+    }
+
+    fn keys() -> impl Iterator<Item = (&'static TierEntry, Key)> {
+        settings().filter_map(|(tier, setting)| Some((tier, setting.key?)))
+    }
+
+    /// What a tier cannot do without, and one more setting.
+    fn with(tier: &str, name: &str, value: Value) -> Value {
+        let mut all = match tier {
+            "Posix" => json!({"directories": ["/proc/kvdepot-is-not-here"]}),
+            "Remote" => json!({"servers": ["127.0.0.1:1"]}),
+            _ => json!({}),
+        };
+        all[name] = value;
+        all
+    }
+
+    #[test]
+    fn a_tier_that_is_one_more_line_has_its_keys_in_the_table() {
+        const SETTINGS: [Setting; 2] = [
+            Setting {
+                name: "shelves",
+                kind: Kind::Whole { min: 1, max: 9 },
+                key: Some(Key {
+                    name: "attic_shelves",
+                    meaning: "Shelves in the attic.",
+                    unit: "shelves",
+                    default: Preset::Whole(3),
+                    ..Key::BLANK
+                }),
+            },
+            Setting { name: "dust", kind: Kind::Bool, key: None },
+        ];
+        const ATTIC: TierEntry = TierEntry {
+            name: "Attic",
+            open: empty::ENTRY.open,
+            guards_itself: false,
+            settings: &SETTINGS,
+            for_users: true,
+        };
+        let table = table(&[&ATTIC, &empty::ENTRY]);
+        assert_eq!(table["tiers"].as_array().unwrap().len(), 2);
+        let attic = &table["tiers"][0];
+        assert_eq!((&attic["name"], &attic["section"]), (&json!("Attic"), &json!("attic")));
+        assert_eq!(attic["settings"].as_array().unwrap().len(), 2);
+        assert_eq!(attic["settings"][0]["kind"], json!({"is": "whole", "min": 1, "max": 9}));
+        assert_eq!(attic["settings"][0]["key"]["name"], "attic_shelves");
+        assert_eq!(attic["settings"][0]["key"]["default"], 3);
+        assert_eq!(attic["settings"][1]["key"], Value::Null);
+        assert_eq!(table["later"], json!(pipeline::LATER));
+    }
+
+    #[test]
+    fn keys_are_described_and_differ() {
+        let names: Vec<&str> = keys().map(|(_, key)| key.name).collect();
+        assert!(names.len() > 15, "{names:?}");
+        for (tier, key) in keys() {
+            assert!(tier.for_users, "{} has keys, so it is for users", tier.name);
+            assert_eq!(names.iter().filter(|name| **name == key.name).count(), 1, "{}", key.name);
+            assert!(key.meaning.ends_with('.'), "{}", key.name);
+            let by_itself = matches!(key.default, Preset::Nothing);
+            assert_eq!(by_itself, !key.by_default.is_empty(), "{}", key.name);
+            assert!(by_itself || key.by_machine.is_none(), "{}", key.name);
+            assert!(key.only.is_empty() || !key.instead.is_empty(), "{}", key.name);
+            let others: Vec<&str> = tier.settings.iter().filter_map(|one| Some(one.key?.name)).collect();
+            if let Some(Rule::Needs { key: other, .. } | Rule::Not { key: other, .. }) = key.rule {
+                assert!(others.contains(&other), "{} depends on {other}, which is no key", key.name);
+            }
+            if let Some(ByMachine::CacheDirectory { tell }) = key.by_machine {
+                assert!(tier.settings.iter().any(|one| one.name == tell), "{}: {tell}", key.name);
+            }
+        }
+    }
+
+    #[test]
+    fn defaults_of_keys_are_what_their_tiers_do_without_them() {
+        for (tier, config) in [
+            (
+                "Posix",
+                (|value| format!("{:?}", posix::PosixConfig::from_json(value).unwrap())) as fn(&Value) -> _,
+            ),
+            ("Remote", |value| format!("{:?}", remote::RemoteConfig::from_json(value).unwrap())),
+        ] {
+            let mut compared = 0;
+            for setting in find(tier).unwrap().settings {
+                let Some(key) = setting.key else { continue };
+                let default = serde_json::to_value(key.default).unwrap();
+                if default.is_null() {
+                    continue;
+                }
+                compared += 1;
+                let mut without = with(tier, setting.name, default);
+                let told = config(&without);
+                without.as_object_mut().unwrap().remove(setting.name);
+                assert_eq!(told, config(&without), "{}", key.name);
+            }
+            assert!(compared > 2, "{tier}");
+        }
+    }
+
+    #[test]
+    fn values_that_a_setting_is_not_declared_for_are_refused() {
+        for (tier, setting) in settings() {
+            let mut wrong = vec![json!({"a": 1}), json!([1])];
+            match setting.kind {
+                Kind::Bool => wrong.push(json!("auto")),
+                Kind::Switch | Kind::Choice { .. } => wrong.push(json!("perhaps")),
+                Kind::Whole { min, max } => {
+                    wrong.push(json!(max + 1));
+                    wrong.push(if min > 0 { json!(min - 1) } else { json!(-1) });
+                    wrong.push(json!(0.5));
+                }
+                Kind::Bytes { max } => {
+                    wrong.push(max.checked_add(1).map_or(json!(-1), |past| json!(past)));
+                    wrong.push(json!("1"));
+                }
+                Kind::Text | Kind::Path => wrong.push(json!(5)),
+                Kind::Paths { max } | Kind::Servers { max } => {
+                    wrong.push(json!([]));
+                    wrong.push(json!(vec!["/a"; max + 1]));
+                    wrong.push(json!("/a"));
+                }
+            }
+            for value in wrong {
+                let settings = with(tier.name, setting.name, value);
+                let error = build(tier.name, &settings).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Config, "{settings}");
+                let text = error.to_string();
+                assert!(text.contains(&format!("key={}", setting.name)), "{settings}: {text}");
+                assert!(text.contains("a tier's setting must be"), "{settings}: {text}");
+            }
+        }
     }
 }

@@ -9,18 +9,16 @@ from kvdepot.config.environment import log_level
 from kvdepot.config.machine import Machine
 from kvdepot.config.placement import placement_of
 from kvdepot.config.problem import Problem
+from kvdepot.config.sizes import BLOCK_ALIGN_BYTES, GIB
+from kvdepot.config.tier_core import tier_object, tiers_in_use
 from kvdepot.errors import config_error
 
 if TYPE_CHECKING:
     from kvdepot.config.model import KVDepotConfig
 
-GIB = 1 << 30
 POOL_GIB_DEFAULT = 256
 POOL_SLOTS_DEFAULT = 4096
 MEMORY_PART = 2
-FREE_DISK_PART = 10
-DISK_PERCENT = 80
-BLOCK_ALIGN_BYTES = 4096
 USE_GDR: dict[bool | str, str] = {True: "yes", False: "no", "auto": "auto"}
 
 
@@ -76,23 +74,6 @@ def memory_problem(config: "KVDepotConfig", machine: Machine, block_bytes: int =
     )
 
 
-def directories(config: "KVDepotConfig", machine: Machine) -> tuple[str, ...]:
-    """Directories of the Posix tier; the user's cache directory when none was said."""
-    return config.directories or (machine.cache_directory(),)
-
-
-def capacity(config: "KVDepotConfig", machine: Machine) -> Size:
-    """Cap of the Posix tier; 0 = none, which only a configuration can say."""
-    if config.posix_capacity_gb is not None:
-        return Size(int(config.posix_capacity_gb * GIB))
-    if config.directories is None:
-        share = machine.free_bytes(machine.cache_directory()) // FREE_DISK_PART
-    else:
-        share = machine.disk_bytes(config.directories) // 100 * DISK_PERCENT
-    # Less than a page would read as no cap.
-    return Size(max(share // BLOCK_ALIGN_BYTES, 1) * BLOCK_ALIGN_BYTES, from_machine=True)
-
-
 def core_json(config: "KVDepotConfig", block_bytes: int | None, machine: Machine) -> str:
     """The JSON object that the Rust core reads, keys in a fixed order."""
     return json.dumps(_core_object(config, block_bytes, machine, identity=False), separators=(",", ":"))
@@ -127,30 +108,8 @@ def _core_object(config: "KVDepotConfig", block_bytes: int | None, machine: Mach
     placement = {tier: said for tier in config.tiers if (said := placement_of(config, tier))}
     if placement:
         whole["placement"] = placement
-    if "Posix" in config.tiers:
-        whole["posix"] = {
-            "directories": list(directories(config, machine)),
-            "create": config.directories is None,
-            "io_direct": config.io_direct,
-            "engine": config.io_engine,
-            "capacity_bytes": size(capacity(config, machine)),
-            "free_floor_percent": config.posix_free_floor_percent,
-            "shard_directories": config.shard_directories,
-            "read_threads": config.io_read_threads,
-            "write_threads": config.io_write_threads,
-            "durable": config.durable,
-            "shared": config.directories_shared,
-        }
-    if "Remote" in config.tiers:
-        whole["remote"] = {
-            "servers": list(config.remote_servers or ()),
-            "token_file": config.remote_token_file,
-            "tls_ca_file": config.remote_tls_ca_file,
-            "tls_server_name": config.remote_tls_server_name,
-            "timeout_ms": config.remote_timeout_ms,
-            "connections": config.remote_connections,
-            "protocol": config.remote_protocol,
-        }
+    for tier in tiers_in_use(config):
+        whole[tier.section] = tier_object(config, tier, machine, identity)
     return whole
 
 

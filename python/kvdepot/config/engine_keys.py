@@ -72,6 +72,7 @@ class EngineKeys(BaseModel):
         None,
         "RDMA adapters for `use_gdr` by the number of the CUDA device; goes before the variable `DEVICE_GDR_NICS`.",
         by_default="the nearest on the PCI bus",
+        type_text="list of names",
     )
     use_lite: bool = key(
         False,

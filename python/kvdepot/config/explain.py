@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 from kvdepot.config import core
 from kvdepot.config.environment import log_level
 from kvdepot.config.machine import Machine
+from kvdepot.config.sizes import GIB
+from kvdepot.config.tier_core import decided as tier_decided
+from kvdepot.config.tier_core import tiers_in_use
 
 if TYPE_CHECKING:
     from kvdepot.config.model import KVDepotConfig
@@ -49,15 +52,12 @@ def _decided(config: "KVDepotConfig", machine: Machine) -> dict[str, tuple[objec
     decided: dict[str, tuple[object, str]] = {}
     if config.pool_gb is None and config.pool != "Staging":
         size = core.pool_size(config, None, machine)
-        decided["pool_gb"] = (round(size.bytes / core.GIB, 3), MACHINE if size.from_machine else DEFAULT)
+        decided["pool_gb"] = (round(size.bytes / GIB, 3), MACHINE if size.from_machine else DEFAULT)
     if config.pool == "Staging" and config.pool_gb is None and config.pool_slots is None:
         decided["pool_slots"] = (core.POOL_SLOTS_DEFAULT, DEFAULT)
-    if "Posix" in config.tiers:
-        if config.directories is None:
-            decided["directories"] = (core.directories(config, machine), MACHINE)
-        if config.posix_capacity_gb is None:
-            size = core.capacity(config, machine)
-            decided["posix_capacity_gb"] = (round(size.bytes / core.GIB, 3), MACHINE if size.from_machine else DEFAULT)
+    for tier in tiers_in_use(config):
+        for one in tier_decided(config, tier, machine):
+            decided[one.key] = (one.value, MACHINE)
     level, variable = log_level(config.log_level, machine.environ)
     if variable:
         decided["log_level"] = (level, f"environment {variable}")

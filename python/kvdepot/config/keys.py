@@ -16,6 +16,7 @@ class KeyFacts:
     Attributes:
         unit: unit of the value; empty for names and switches.
         seeds: the key's names in a file with ``ucm_connectors``, first the one of ``UcmPipelineStore``.
+        half_of_seed: the name of what the key is half of there, rounded up; empty = of nothing.
         by_default: what a value of ``None`` comes to, in words; empty when the default speaks for itself.
         only: the values that this version accepts; empty when all that the type allows are accepted.
         instead: what to do when another value than ``only`` is asked for.
@@ -23,6 +24,7 @@ class KeyFacts:
 
     unit: str = ""
     seeds: tuple[str, ...] = ()
+    half_of_seed: str = ""
     by_default: str = ""
     only: tuple[object, ...] = ()
     instead: str = ""
@@ -45,18 +47,26 @@ def key(
     *,
     unit: str = "",
     seeds: Iterable[str] = (),
+    half_of_seed: str = "",
     by_default: str = "",
     only: Iterable[JsonValue] = (),
     instead: str = "",
+    type_text: str = "",
     **bounds: Any,
 ) -> Any:
-    """A pydantic field that carries ``KeyFacts``; ``bounds`` are pydantic's own (``ge``, ``le``, ``max_length`` …)."""
+    """A pydantic field that carries ``KeyFacts``.
+
+    ``type_text`` is the type in the documentation where the annotation does not say it well; ``bounds`` are pydantic's
+    own (``ge``, ``le``, ``max_length`` …).
+    """
     facts: dict[str, JsonValue] = {
         "unit": unit,
         "seeds": list(seeds),
+        "half_of_seed": half_of_seed,
         "by_default": by_default,
         "only": list(only),
         "instead": instead,
+        "type": type_text,
     }
     return Field(default, description=meaning, json_schema_extra=facts, **bounds)
 
@@ -67,11 +77,12 @@ def key_of_field(name: str, field: FieldInfo) -> Key:
     table_row = KeyFacts(
         unit=facts["unit"],
         seeds=tuple(facts["seeds"]),
+        half_of_seed=facts["half_of_seed"],
         by_default=facts["by_default"],
         only=tuple(facts["only"]),
         instead=facts["instead"],
     )
-    return Key(name, type_text(field), field.default, field.description or "", table_row)
+    return Key(name, facts["type"] or type_text(field), field.default, field.description or "", table_row)
 
 
 def type_text(field: FieldInfo) -> str:
@@ -88,7 +99,7 @@ def type_text(field: FieldInfo) -> str:
             .replace(", ", " | ")
             .replace("True | False", "true | false")
         )
-    return {"float": "number", "str": "text", "bool": "true | false", "tuple[str, ...]": "list of paths"}.get(
+    return {"float": "number", "str": "text", "bool": "true | false", "tuple[str, ...]": "list of texts"}.get(
         text, text
     )
 

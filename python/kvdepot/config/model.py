@@ -14,19 +14,19 @@ from kvdepot.config.engine_keys import EngineKeys
 from kvdepot.config.keys import Key, key_of_field
 from kvdepot.config.machine import Machine
 from kvdepot.config.pipeline import split_pipeline
-from kvdepot.config.posix_keys import PosixKeys
-from kvdepot.config.remote_keys import RemoteKeys
 from kvdepot.config.rules import problems
+from kvdepot.config.tier_keys import TierKeys, names_of
+from kvdepot.config.tier_table import TIERS
 
-SECTIONS: tuple[tuple[str, type[DepotKeys | PosixKeys | RemoteKeys | EngineKeys]], ...] = (
-    ("Depot and pool", DepotKeys),
-    ("Posix tier", PosixKeys),
-    ("Remote tier", RemoteKeys),
-    ("Engine", EngineKeys),
+SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("Depot and pool", tuple(DepotKeys.model_fields)),
+    *((f"{tier.name} tier", names_of(tier)) for tier in TIERS if tier.for_users),
+    ("Engine", tuple(EngineKeys.model_fields)),
 )
+"""Titles of the table of keys, each with the names of its keys."""
 
 
-class KVDepotConfig(EngineKeys, RemoteKeys, PosixKeys, DepotKeys):
+class KVDepotConfig(EngineKeys, TierKeys, DepotKeys):
     """A whole configuration: immutable, checked, equal for equal meaning whichever spelling it was read from.
 
     Read one with ``kvdepot.config.load_config``. Sizes end in ``_gb`` and count GiB (2^30 bytes), times end in

@@ -1,16 +1,17 @@
 """Pipeline strings: a pool and the tiers under it, by the names and rules of the Rust core."""
 
 from kvdepot.config.keys import nearest
+from kvdepot.config.tier_table import LATER, TIERS
 
 POOLS = ("Cache", "Staging")
-TIERS = ("Posix", "Slab", "Dax", "Remote", "Object", "Fake", "Empty")
-TIERS_AVAILABLE = ("Posix", "Remote", "Fake", "Empty")
+TIERS_AVAILABLE = tuple(tier.name for tier in TIERS)
+TIERS_KNOWN = (*TIERS_AVAILABLE, *LATER)
 
 
 def normal_pipeline(pipeline: str) -> str:
     """One spelling for one meaning: no spaces, and a single tier has its ``Staging`` pool before it."""
     words = [word.strip() for word in pipeline.split("|")]
-    if len(words) == 1 and words[0] in TIERS:
+    if len(words) == 1 and words[0] in TIERS_KNOWN:
         words.insert(0, "Staging")
     return "|".join(words)
 
@@ -31,9 +32,9 @@ def pipeline_problem(pipeline: str) -> str | None:
     for tier in tiers:
         if tier in POOLS:
             return f"{tier} is a pool, which stands once, and first"
-        if tier not in TIERS:
-            hint = nearest(tier, TIERS)
-            said = f"did you mean {hint}?" if hint else f"tiers are {', '.join(TIERS)}"
+        if tier not in TIERS_KNOWN:
+            hint = nearest(tier, TIERS_KNOWN)
+            said = f"did you mean {hint}?" if hint else f"tiers are {', '.join(TIERS_KNOWN)}"
             return f"{tier!r} is no tier: {said}"
         if tier not in TIERS_AVAILABLE:
             return f"this version does not have the tier {tier}: use {', '.join(TIERS_AVAILABLE)}"

@@ -1,9 +1,11 @@
 """Which blocks a tier is given, and when: keys that every tier has, with its own name before them."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from kvdepot.config.keys import key
 from kvdepot.config.problem import Problem
+from kvdepot.config.tier_table import Tier
 
 if TYPE_CHECKING:
     from kvdepot.config.model import KVDepotConfig
@@ -15,6 +17,14 @@ WRITE = (
     "tier that fails or is slow. What the pool alone has is lost when the depot ends."
 )
 PROMOTE = "Give the `{tier}` tier blocks that were read from a tier below it, too."
+
+
+def placement_keys(tier: Tier) -> dict[str, Any]:
+    """The keys of a tier's placement as fields of a model."""
+    return {
+        f"{tier.section}_write": (WriteWhen, key("through", WRITE.format(tier=tier.name))),
+        f"{tier.section}_promote": (bool, key(False, PROMOTE.format(tier=tier.name))),
+    }
 
 
 def placement_of(config: "KVDepotConfig", tier: str) -> dict[str, object]:

@@ -3,13 +3,14 @@
 from collections.abc import Collection, Mapping
 
 from kvdepot.config import seeds
-from kvdepot.config.keys import Key, key_of_field
+from kvdepot.config.keys import Key
 from kvdepot.config.model import SECTIONS, KVDepotConfig
+from kvdepot.config.tier_table import TIERS
 
 _HEAD = """\
 # Configuration
 
-<!-- Written by `kvdepot config keys --markdown` from the table in python/kvdepot/config; a test compares them. -->
+<!-- Written by `kvdepot config keys --markdown` from the table of keys; a test compares them. -->
 
 A configuration is one YAML file, or a dict with the same keys. Every key has a default, and no file at all is fine:
 sizes then follow the machine. An unknown key is an error that names the nearest known one.
@@ -18,9 +19,8 @@ machine and where each comes from.
 
 ```yaml
 pipeline: "Cache|Posix"
-directories: ["/mnt/nvme0/kvdepot", "/mnt/nvme1/kvdepot"]
 pool_gb: 64
-posix_capacity_gb: 1024
+{example}
 ```
 
 Sizes in GiB (2^30 bytes) may be fractions. Paths are absolute; `~` is the user's home.
@@ -54,10 +54,10 @@ _ENVIRONMENT = """\
 
 def reference_markdown() -> str:
     """The whole page."""
-    parts = [_HEAD]
+    parts = [_HEAD.format(example="\n".join(_example()))]
+    by_name = {key.name: key for key in KVDepotConfig.key_table()}
     for title, keys in SECTIONS:
-        own = keys.__annotations__
-        rows = [_row(key_of_field(name, field)) for name, field in keys.model_fields.items() if name in own]
+        rows = [_row(by_name[name]) for name in keys]
         parts.append(_table(title, ["key", "type", "default", "unit", "meaning"], rows))
     parts.append(_SEEDS_HEAD)
     names = {seed: key for key in KVDepotConfig.key_table() for seed in key.facts.seeds}
@@ -72,6 +72,10 @@ def reference_markdown() -> str:
     )
     parts.append(_ENVIRONMENT)
     return "\n".join(parts)
+
+
+def _example() -> list[str]:
+    return [f"{key.name}: {key.example}" for tier in TIERS for _, key in tier.keyed if key.example]
 
 
 def _table(title: str, columns: list[str], rows: list[list[str]], level: int = 2) -> str:

@@ -8,41 +8,14 @@ from typing import TYPE_CHECKING
 from kvdepot.config.pipeline import pipeline_problem
 from kvdepot.config.placement import placement_problems
 from kvdepot.config.problem import Problem
+from kvdepot.config.tier_rules import tier_problems
 
 if TYPE_CHECKING:
     from kvdepot.config.model import KVDepotConfig
 
 SOCKET_PATH_BYTES_MAX = 107
 POOL_BYTES_MIN = 1 << 20
-DIRECTORIES_MAX = 64
 _POOL_NUMA = re.compile(r"auto|interleave|[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*")
-POSIX_ONLY = (
-    "directories",
-    "posix_capacity_gb",
-    "posix_free_floor_percent",
-    "io_direct",
-    "io_engine",
-    "io_read_threads",
-    "io_write_threads",
-    "shard_directories",
-    "durable",
-    "directories_shared",
-    "posix_write",
-    "posix_promote",
-)
-
-
-REMOTE_ONLY = (
-    "remote_servers",
-    "remote_token_file",
-    "remote_tls_ca_file",
-    "remote_tls_server_name",
-    "remote_timeout_ms",
-    "remote_connections",
-    "remote_protocol",
-    "remote_write",
-    "remote_promote",
-)
 
 
 def problems(config: "KVDepotConfig") -> Iterator[Problem]:
@@ -53,8 +26,7 @@ def problems(config: "KVDepotConfig") -> Iterator[Problem]:
     yield from _later(config)
     yield from _pool(config)
     yield from _socket(config)
-    yield from _posix(config)
-    yield from _remote(config)
+    yield from tier_problems(config)
     yield from placement_problems(config)
     if config.load_policy == "deadline" and config.load_deadline_ms is None:
         yield Problem("load_policy", "the policy deadline needs load_deadline_ms: add it")
@@ -95,40 +67,3 @@ def _socket(config: "KVDepotConfig") -> Iterator[Problem]:
         yield Problem("socket", "engines that do not share a depot cannot share a socket: remove socket or share_depot")
     if config.mode == "embedded":
         yield Problem("socket", "an embedded depot has no socket: remove it, or write mode: node")
-
-
-def _posix(config: "KVDepotConfig") -> Iterator[Problem]:
-    if "Posix" not in config.tiers:
-        for name in POSIX_ONLY:
-            if name in config.model_fields_set:
-                yield Problem(name, f"has no use in the pipeline {config.pipeline}, which has no Posix tier: remove it")
-        return
-    if config.directories is None:
-        return
-    if not 1 <= len(config.directories) <= DIRECTORIES_MAX:
-        yield Problem("directories", f"must be 1 to {DIRECTORIES_MAX} directories")
-    for path in config.directories:
-        if not os.path.isabs(path):
-            yield Problem("directories", f"{path!r} must be an absolute path, because the depot is its own process")
-    if len(set(config.directories)) != len(config.directories):
-        yield Problem("directories", "a directory stands in it twice: name each once")
-
-
-def _remote(config: "KVDepotConfig") -> Iterator[Problem]:
-    if "Remote" not in config.tiers:
-        for name in REMOTE_ONLY:
-            if name in config.model_fields_set:
-                yield Problem(
-                    name, f"has no use in the pipeline {config.pipeline}, which has no Remote tier: remove it"
-                )
-        return
-    if config.remote_servers is None:
-        yield Problem("pipeline", "its Remote tier needs servers: add remote_servers with host:port of each")
-    for name in ("remote_token_file", "remote_tls_ca_file"):
-        path = getattr(config, name)
-        if path is not None and not os.path.isabs(path):
-            yield Problem(name, "must be an absolute path, because the depot is its own process")
-    if config.remote_tls_server_name is not None and config.remote_tls_ca_file is None:
-        yield Problem("remote_tls_server_name", "has no use without TLS: add remote_tls_ca_file")
-    if config.remote_token_file is not None and config.remote_protocol == "infinistore":
-        yield Problem("remote_token_file", "InfiniStore's protocol knows no secret: remove it, or write auto there")

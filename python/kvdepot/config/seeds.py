@@ -115,11 +115,16 @@ class SeedReader:
         for name, value in STORE_DEFAULTS.items():
             if has_files and name not in config:
                 self._say(self.names[name], value, path)
+        self._say_halves(store, config, path)
         if store == "UcmNfsStore":
             self._say("pipeline", "Staging|Posix", (*path[:-1], "ucm_connector_name"))
-            streams = config.get("stream_number")
-            if isinstance(streams, int) and not isinstance(streams, bool) and streams > 0:
-                self._say("io_write_threads", -(-streams // 2), (*path, "stream_number"))
+
+    def _say_halves(self, store: str, config: Mapping[str, object], path: KeyPath) -> None:
+        for key in self.keys:
+            name = key.facts.half_of_seed
+            whole = config.get(name) if name in STORES[store] else None
+            if isinstance(whole, int) and not isinstance(whole, bool) and whole > 0:
+                self._say(key.name, -(-whole // 2), (*path, name))
 
     def _unknown(self, path: KeyPath, known: Iterable[str]) -> None:
         name = path[-1]

@@ -318,8 +318,14 @@ fn next_pieces<'a>(answers: &'a [Answer<'_>], sent: usize) -> SmallVec<[IoSlice<
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::AsyncWriteExt;
-    use tokio::net::{TcpListener, TcpStream};
+    use std::io::Write;
+    use std::net::TcpStream;
+    use std::os::fd::{AsFd, OwnedFd};
+    use std::sync::mpsc;
+
+    use rustix::io::ioctl_fionread;
+    use tokio::net::TcpListener;
+    use tokio::task::spawn_blocking;
 
     use super::*;
 
@@ -334,32 +340,72 @@ mod tests {
         }
     }
 
-    async fn pair() -> (Stream, TcpStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        let socket = Socket::Tcp(listener.accept().await.unwrap().0);
-        (Stream::new(socket, STALL, Arc::new(Counters::new())).unwrap(), peer)
+    /// The other end of a stream.
+    struct Peer {
+        socket: TcpStream,
+        /// The stream's end, to see what has come.
+        seen: OwnedFd,
     }
 
-    /// Time passes here as soon as nothing else can happen.
-    async fn send_slowly(peer: &mut TcpStream, parts: usize) {
+    impl Peer {
+        fn write(&mut self, bytes: &[u8]) {
+            self.socket.write_all(bytes).unwrap();
+        }
+
+        /// Writes what does not wake the reader, and waits until it lies there.
+        fn write_part(&mut self) {
+            let wanted = ioctl_fionread(&self.seen).unwrap() + PART.len() as u64;
+            self.write(&PART);
+            while ioctl_fionread(&self.seen).unwrap() < wanted {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    async fn pair() -> (Stream, Peer) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let accepted = listener.accept().await.unwrap().0;
+        let seen = accepted.as_fd().try_clone_to_owned().unwrap();
+        let stream = Stream::new(Socket::Tcp(accepted), STALL, Arc::new(Counters::new())).unwrap();
+        (stream, Peer { socket, seen })
+    }
+
+    /// Time passes here as soon as nothing else can happen; it stands still while a blocking task runs, so that none
+    /// passes while bytes are on their way.
+    async fn send_slowly(mut peer: Peer, parts: usize) -> Peer {
         for _ in 0..parts {
             tokio::time::sleep(STALL * 2 / 3).await;
-            peer.write_all(&PART).await.unwrap();
+            let written = spawn_blocking(move || {
+                peer.write_part();
+                peer
+            });
+            peer = written.await.unwrap();
         }
+        peer
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_peer_that_moves_is_waited_for_though_it_does_not_wake_the_reader() {
-        let (stream, mut peer) = pair().await;
+        let (stream, peer) = pair().await;
         let (mut buffer, mut received) = (FrameBuffer::requests(), vec![0; BYTES]);
+        let (received_all, until_received) = mpsc::channel::<()>();
         let send = async {
-            send_slowly(&mut peer, 5).await;
-            peer.write_all(&vec![7; BYTES - 5 * PART.len()]).await.unwrap();
+            let mut peer = send_slowly(peer, 5).await;
+            let written = spawn_blocking(move || {
+                peer.write(&vec![7; BYTES - 5 * PART.len()]);
+                // The other side is dropped when all has been received, or when that has failed.
+                let _ = until_received.recv();
+                peer
+            });
+            written.await.unwrap()
         };
         // Fails at once: nobody would take what is being sent.
-        let receive =
-            async { stream.receive(&mut buffer, &mut received, BYTES, |_, _, _| {}).await.unwrap() };
+        let receive = async {
+            let received_all = received_all;
+            stream.receive(&mut buffer, &mut received, BYTES, |_, _, _| {}).await.unwrap();
+            drop(received_all);
+        };
         let begun = Instant::now();
         tokio::join!(receive, send);
         assert!(received.iter().all(|&byte| byte == 7));
@@ -368,11 +414,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_peer_that_stops_is_left() {
-        let (stream, mut peer) = pair().await;
+        let (stream, peer) = pair().await;
         let (mut buffer, mut received) = (FrameBuffer::requests(), vec![0; BYTES]);
         let receive = stream.receive(&mut buffer, &mut received, BYTES, |_, _, _| {});
         let begun = Instant::now();
-        let (outcome, ()) = tokio::join!(receive, send_slowly(&mut peer, 1));
+        let (outcome, _peer) = tokio::join!(receive, send_slowly(peer, 1));
         assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Timeout);
         assert!(begun.elapsed() < STALL * 3);
     }

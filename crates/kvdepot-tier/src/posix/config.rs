@@ -8,12 +8,13 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_io::DirectUse;
 use serde_json::Value;
 
-use crate::registry::{Fields, Switch};
+use super::settings::SETTINGS;
+use crate::settings::{Fields, Switch};
 
 /// Share of the file systems that a tier takes when no cap is configured.
-const CAPACITY_PERCENT_DEFAULT: u64 = 80;
+pub(super) const CAPACITY_PERCENT_DEFAULT: u64 = 80;
 /// Share of a file system that stays free unless configured.
-const FREE_FLOOR_PERCENT_DEFAULT: u64 = 2;
+pub(super) const FREE_FLOOR_PERCENT_DEFAULT: u64 = 2;
 
 /// Settings of a Posix tier.
 #[derive(Clone, Debug, PartialEq)]
@@ -81,25 +82,9 @@ impl PosixConfig {
         Self { directories: vec![directory.into()], ..Self::default() }
     }
 
-    /// Reads an object whose keys are this struct's fields, but for `open_wait`; `directories` is a list of paths.
+    /// Reads an object of the tier's settings: this struct's fields, but for `open_wait`.
     pub fn from_json(value: &Value) -> Result<Self> {
-        const KNOWN: [&str; 14] = [
-            "directories",
-            "create",
-            "io_direct",
-            "capacity_bytes",
-            "capacity_percent",
-            "free_floor_percent",
-            "shard_directories",
-            "read_threads",
-            "write_threads",
-            "queue_depth",
-            "durable",
-            "shared",
-            "engine",
-            "faults",
-        ];
-        let fields = Fields::new("Posix", value, &KNOWN)?;
+        let fields = Fields::new("Posix", value, &SETTINGS)?;
         let mut config = Self { directories: fields.paths("directories")?, ..Self::default() };
         fields.bool("create", &mut config.create)?;
         config.io_direct = match fields.switch("io_direct")? {

@@ -20,6 +20,7 @@ mod order;
 mod overwrite;
 mod reader;
 mod scan;
+mod settings;
 mod space;
 mod state;
 mod total;
@@ -49,6 +50,8 @@ pub const ENTRY: TierEntry = TierEntry {
     name: "Posix",
     open: |config| Ok(Arc::new(PosixTier::open(PosixConfig::from_json(config)?)?)),
     guards_itself: false,
+    settings: &settings::SETTINGS,
+    for_users: true,
 };
 
 /// How long dropping a tier waits for its background threads and its last checkpoint; one that hangs ends when its

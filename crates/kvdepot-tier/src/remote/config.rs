@@ -10,10 +10,9 @@ use kvdepot_wire::own::Token;
 use serde_json::Value;
 
 use super::RemoteTls;
-use crate::registry::Fields;
+use super::settings::{SETTINGS, TIMEOUT_MS_MAX};
+use crate::settings::Fields;
 
-/// Longest silence that can be configured.
-const TIMEOUT_MS_MAX: u64 = 3_600_000;
 /// Longest file that is read as a token.
 const TOKEN_FILE_BYTES_MAX: u64 = 64 << 10;
 
@@ -72,25 +71,12 @@ impl RemoteConfig {
         Self { servers: servers.into_iter().map(Into::into).collect(), ..Self::default() }
     }
 
-    /// Reads an object with the keys `servers`, `token_file`, `tls_ca_file`, `tls_server_name`, `timeout_ms`,
-    /// `connections`, `protocol`.
+    /// Reads an object of the tier's settings.
     pub fn from_json(value: &Value) -> Result<Self> {
-        const KNOWN: [&str; 7] = [
-            "servers",
-            "token_file",
-            "tls_ca_file",
-            "tls_server_name",
-            "timeout_ms",
-            "connections",
-            "protocol",
-        ];
-        let fields = Fields::new("Remote", value, &KNOWN)?;
+        let fields = Fields::new("Remote", value, &SETTINGS)?;
         let mut config = Self::new(fields.texts("servers")?);
         let mut timeout_ms = u64::try_from(config.timeout.as_millis()).unwrap_or(TIMEOUT_MS_MAX);
         fields.u64("timeout_ms", &mut timeout_ms)?;
-        if !(1..=TIMEOUT_MS_MAX).contains(&timeout_ms) {
-            return Err(bad("timeout_ms lies between 1 and 3600000").with("timeout_ms", timeout_ms));
-        }
         config.timeout = Duration::from_millis(timeout_ms);
         fields.usize("connections", &mut config.connections)?;
         config.protocol = match fields.text("protocol")?.as_deref() {
@@ -178,7 +164,7 @@ mod tests {
             (json!({"servers": [":1"]}), "host:port"),
             (json!({"servers": ["h:1", "h:1"]}), "twice"),
             (json!({"servers": ["h:1"], "connections": 0}), "between 1 and 64"),
-            (json!({"servers": ["h:1"], "timeout_ms": 0}), "between 1 and"),
+            (json!({"servers": ["h:1"], "timeout_ms": 0}), "between 1 and 3600000"),
             (json!({"servers": ["h:1"], "protocol": "rdma"}), "auto, kvdepot or infinistore"),
             (json!({"servers": ["h:1"], "token_file": "/nowhere/token"}), "/nowhere/token"),
             (json!({"servers": ["h:1"], "tokenfile": "x"}), "nearest=token_file"),

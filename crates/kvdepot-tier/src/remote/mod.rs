@@ -16,6 +16,7 @@ mod place;
 mod receive;
 mod sending;
 mod server;
+mod settings;
 mod socket;
 mod spaces;
 mod tell;
@@ -58,6 +59,8 @@ pub const ENTRY: TierEntry = TierEntry {
     name: "Remote",
     open: |config| Ok(Arc::new(RemoteTier::open(RemoteConfig::from_json(config)?)?)),
     guards_itself: true,
+    settings: &settings::SETTINGS,
+    for_users: true,
 };
 
 /// What the tier, its servers and their connections share.

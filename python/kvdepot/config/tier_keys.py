@@ -1,0 +1,146 @@
+"""Keys of the tiers, made from the core's table: types, checks and documentation of each."""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, create_model
+from pydantic_core import PydanticCustomError
+
+from kvdepot.config.keys import key
+from kvdepot.config.placement import placement_keys
+from kvdepot.config.sizes import GIB
+from kvdepot.config.tier_table import TIERS, Kind, Tier, TierKey, TierSetting
+
+PORT_MAX = 65_535
+
+
+def keys_of(tier: Tier) -> dict[str, Any]:
+    """A tier's keys as fields of a model, in the order of the documentation: its own, then those of its placement."""
+    if not tier.for_users:
+        return {}
+    own = {row.name: (_annotation(setting), _field(setting, row)) for setting, row in tier.keyed}
+    return own | placement_keys(tier)
+
+
+def names_of(tier: Tier) -> tuple[str, ...]:
+    """The names of a tier's keys."""
+    return tuple(keys_of(tier))
+
+
+def _annotation(setting: TierSetting) -> Any:
+    kind = setting.kind
+    types: dict[str, Any] = {
+        "bool": bool,
+        "switch": Literal[True, False, "auto"],
+        "whole": int,
+        "bytes": float,
+        "choice": Literal[kind.of],
+        "text": str,
+        "path": str,
+        "paths": tuple[str, ...],
+        "servers": tuple[str, ...],
+    }
+    wanted = types[kind.is_]
+    if setting.key is not None and setting.key.default is None:
+        wanted = wanted | None
+    if kind.is_ == "path":
+        return Annotated[wanted, BeforeValidator(_home), AfterValidator(_checked(_path_problems))]
+    if kind.is_ == "paths":
+        return Annotated[wanted, BeforeValidator(_split_paths), AfterValidator(_checked(_paths_problems(kind)))]
+    if kind.is_ == "servers":
+        return Annotated[wanted, BeforeValidator(_split_servers), AfterValidator(_checked(_servers_problems(kind)))]
+    return wanted
+
+
+def _field(setting: TierSetting, made: TierKey) -> Any:
+    kind = setting.kind
+    bounds: dict[str, float] = {}
+    if kind.is_ == "whole":
+        bounds = {"ge": kind.min, "le": kind.max}
+    if kind.is_ == "bytes":
+        bounds = {"ge": 0, "le": kind.max / GIB}
+    return key(
+        made.default,
+        made.meaning,
+        unit=made.unit,
+        seeds=made.seeds,
+        half_of_seed=made.half_of_seed,
+        by_default=made.by_default,
+        only=made.only,
+        instead=made.instead,
+        type_text={"paths": "list of paths", "servers": "list of host:port"}.get(kind.is_, ""),
+        **bounds,
+    )
+
+
+def _home(value: object) -> object:
+    return os.path.expanduser(value) if isinstance(value, str) else value
+
+
+def _split_paths(value: object) -> object:
+    """``"/a:/b"`` and ``["/a", "/b"]`` mean the same paths; ``~`` is the user's home."""
+    parts = value.split(":") if isinstance(value, str) else value
+    return tuple(map(_home, parts)) if isinstance(parts, list) else parts
+
+
+def _split_servers(value: object) -> object:
+    """``"a:1,b:2"`` and ``["a:1", "b:2"]`` mean the same servers."""
+    parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    return tuple(parts) if isinstance(parts, list) else parts
+
+
+def _checked(problems: Callable[[Any], Sequence[str]]) -> Callable[[Any], Any]:
+    """A validator that tells all that is wrong with a value at once; ``None`` is no value and so never wrong."""
+
+    def check(value: Any) -> Any:
+        found = problems(value) if value is not None else []
+        if found:
+            raise PydanticCustomError("value", "{text}", {"text": "; ".join(found)})
+        return value
+
+    return check
+
+
+def _path_problems(path: str) -> Sequence[str]:
+    return [] if os.path.isabs(path) else ["must be an absolute path, because the depot is its own process"]
+
+
+def _paths_problems(kind: Kind) -> Callable[[tuple[str, ...]], Sequence[str]]:
+    def problems(paths: tuple[str, ...]) -> Sequence[str]:
+        found = [f"{path!r} {text}" for path in paths for text in _path_problems(path)]
+        if not 1 <= len(paths) <= kind.max:
+            found.append(f"must be 1 to {kind.max} directories")
+        if len(set(paths)) < len(paths):
+            found.append("a directory stands in it twice: name each once")
+        return found
+
+    return problems
+
+
+def _servers_problems(kind: Kind) -> Callable[[tuple[str, ...]], Sequence[str]]:
+    def problems(servers: tuple[str, ...]) -> Sequence[str]:
+        found = [f"{server!r} must be written host:port" for server in servers if not _is_address(server)]
+        if not 1 <= len(servers) <= kind.max:
+            found.append(f"must name 1 to {kind.max} servers")
+        if len(set(servers)) < len(servers):
+            found.append("names a server twice")
+        return found
+
+    return problems
+
+
+def _is_address(server: str) -> bool:
+    host, _, port = server.rpartition(":")
+    return bool(host) and port.isascii() and port.isdecimal() and 1 <= int(port) <= PORT_MAX
+
+
+if TYPE_CHECKING:
+
+    class TierKeys(BaseModel):
+        """Keys of all tiers; what they are is known when the core is loaded."""
+
+else:
+    TierKeys = create_model(
+        "TierKeys", __doc__="Keys of all tiers.", **{name: row for tier in TIERS for name, row in keys_of(tier).items()}
+    )
