@@ -242,7 +242,9 @@ class Run:
 
     def upgrade(self, phase: dict[str, Any]) -> None:
         def serving() -> int:
-            return int(with_depot(phase["socket"], lambda depot: json.loads(depot.stats_json()))["depot"]["pid"])
+            """Who serves; 0 when a depot goes while it is asked."""
+            stats = with_depot(phase["socket"], lambda depot: json.loads(depot.stats_json()))
+            return int(stats.get("depot", {}).get("pid", 0))
 
         def start() -> "subprocess.Popen[bytes]":
             with open(phase["log"], "a", encoding="utf-8") as log:

@@ -377,17 +377,21 @@ def test_a_change_without_a_word_ends_all_use_until_a_whole_reset() -> None:
     assert namespaces(side) == [canonical_of_version(BASE, version)], "a late word of an earlier generation"
 
 
-def test_a_reset_before_the_first_step_is_answered_together_with_the_namespaces() -> None:
+@pytest.mark.parametrize("drops", [False, True])
+def test_a_reset_before_the_first_step_is_answered_together_with_the_namespaces(drops: bool) -> None:
     """A trainer that updates the weights before it sends the first request."""
     depot = FakeDepot(units=9)
-    side = SchedulerSide(depot, options(), geometry(), 1)  # type: ignore[arg-type]
+    side = SchedulerSide(depot, options(drop_at_reset=drops), geometry(), 1)  # type: ignore[arg-type]
     assert side.reset()
     asked = side.build_step(Step().output())
     assert asked.examine
-    assert side.match(request("r", 4 * BLOCK), 0) == (None, False)
+    req = request("r", 4 * BLOCK)
+    assert side.match(req, 0) == (None, False)
     report = LoadReport(ranks=[RankNamespaces({0: '{"facts": {}}'}, weights="start")])
     report.generation, report.weights = asked.generation, {0: "updated"}
     side.reported(report)
     assert side.build_step(Step().output()).version not in (None, "")
     ((namespaces, *_),) = side._namespaces
     assert "weights_version" in namespaces[0].canonical
+    assert side.match(req, 0)[0]
+    assert depot.resets == ([namespaces] if drops else [])

@@ -88,6 +88,7 @@ class SchedulerSide:
         self._examined_since_s = 0.0
         self._drop_due: list[Namespace] = []
         self._drop_tried_s = 0.0
+        self._drops_what_it_opens = False
         self._requests: dict[str, RequestState] = {}
         self._running_loads: dict[int, RunningLoad] = {}
         self._saves = SavePlan(geometry, options.persist_token_threshold)
@@ -131,6 +132,9 @@ class SchedulerSide:
             )
             for group, names in zip(self._geometry.groups, self._names, strict=True)
         ]
+        if self._drops_what_it_opens:
+            self._drops_what_it_opens = False
+            self._drop_due = [namespace for names, *_ in self._namespaces for namespace in names]
         ids = [namespace.id for names, *_ in self._namespaces for namespace in names]
         logger.info("kvdepot: %d ranks, namespaces %s", self._ranks, ", ".join(ids))
 
@@ -471,9 +475,11 @@ class SchedulerSide:
         vLLM calls it after a change of weights and, without one, before it sleeps and when it pauses: the workers are
         asked which it was, and until they have answered nothing is looked up, loaded or saved. That needs no depot.
         """
-        if self._off or not self._names:
+        if self._off:
             return True
-        if self._options.drop_at_reset:
+        if self._options.drop_at_reset and not self._names:
+            self._drops_what_it_opens = True
+        elif self._options.drop_at_reset:
             self._drop_due = [namespace for names, *_ in self._namespaces for namespace in names] or self._drop_due
             self._drop()
         self._own_cache_left = not self._own_cache_is_empty()
