@@ -121,32 +121,28 @@ fn open_told(runner: &Arc<Runner>, user: Owner, spec: &Arc<NamespaceSpec>, told:
     Ok(opened)
 }
 
-/// Makes namespaces known of which the pool may hold blocks from before: not without the answer of every tier, because one
-/// that fails may know of a reset. Why some are not known now.
-pub(crate) fn reopen(runner: &Arc<Runner>, namespaces: &[(String, u32)]) -> Vec<Error> {
-    let mut failures = Vec::new();
-    let mut known = Vec::with_capacity(namespaces.len());
-    for (canonical, epoch) in namespaces {
-        match NamespaceSpec::from_canonical(canonical) {
-            Ok(spec) => known.push((Arc::new(spec), *epoch)),
-            Err(error) => failures.push(error),
-        }
-    }
-    let _openings = begin_openings(runner, known.iter().map(|(spec, _)| spec));
-    let told = tell(runner, known.iter().map(|(spec, epoch)| (spec, *epoch)));
-    let opened = known.iter().zip(told).map(|((spec, _), told)| reopen_told(runner, spec, told));
-    failures.extend(opened.filter_map(Result::err));
-    failures
-}
-
-fn reopen_told(runner: &Arc<Runner>, spec: &Arc<NamespaceSpec>, told: Told) -> Result<Opened> {
-    match told.error {
-        None => {
-            let request = Request::OpenNamespace { spec: Arc::clone(spec), epoch: told.epoch };
-            namespace(runner, NOBODY, request)
-        }
-        Some(error) => Err(error),
-    }
+/// Makes namespaces known of which the pool may hold blocks from before, in these epochs at least; one outcome each. A tier
+/// that fails may know of a reset, so without the answer of every tier those blocks are not current: an error. The epoch
+/// holds all the same, and tiers are told of it when they answer again. Perhaps nobody else knows of it (P1).
+pub(crate) fn reopen(runner: &Arc<Runner>, namespaces: &[(String, u32)]) -> Vec<Result<Opened>> {
+    let specs: Vec<Result<Arc<NamespaceSpec>>> =
+        namespaces.iter().map(|(text, _)| NamespaceSpec::from_canonical(text).map(Arc::new)).collect();
+    let _openings = begin_openings(runner, specs.iter().flatten());
+    let known =
+        specs.iter().zip(namespaces).filter_map(|(spec, (_, epoch))| Some((spec.as_ref().ok()?, *epoch)));
+    let mut told = tell(runner, known).into_iter();
+    let reopened = specs.into_iter().map(|spec| {
+        let spec = spec?;
+        let Told { epoch, error } = told.next().expect("one answer for each namespace");
+        let request = Request::OpenNamespace { spec, epoch };
+        let opened = namespace(runner, NOBODY, request)?;
+        let Some(error) = error else { return Ok(opened) };
+        // Until the tiers have it, it must not be forgotten here.
+        follow(runner, opened.handle, opened.epoch, false)?;
+        runner.looks.soon(opened.handle);
+        Err(error)
+    });
+    reopened.collect()
 }
 
 /// Whether a failure may end by itself; the others are for people to mend.

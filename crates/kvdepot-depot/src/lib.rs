@@ -26,6 +26,7 @@ mod runner;
 pub mod seqpacket;
 pub mod session;
 pub mod stats;
+mod taking_in;
 mod tier_events;
 mod user;
 pub mod values;

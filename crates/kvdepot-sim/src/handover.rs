@@ -171,13 +171,12 @@ impl World {
             {
                 key.namespace = space.id;
             }
-            if let HandedState::Block { key, to_write, .. } = handed.state
+            if let HandedState::Block { key, to_write, value, .. } = handed.state
                 && self.live_space(&key).is_some()
             {
-                dirty += u64::from(to_write != 0 && !self.tiers.is_empty());
-                let stays = self.plan.shape.keeps
-                    || !handed.holders.is_empty()
-                    || (to_write != 0 && !self.tiers.is_empty());
+                let is_dirty = to_write & self.at_seal(value) != 0;
+                dirty += u64::from(is_dirty);
+                let stays = self.plan.shape.keeps || !handed.holders.is_empty() || is_dirty;
                 if stays && !expected.insert(key) {
                     return fail(Rule::Presence, "a block is handed over twice");
                 }
