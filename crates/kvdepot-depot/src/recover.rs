@@ -109,6 +109,13 @@ impl Depot {
         self.runner.ledger.as_ref().map(|ledger| ledger.fd())
     }
 
+    /// So many clients may copy now, for who takes the pool over after a crash.
+    pub fn set_ledger_clients(&self, clients: u32) {
+        if let Some(ledger) = &self.runner.ledger {
+            ledger.set_clients(clients);
+        }
+    }
+
     /// Nobody may take the pool over by its ledger any more.
     pub fn close_ledger(&self) {
         if let Some(ledger) = &self.runner.ledger {
