@@ -122,8 +122,8 @@ fn open_told(runner: &Arc<Runner>, user: Owner, spec: &Arc<NamespaceSpec>, told:
 }
 
 /// Makes namespaces known of which the pool may hold blocks from before, in these epochs at least; one outcome each. A tier
-/// that fails may know of a reset, so without the answer of every tier those blocks are not current: an error. The epoch
-/// holds all the same, and tiers are told of it when they answer again. Perhaps nobody else knows of it (P1).
+/// that fails may know of a reset, so without the answer of every tier a namespace is not opened. Its epoch holds all the
+/// same when it is opened later: perhaps nobody else knows of it (P1).
 pub(crate) fn reopen(runner: &Arc<Runner>, namespaces: &[(String, u32)]) -> Vec<Result<Opened>> {
     let specs: Vec<Result<Arc<NamespaceSpec>>> =
         namespaces.iter().map(|(text, _)| NamespaceSpec::from_canonical(text).map(Arc::new)).collect();
@@ -134,13 +134,11 @@ pub(crate) fn reopen(runner: &Arc<Runner>, namespaces: &[(String, u32)]) -> Vec<
     let reopened = specs.into_iter().map(|spec| {
         let spec = spec?;
         let Told { epoch, error } = told.next().expect("one answer for each namespace");
-        let request = Request::OpenNamespace { spec, epoch };
-        let opened = namespace(runner, NOBODY, request)?;
-        let Some(error) = error else { return Ok(opened) };
-        // Until the tiers have it, it must not be forgotten here.
-        follow(runner, opened.handle, opened.epoch, false)?;
-        runner.looks.soon(opened.handle);
-        Err(error)
+        if let Some(error) = error {
+            runner.floors.raise(&spec, epoch, runner.ledger.as_ref());
+            return Err(error);
+        }
+        namespace(runner, NOBODY, Request::OpenNamespace { spec, epoch })
     });
     reopened.collect()
 }
@@ -150,11 +148,12 @@ fn is_passing(error: &Error) -> bool {
     !matches!(error.kind(), ErrorKind::Config | ErrorKind::Version | ErrorKind::Unsupported)
 }
 
-/// Opens namespaces in all tiers until these agree on an epoch of each that is at least what is given.
+/// Opens namespaces in all tiers until these agree on an epoch of each that is at least what is given, and its floor.
 fn tell<'a>(runner: &Runner, namespaces: impl Iterator<Item = (&'a Arc<NamespaceSpec>, u32)>) -> Vec<Told> {
     let tiers = &runner.locator.tiers;
-    let mut questions: Vec<Question> =
-        namespaces.map(|(spec, at_least)| Question::new(spec, at_least, tiers.len())).collect();
+    let mut questions: Vec<Question> = namespaces
+        .map(|(spec, at_least)| Question::new(spec, at_least.max(runner.floors.of(spec.root())), tiers.len()))
+        .collect();
     // For all rounds: a tier that hangs costs one wait.
     let deadline = runner.config.deadline();
     for _ in 0..ROUNDS_MAX {
@@ -174,7 +173,15 @@ fn tell<'a>(runner: &Runner, namespaces: impl Iterator<Item = (&'a Arc<Namespace
             questions[question].answered(tier, tiers[tier].name(), outcome);
         }
     }
-    questions.into_iter().map(|question| question.settled()).collect()
+    let settled = questions.into_iter().map(|question| {
+        let root = question.spec.root();
+        let told = question.settled();
+        if told.error.is_none() {
+            runner.floors.stored(root, told.epoch, runner.ledger.as_ref());
+        }
+        told
+    });
+    settled.collect()
 }
 
 /// As [`tell`], of one namespace.

@@ -10,6 +10,7 @@ pub mod direct;
 mod directory;
 mod ending;
 mod epochs;
+mod floors;
 pub mod handover;
 mod ledger;
 mod locate;

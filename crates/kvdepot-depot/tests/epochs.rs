@@ -191,10 +191,27 @@ fn an_epoch_that_only_the_ledger_knew_is_told_to_a_tier_that_comes_back() {
     let (pool, left) = crash(second);
     let third = kept(vec![Arc::clone(&tier) as _], pool);
     third.recover(&left, false);
+    assert_eq!(epoch(&third), 1, "without its only tier");
     tier.set_broken(false);
-    assert_eq!(epoch(&third), 1, "the block of the epoch before is not served");
     until("the tier is told", || stored(&tier) == 1);
-    assert_eq!(epoch(&third), 1);
+    assert_eq!(epoch(&third), 1, "the block of the epoch before is not served");
+}
+
+/// As without a crash: the tier that does not answer may know of a reset that the other one missed.
+#[test]
+fn a_namespace_is_not_recovered_without_the_answer_of_every_tier() {
+    let tiers: Vec<Arc<Flaky>> = (0..2).map(|_| Arc::default()).collect();
+    let over = || tiers.iter().map(|tier| Arc::clone(tier) as Arc<dyn Tier>).collect();
+    let first = kept(over(), PoolMapping::create(POOL).unwrap());
+    assert_eq!(epoch(&first), 0);
+    let (pool, left) = crash(first);
+    tiers[1].advance_and_wait(&spec(), 5).unwrap();
+    tiers[1].set_broken(true);
+    let second = kept(over(), pool);
+    second.recover(&left, false);
+    assert_eq!(second.direct().open_namespace(spec().canonical()).unwrap_err().kind(), ErrorKind::Io);
+    tiers[1].set_broken(false);
+    assert_eq!(epoch(&second), 5);
 }
 
 /// As when a tier is added to a pipeline whose other tier was reset before, above or below it.

@@ -363,6 +363,7 @@ mod tests {
         drop(keeper.client(&Process::watched(None)));
         assert!(keeper.store.lock().is_none(), "it does not answer");
         keeper.dismiss();
+        set_socket_timeout(listener.as_fd(), Timeout::Recv, Some(Duration::from_secs(60))).unwrap();
         let mut told = SeqPacket::from_fd(rustix::net::accept(listener.as_fd()).unwrap());
         assert!(matches!(next(&mut told), ToKeeper::Go));
         assert!(!path(&socket).exists());
