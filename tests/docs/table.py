@@ -252,5 +252,7 @@ NOT_RUN = {
     "kubectl create secret generic kvdepot-token --from-file=token=/etc/kvdepot/token": "needs a cluster",
     "kubectl apply -f deploy/kubernetes": "needs a cluster; the manifests are checked",
     "kubectl create secret tls": "needs a cluster",
+    "install -m 644 deploy/systemd/kvdepot.service /etc/systemd/system/": "changes the machine; the unit is checked",
+    "systemctl daemon-reload && systemctl enable --now kvdepot": "needs systemd; the unit is checked",
 }
 VLLM_SERVE = "vllm serve MODEL --kv-transfer-config "

@@ -5,10 +5,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use kvdepot_core::machine::{
-    Command, Effects, Event, Fetched, Location, Machine, Outcome, Placement, PoolConfig, Reply, Request,
-    Reserve, ShardSet, Stored, WriteWhen,
+    Adopt, Command, Effects, Event, Fetched, Handed, HandedState, Location, Machine, Outcome, Placement,
+    PoolConfig, Reply, Request, Reserve, ShardSet, Stored, WriteWhen,
 };
-use kvdepot_core::{BlockHash, BlockLayout, Error, ErrorKind, LeaseId, NamespaceSpec, eviction};
+use kvdepot_core::runs::{Run, Runs};
+use kvdepot_core::{BlockHash, BlockKey, BlockLayout, Error, ErrorKind, LeaseId, NamespaceSpec, eviction};
 
 const BLOCK: u64 = 4096;
 const THROUGH: Placement = Placement { write: WriteWhen::Through, promote: false };
@@ -308,4 +309,24 @@ fn values_are_written_through_to_every_tier() {
     lab.ask(Request::Publish { lease, others: Vec::new() });
     assert_eq!((lab.dirty(), lab.end_writes(stored)), (1, vec![(0, 1), (1, 1)]));
     assert_eq!(lab.dirty(), 0);
+}
+
+/// A next depot does not know which tiers have a block, as after a crash. That is no reason to give it to all of them at once.
+#[test]
+fn a_block_that_is_taken_in_goes_where_a_block_that_is_sealed_goes() {
+    let mut lab = Lab::new(8, "lru", true, &[THROUGH, SECOND_USE, COLD]);
+    let id = lab.machine.namespace(0).unwrap().id;
+    let slot = |page: u64, value| {
+        let key = BlockKey { namespace: id, hash: BlockHash([page as u8 + 1; 16]) };
+        let runs = Runs::from_slice(&[Run { offset: page * BLOCK, len: BLOCK }]);
+        let state = HandedState::Block { key, saved: 0, to_write: u8::MAX, value, crc64: None };
+        Adopt { handed: Handed { runs, state, holders: Vec::new() }, owners: Vec::new() }
+    };
+    lab.feed(Event::Adopt { pool_bytes: 8 * BLOCK, slots: vec![slot(0, false)] });
+    assert_eq!(lab.end_writes(|| Ok(Stored::New)), [(0, 1)]);
+    lab.use_once(1);
+    assert_eq!(lab.end_writes(|| Ok(Stored::New)), [(1, 1)], "its second use here");
+    // A tier that was left out could show the value before.
+    lab.feed(Event::Adopt { pool_bytes: 8 * BLOCK, slots: vec![slot(1, true)] });
+    assert_eq!(lab.end_writes(|| Ok(Stored::New)), [(0, 2), (1, 2), (2, 2)]);
 }

@@ -121,32 +121,26 @@ fn open_told(runner: &Arc<Runner>, user: Owner, spec: &Arc<NamespaceSpec>, told:
     Ok(opened)
 }
 
-/// Makes namespaces known of which the pool may hold blocks from before: not without the answer of every tier, because one
-/// that fails may know of a reset. Why some are not known now.
-pub(crate) fn reopen(runner: &Arc<Runner>, namespaces: &[(String, u32)]) -> Vec<Error> {
-    let mut failures = Vec::new();
-    let mut known = Vec::with_capacity(namespaces.len());
-    for (canonical, epoch) in namespaces {
-        match NamespaceSpec::from_canonical(canonical) {
-            Ok(spec) => known.push((Arc::new(spec), *epoch)),
-            Err(error) => failures.push(error),
+/// Makes namespaces known of which the pool may hold blocks from before, in these epochs at least; one outcome each. A tier
+/// that fails may know of a reset, so without the answer of every tier a namespace is not opened. Its epoch holds all the
+/// same when it is opened later: perhaps nobody else knows of it (P1).
+pub(crate) fn reopen(runner: &Arc<Runner>, namespaces: &[(String, u32)]) -> Vec<Result<Opened>> {
+    let specs: Vec<Result<Arc<NamespaceSpec>>> =
+        namespaces.iter().map(|(text, _)| NamespaceSpec::from_canonical(text).map(Arc::new)).collect();
+    let _openings = begin_openings(runner, specs.iter().flatten());
+    let known =
+        specs.iter().zip(namespaces).filter_map(|(spec, (_, epoch))| Some((spec.as_ref().ok()?, *epoch)));
+    let mut told = tell(runner, known).into_iter();
+    let reopened = specs.into_iter().map(|spec| {
+        let spec = spec?;
+        let Told { epoch, error } = told.next().expect("one answer for each namespace");
+        if let Some(error) = error {
+            runner.floors.raise(&spec, epoch, runner.ledger.as_ref());
+            return Err(error);
         }
-    }
-    let _openings = begin_openings(runner, known.iter().map(|(spec, _)| spec));
-    let told = tell(runner, known.iter().map(|(spec, epoch)| (spec, *epoch)));
-    let opened = known.iter().zip(told).map(|((spec, _), told)| reopen_told(runner, spec, told));
-    failures.extend(opened.filter_map(Result::err));
-    failures
-}
-
-fn reopen_told(runner: &Arc<Runner>, spec: &Arc<NamespaceSpec>, told: Told) -> Result<Opened> {
-    match told.error {
-        None => {
-            let request = Request::OpenNamespace { spec: Arc::clone(spec), epoch: told.epoch };
-            namespace(runner, NOBODY, request)
-        }
-        Some(error) => Err(error),
-    }
+        namespace(runner, NOBODY, Request::OpenNamespace { spec, epoch })
+    });
+    reopened.collect()
 }
 
 /// Whether a failure may end by itself; the others are for people to mend.
@@ -154,11 +148,12 @@ fn is_passing(error: &Error) -> bool {
     !matches!(error.kind(), ErrorKind::Config | ErrorKind::Version | ErrorKind::Unsupported)
 }
 
-/// Opens namespaces in all tiers until these agree on an epoch of each that is at least what is given.
+/// Opens namespaces in all tiers until these agree on an epoch of each that is at least what is given, and its floor.
 fn tell<'a>(runner: &Runner, namespaces: impl Iterator<Item = (&'a Arc<NamespaceSpec>, u32)>) -> Vec<Told> {
     let tiers = &runner.locator.tiers;
-    let mut questions: Vec<Question> =
-        namespaces.map(|(spec, at_least)| Question::new(spec, at_least, tiers.len())).collect();
+    let mut questions: Vec<Question> = namespaces
+        .map(|(spec, at_least)| Question::new(spec, at_least.max(runner.floors.of(spec.root())), tiers.len()))
+        .collect();
     // For all rounds: a tier that hangs costs one wait.
     let deadline = runner.config.deadline();
     for _ in 0..ROUNDS_MAX {
@@ -178,7 +173,15 @@ fn tell<'a>(runner: &Runner, namespaces: impl Iterator<Item = (&'a Arc<Namespace
             questions[question].answered(tier, tiers[tier].name(), outcome);
         }
     }
-    questions.into_iter().map(|question| question.settled()).collect()
+    let settled = questions.into_iter().map(|question| {
+        let root = question.spec.root();
+        let told = question.settled();
+        if told.error.is_none() {
+            runner.floors.stored(root, told.epoch, runner.ledger.as_ref());
+        }
+        told
+    });
+    settled.collect()
 }
 
 /// As [`tell`], of one namespace.

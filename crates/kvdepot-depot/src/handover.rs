@@ -17,9 +17,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::DepotConfig;
 use crate::depot::Depot;
-use crate::epochs;
 use crate::runner::Runner;
 use crate::session::Session;
+use crate::taking_in::TakingIn;
 
 /// Version of the snapshot. Depots hand over to those of the same version only.
 pub const HAND_OVER_VERSION: u32 = 1;
@@ -239,11 +239,8 @@ impl Depot {
     /// Takes in what another depot left in this one's pool, before anybody else asks for room in it. The other depot's
     /// process has exited.
     pub fn take_over(&self, mut snapshot: Snapshot) -> Result<TakenOver> {
-        let runner = &self.runner;
-        for error in epochs::reopen(runner, &snapshot.head.namespaces) {
-            tracing::warn!("blocks of a namespace that cannot be opened are not taken over: {error}");
-        }
-        let same_tiers = snapshot.head.tiers == tiers_of(&runner.config);
+        let taking = TakingIn::begin(self, snapshot.head.pool_bytes, &snapshot.head.namespaces);
+        let same_tiers = snapshot.head.tiers == tiers_of(&self.runner.config);
         let held: Vec<Session> = (0..snapshot.holders()).map(|_| self.session()).collect();
         let mut handed_blocks = 0;
         loop {
@@ -259,19 +256,19 @@ impl Depot {
                         (*saved, *to_write) = (0, u8::MAX);
                     }
                 }
-                let mut owners = Vec::with_capacity(handed.holders.len());
-                for &holder in &handed.holders {
-                    let session = held.get(holder as usize).ok_or_else(|| {
-                        Error::new(ErrorKind::Corrupt, "the other depot's list of blocks is damaged")
-                            .with("holder", holder)
-                    })?;
-                    owners.push(session.owner());
-                }
+                let owner_of = |&holder: &u32| held.get(holder as usize).map(Session::owner).ok_or(holder);
+                let owners =
+                    handed.holders.iter().map(owner_of).collect::<std::result::Result<_, u32>>().map_err(
+                        |holder| {
+                            Error::new(ErrorKind::Corrupt, "the other depot's list of blocks is damaged")
+                                .with("holder", holder)
+                        },
+                    )?;
                 slots.push(Adopt { handed, owners });
             }
-            runner.tell_and_leave(Event::Adopt { pool_bytes: snapshot.head.pool_bytes, slots });
+            taking.take(slots);
         }
-        let blocks = runner.look(|machine| machine.gauges().pool_blocks);
+        let blocks = taking.blocks();
         Ok(TakenOver { blocks, left_out: handed_blocks - blocks.min(handed_blocks), held })
     }
 }

@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use kvdepot_core::BlockKey;
-use kvdepot_core::machine::{Adopt, Event, Handed, HandedState, Location, Owner, Whole};
+use kvdepot_core::machine::{Adopt, Handed, HandedState, Location, Owner, Whole};
 use kvdepot_core::runs::Runs;
 
 use crate::depot::Depot;
-use crate::epochs;
 use crate::ledger::left;
 use crate::session::Session;
+use crate::taking_in::TakingIn;
 
 pub use crate::ledger::left::LeftLedger;
 
@@ -42,15 +42,10 @@ impl Depot {
     /// that depot may still copy.
     pub fn recover(&self, left: &LeftLedger, held: bool) -> Recovered {
         let (runner, begun) = (&self.runner, Instant::now());
-        for error in epochs::reopen(runner, &left.namespaces()) {
-            tracing::warn!("blocks of a namespace that cannot be opened are not recovered: {error}");
-        }
+        let taking = TakingIn::begin(self, runner.config.pool_bytes, &left.namespaces());
         let records = left.records();
         let recorded = records.len();
-        let current: Vec<Whole> = records
-            .into_iter()
-            .filter(|block| runner.locator.directory.by_id(block.key.namespace).is_some())
-            .collect();
+        let current: Vec<Whole> = records.into_iter().filter(|block| taking.is_current(&block.key)).collect();
         let logged = AtomicUsize::new(LOG_BLOCKS);
         let mut proved = left::prove(current, &runner.pool, &|read| {
             let due = logged.load(Ordering::Relaxed);
@@ -68,7 +63,8 @@ impl Depot {
             let keys: Vec<BlockKey> = piece.iter().map(|block| block.key).collect();
             let locations = runner.locator.locate(&keys);
             let slots = piece.iter().zip(locations).map(|(block, location)| {
-                // What only I/O can tell is written again: a tier that has the block says so.
+                // What only I/O can tell is written again, where blocks are written through: a tier that has the block says
+                // so.
                 let saved = match location {
                     Location::Tier(tier) => 1 << tier,
                     Location::Unknown | Location::Absent => 0,
@@ -85,7 +81,7 @@ impl Depot {
                     owners: holds.next(),
                 }
             });
-            self.adopt(slots.collect());
+            taking.take(slots.collect());
         }
         if held {
             for piece in gaps.chunks(PIECE_SLOTS) {
@@ -96,10 +92,10 @@ impl Depot {
                         owners: holds.next(),
                     }
                 });
-                self.adopt(slots.collect());
+                taking.take(slots.collect());
             }
         }
-        let blocks = runner.look(|machine| machine.gauges().pool_blocks);
+        let blocks = taking.blocks();
         let left_out = recorded.saturating_sub(blocks);
         tracing::info!(
             "{blocks} blocks that a crashed depot left were recovered in {} ms, {left_out} could not be proved or have been reset",
@@ -108,14 +104,16 @@ impl Depot {
         Recovered { blocks, left_out, holds: holds.sessions }
     }
 
-    fn adopt(&self, slots: Vec<Adopt>) {
-        let pool_bytes = self.runner.config.pool_bytes;
-        self.runner.tell_and_leave(Event::Adopt { pool_bytes, slots });
-    }
-
     /// The ledger's descriptor, where one is written.
     pub fn ledger_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
         self.runner.ledger.as_ref().map(|ledger| ledger.fd())
+    }
+
+    /// So many clients may copy now, for who takes the pool over after a crash.
+    pub fn set_ledger_clients(&self, clients: u32) {
+        if let Some(ledger) = &self.runner.ledger {
+            ledger.set_clients(clients);
+        }
     }
 
     /// Nobody may take the pool over by its ledger any more.

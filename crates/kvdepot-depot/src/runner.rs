@@ -19,6 +19,7 @@ use parking_lot::Mutex;
 use crate::commands::{Ended, TierCommands};
 use crate::config::DepotConfig;
 use crate::death::{DeathGuard, Life};
+use crate::floors::Floors;
 use crate::ledger::Ledger;
 use crate::locate::{Locator, timed_out};
 use crate::looks::Looks;
@@ -47,6 +48,7 @@ pub(crate) struct Runner {
     pub(crate) probers: Probers,
     pub(crate) looks: Looks,
     pub(crate) openings: Openings,
+    pub(crate) floors: Floors,
     /// Where blocks are: all that lookups need.
     pub(crate) locator: Arc<Locator>,
     commands: TierCommands,
@@ -89,6 +91,7 @@ impl Runner {
             probers: Probers::default(),
             looks: Looks::default(),
             openings: Openings::default(),
+            floors: Floors::default(),
             locator,
             kicks,
             stopping: AtomicBool::new(false),

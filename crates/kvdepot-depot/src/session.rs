@@ -171,7 +171,9 @@ impl Session {
                 let (how, runs_max) = (Reserve::Block, RUNS_PER_ANSWER_MAX);
                 let reply =
                     runner.ask(self.owner, Ask::Reserve { namespace, id: None, hashes, how, runs_max })?;
-                Response::Grants(grants(reply)?)
+                let Reply::Slots(outcomes) = reply else { return Err(other_reply()) };
+                self.ensure_present(&outcomes)?;
+                Response::Grants(outcomes.into_iter().map(grant).collect())
             }
             Request::Commit { leases, shards } => {
                 let leases = leases.into_iter().map(LeaseId).collect();
@@ -203,6 +205,23 @@ impl Session {
             }
             Request::Stats => Response::Stats(self.stats().to_string()),
         })
+    }
+
+    /// Before a client is given slots that nobody may have touched yet: its own cgroup or cpuset may refuse it a huge page,
+    /// and that would end it. Slots that it cannot be given are free again.
+    fn ensure_present(&self, outcomes: &[Outcome]) -> Result<()> {
+        let leased = || {
+            outcomes.iter().filter_map(|outcome| match outcome {
+                Outcome::Leased(leased) => Some(leased),
+                Outcome::Have | Outcome::Refused(_) => None,
+            })
+        };
+        let present = leased().try_for_each(|leased| self.runner.pool.ensure_present(&leased.runs));
+        if present.is_err() {
+            let leases = leased().map(|leased| leased.lease).collect();
+            self.runner.ask(self.owner, Ask::Release { leases })?;
+        }
+        present
     }
 
     fn done(&self, request: Ask) -> Result<Response> {
@@ -388,13 +407,6 @@ fn grant(outcome: Outcome) -> Grant {
     }
 }
 
-fn grants(reply: Reply) -> Result<Vec<Grant>> {
-    match reply {
-        Reply::Slots(outcomes) => Ok(outcomes.into_iter().map(grant).collect()),
-        _ => Err(other_reply()),
-    }
-}
-
 fn answer(reply: Reply) -> Result<Response> {
     let Reply::Claim(progress) = reply else { return Err(other_reply()) };
     let Progress { claim, settled, units, units_from_tier, arriving } = progress;
@@ -426,5 +438,54 @@ impl Drop for Session {
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Session({})", self.owner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvdepot_core::pipeline::PoolKind;
+    use kvdepot_core::{BlockLayout, NamespaceSpec};
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    use super::*;
+    use crate::pool::PoolMapping;
+    use crate::{Depot, DepotConfig};
+
+    const PAGE: u64 = 2 << 20;
+
+    /// Bytes of the file that are there.
+    fn present(file: &std::fs::File) -> u64 {
+        use std::os::unix::fs::MetadataExt;
+        file.metadata().unwrap().blocks() * 512
+    }
+
+    #[test]
+    fn no_client_is_given_a_huge_page_that_nobody_has_touched() {
+        let fd = memfd_create("kvdepot-test", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&fd, 4 * PAGE).unwrap();
+        let file = std::fs::File::from(fd);
+        let pool = PoolMapping::as_of_huge_pages(file.try_clone().unwrap().into(), 4 * PAGE);
+        let config = serde_json::json!({"pipeline": "Cache", "pool_bytes": 4 * PAGE, "populate": false});
+        let config = DepotConfig::from_json(&config.to_string()).unwrap();
+        let depot = Depot::with_tiers(config, PoolKind::Cache, Vec::new(), pool).unwrap();
+        let session = depot.session();
+        let spec = NamespaceSpec::new("{}", BlockLayout::uniform(1, &[PAGE]).unwrap()).unwrap();
+        let namespace = session.open_namespace(spec.canonical()).unwrap().handle;
+        let reserve = |block: u8| {
+            let hashes = Hashes(vec![block; 16].into());
+            session.handle(Request::Reserve { namespace, hashes })
+        };
+        assert_eq!(present(&file), 0);
+        assert!(matches!(&reserve(1), Response::Grants(grants) if grants.len() == 1));
+        assert_eq!(present(&file), PAGE, "all of the slot's page, and no other");
+        // Whoever touches what is cut off dies of SIGBUS, as where a huge page is refused.
+        ftruncate(&file, PAGE).unwrap();
+        assert!(matches!(reserve(2), Response::Failed { .. }));
+        ftruncate(&file, 4 * PAGE).unwrap();
+        assert!(
+            matches!(&reserve(2), Response::Grants(grants) if grants.len() == 1),
+            "the slot is free again"
+        );
+        assert_eq!(present(&file), 2 * PAGE);
     }
 }

@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kvdepot_core::pipeline::PoolKind;
-use kvdepot_core::{BlockKey, BlockLayout, Error, ErrorKind, NamespaceId, NamespaceSpec};
+use kvdepot_core::{BlockHash, BlockKey, BlockLayout, Error, ErrorKind, NamespaceId, NamespaceSpec};
+use kvdepot_depot::message::{Request, Response};
+use kvdepot_depot::recover::LeftLedger;
 use kvdepot_depot::values::{Found, Values};
 use kvdepot_depot::{Depot, DepotConfig, PoolMapping};
 use kvdepot_tier::conformance::Waiting;
@@ -149,6 +151,67 @@ impl Tier for Flaky {
 
 fn stored(tier: &Flaky) -> u32 {
     tier.inner.0.open_and_wait(&spec(), 0).unwrap()
+}
+
+/// A depot whose pool outlives a crash, in new memory or in what another one left.
+fn kept(tiers: Vec<Arc<dyn Tier>>, pool: PoolMapping) -> Depot {
+    let config = serde_json::json!({"pipeline": "Cache", "pool_bytes": POOL, "populate": false,
+        "pool_keep_ms": 1000, "pool_keeper": ["true"]});
+    let config = DepotConfig::from_json(&config.to_string()).unwrap();
+    Depot::with_tiers(config, PoolKind::Cache, tiers, pool).unwrap()
+}
+
+/// The depot is gone, as by a kill: its memory, and its ledger.
+fn crash(depot: Depot) -> (PoolMapping, LeftLedger) {
+    let pool = depot.pool().fd().unwrap().try_clone_to_owned().unwrap();
+    let ledger = depot.ledger_fd().unwrap().try_clone_to_owned().unwrap();
+    depot.leave();
+    (PoolMapping::map(pool, POOL).unwrap(), LeftLedger::open(ledger).unwrap())
+}
+
+/// A crashed depot moved a namespace on, its only tier could not store that, and it is away when the next depot starts.
+#[test]
+fn an_epoch_that_only_the_ledger_knew_is_told_to_a_tier_that_comes_back() {
+    let tier: Arc<Flaky> = Arc::default();
+    let first = kept(vec![Arc::clone(&tier) as _], PoolMapping::create(POOL).unwrap());
+    let direct = first.direct();
+    let namespace = direct.open_namespace(spec().canonical()).unwrap();
+    let hash = BlockHash([1; 16]);
+    direct.reserve(namespace, hash).unwrap().unwrap().seal(None).unwrap();
+    assert!(matches!(first.session().handle(Request::Drain { wait_ms: 60_000 }), Response::Drained(true)));
+    let old = BlockKey { namespace: namespace.id, hash };
+    assert_eq!(tier.keys(old.namespace), [old], "the tier has the block");
+    tier.set_broken(true);
+    direct.reset(&[namespace.handle]).unwrap_err();
+    drop(direct);
+    let (pool, left) = crash(first);
+    // More than one crash, before the tier has heard of it.
+    let second = kept(vec![Arc::clone(&tier) as _], pool);
+    assert_eq!(second.recover(&left, false).blocks, 0);
+    let (pool, left) = crash(second);
+    let third = kept(vec![Arc::clone(&tier) as _], pool);
+    third.recover(&left, false);
+    assert_eq!(epoch(&third), 1, "without its only tier");
+    tier.set_broken(false);
+    until("the tier is told", || stored(&tier) == 1);
+    assert_eq!(epoch(&third), 1, "the block of the epoch before is not served");
+}
+
+/// As without a crash: the tier that does not answer may know of a reset that the other one missed.
+#[test]
+fn a_namespace_is_not_recovered_without_the_answer_of_every_tier() {
+    let tiers: Vec<Arc<Flaky>> = (0..2).map(|_| Arc::default()).collect();
+    let over = || tiers.iter().map(|tier| Arc::clone(tier) as Arc<dyn Tier>).collect();
+    let first = kept(over(), PoolMapping::create(POOL).unwrap());
+    assert_eq!(epoch(&first), 0);
+    let (pool, left) = crash(first);
+    tiers[1].advance_and_wait(&spec(), 5).unwrap();
+    tiers[1].set_broken(true);
+    let second = kept(over(), pool);
+    second.recover(&left, false);
+    assert_eq!(second.direct().open_namespace(spec().canonical()).unwrap_err().kind(), ErrorKind::Io);
+    tiers[1].set_broken(false);
+    assert_eq!(epoch(&second), 5);
 }
 
 /// As when a tier is added to a pipeline whose other tier was reset before, above or below it.

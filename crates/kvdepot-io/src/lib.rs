@@ -13,6 +13,7 @@ pub mod directory;
 pub mod engine;
 pub mod faults;
 pub mod fork;
+pub mod inherited;
 pub mod iobuf;
 pub mod noop;
 pub mod psync;

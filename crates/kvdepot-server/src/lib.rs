@@ -12,6 +12,7 @@ mod peer;
 pub mod place;
 mod quarantine;
 mod refusal;
+mod systemd;
 mod users;
 pub mod wire;
 
@@ -182,6 +183,7 @@ fn serve_held(
     door.quarantine.hold_all(held);
     let idle_exit = idle_exit.filter(|_| wire_config.is_none());
     let mut wire = wire_config.clone().map(|wire| WireDoor::open(wire, &depot)).transpose()?;
+    systemd::notify("READY=1");
     loop {
         tracing::info!(
             "serving {} at {} (pid {})",
@@ -215,6 +217,7 @@ fn serve_held(
                 }
             }
         }
+        systemd::notify("STOPPING=1");
         keeper.iter().for_each(|keeper| keeper.end());
         // Clients miss from here on, instead of waiting for a depot that only writes.
         drop(door);

@@ -304,6 +304,7 @@ impl<'a> LocalDoor<'a> {
             let copies_ended = || {
                 if let (Some(keeper), Some(pid)) = (&keeper, pid) {
                     keeper.copies_ended(pid);
+                    quarantine.look_again();
                 }
             };
             converse(&depot, session, socket, peer, &quarantine, &copies_ended)

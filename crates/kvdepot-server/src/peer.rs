@@ -31,6 +31,11 @@ pub(crate) trait Peer: Send + Debug {
 
     /// What the process does, as long as `exit` is not readable.
     fn activity(&self) -> Activity;
+
+    /// Whether the process has said that none of its copies concerns the session any more.
+    fn copies_ended(&self) -> bool {
+        false
+    }
 }
 
 /// A process of this machine.

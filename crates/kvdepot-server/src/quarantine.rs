@@ -119,6 +119,11 @@ impl Quarantine {
         self.shared.wake();
     }
 
+    /// A process has said that copies of its have ended: sessions that wait for nothing else are let go.
+    pub(crate) fn look_again(&self) {
+        self.shared.wake();
+    }
+
     /// Ends the thread and takes all that it has, to be handed over, or to be held again.
     pub(crate) fn take_all(mut self) -> Vec<Held> {
         self.stop();
@@ -164,7 +169,9 @@ impl Shared {
             let over: Vec<Held> = held
                 .extract_if(.., |held| {
                     index += 1;
-                    exited[index - 1] || (held.due <= now && self.is_given_up(held, now))
+                    exited[index - 1]
+                        || held.peer.copies_ended()
+                        || (held.due <= now && self.is_given_up(held, now))
                 })
                 .collect();
             if !over.is_empty() {
@@ -256,6 +263,24 @@ mod tests {
     struct Fake {
         exit: Option<OwnedFd>,
         activity: Activity,
+    }
+
+    /// A process that goes on running, and says that its copies have ended.
+    #[derive(Debug)]
+    struct Through(Arc<AtomicBool>, OwnedFd);
+
+    impl Peer for Through {
+        fn exit(&self) -> Option<BorrowedFd<'_>> {
+            Some(self.1.as_fd())
+        }
+
+        fn activity(&self) -> Activity {
+            Activity::Unknown
+        }
+
+        fn copies_ended(&self) -> bool {
+            self.0.load(Ordering::Acquire)
+        }
     }
 
     impl Peer for Fake {
@@ -436,6 +461,23 @@ mod tests {
             &|| (),
         );
         assert_eq!(quarantine.shared.state.lock().count, 0);
+    }
+
+    /// A client of a depot that crashed goes on with the next one.
+    #[test]
+    fn who_says_that_its_copies_have_ended_does_not_count_any_more() {
+        let (depot, quarantine) = (depot(), start(HANG * 60, HANG * 60));
+        let said = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+        let peers = said.iter().map(|said| Box::new(Through(Arc::clone(said), event())) as Box<dyn Peer>);
+        quarantine.hold_all(peers.map(|peer| (depot.session(), peer)));
+        let count = || quarantine.shared.state.lock().count;
+        assert_eq!(count(), 2);
+        said[1].store(true, Ordering::Release);
+        quarantine.look_again();
+        eventually("one is let go", || count() == 1);
+        said[0].store(true, Ordering::Release);
+        quarantine.look_again();
+        eventually("the other is let go", || count() == 0);
     }
 
     #[test]

@@ -6,43 +6,24 @@
 
 mod common;
 
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
+use common::roles::{ROLE, ROLE_MAIN, Role, attach, log, own_role, proven, socket, until};
 use common::{Engine, config, spec};
 use kvdepot_core::{BlockLayout, NamespaceSpec};
 use kvdepot_depot::client::Attachment;
 use kvdepot_server::{keeper, logging, serve, serve_taking_over};
 use rustix::process::{Pid, Signal, kill_process};
 
-const ROLE: &str = "KVDEPOT_TEST_ROLE";
-const DIRECTORY: &str = "KVDEPOT_TEST_DIRECTORY";
 const POOL: u64 = 64 << 20;
 const PAGES: usize = 32;
 /// The first name of the traffic's blocks.
 const TRAFFIC: u64 = 1_000_000;
-/// A bound for what always happens.
-const LONG: Duration = Duration::from_secs(60);
 
 fn namespace() -> Arc<NamespaceSpec> {
     spec("kept", BlockLayout::uniform(2, &[64 << 10]).unwrap())
 }
-
-fn role(role: &str, directory: &Path) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command
-        .args(["--exact", "role_main", "--nocapture", "--test-threads=1"])
-        .env(ROLE, role)
-        .env(DIRECTORY, directory)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null());
-    command
-}
-
-/// A depot in a child; killed when dropped.
-struct Served(Child);
 
 /// A directory for depots. Its keeper is killed when it is dropped.
 struct Directory(tempfile::TempDir);
@@ -79,41 +60,10 @@ impl Drop for Directory {
     }
 }
 
-impl Served {
-    fn start(kind: &str, directory: &Path) -> Self {
-        Self(role(kind, directory).spawn().unwrap())
-    }
-
-    /// Ends it by SIGKILL, and waits for that.
-    fn kill(mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-
-    /// Asks it to end, and waits for that.
-    fn end(mut self, directory: &Path) {
-        std::fs::write(directory.join("end"), "").unwrap();
-        until("the depot ends", || self.0.try_wait().unwrap().is_some());
-        std::fs::remove_file(directory.join("end")).unwrap();
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn socket(directory: &Path) -> PathBuf {
-    directory.join("d.sock")
-}
-
 /// What the children run; does nothing when called as a test.
 #[test]
 fn role_main() {
-    let Ok(role) = std::env::var(ROLE) else { return };
-    let directory = PathBuf::from(std::env::var(DIRECTORY).unwrap());
+    let Some((role, directory)) = own_role() else { return };
     let socket = socket(&directory);
     if role == "keeper" {
         std::fs::write(directory.join("keeper"), std::process::id().to_string()).unwrap();
@@ -141,15 +91,8 @@ fn role_main() {
     }
     logging::init("info", Some(&directory.join("log"))).unwrap();
     let exe = std::env::current_exe().unwrap();
-    let keeper = serde_json::json!([
-        "env",
-        format!("{ROLE}=keeper"),
-        exe,
-        "--exact",
-        "role_main",
-        "--nocapture",
-        "--test-threads=1"
-    ]);
+    let mut keeper = vec!["env".to_owned(), format!("{ROLE}=keeper"), exe.to_str().unwrap().to_owned()];
+    keeper.extend(ROLE_MAIN.map(str::to_owned));
     let with = |pool, keep_ms: u64| {
         config(pool, serde_json::json!({"pool_keep_ms": keep_ms, "pool_keeper": keeper}))
     };
@@ -163,40 +106,6 @@ fn role_main() {
         other => panic!("no such role: {other}"),
     }
     .unwrap();
-}
-
-/// Waits until something holds.
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + LONG;
-    while !holds() {
-        assert!(Instant::now() < end, "never: {what}");
-        std::thread::yield_now();
-    }
-}
-
-fn attach(directory: &Path) -> Arc<Attachment> {
-    let attachment = Attachment::connect(socket(directory), None, LONG, LONG).unwrap();
-    assert!(attachment.attached(), "no depot answers: {}", log(directory));
-    attachment
-}
-
-fn log(directory: &Path) -> String {
-    std::fs::read_to_string(directory.join("log")).unwrap_or_default()
-}
-
-/// What the depot says of itself.
-fn stat(attachment: &Arc<Attachment>, name: &str) -> u64 {
-    let mut value = None;
-    until("the depot says how it is", || {
-        value = attachment.stats()["depot"][name].as_u64();
-        value.is_some()
-    });
-    value.unwrap()
-}
-
-/// Waits until every block has a record.
-fn proven(attachment: &Arc<Attachment>) {
-    until("every block has a record", || stat(attachment, "ledger_unproven_blocks") == 0);
 }
 
 /// Dumps blocks of these names, each with bytes of its own.
@@ -222,8 +131,8 @@ fn load(attachment: &Arc<Attachment>, names: &[u64], seed: u8) -> usize {
 }
 
 /// Blocks in the pool, which the depot has proved. Nobody is attached any more.
-fn filled(directory: &Directory, names: &[u64], seed: u8) -> Served {
-    let depot = Served::start("depot", directory.path());
+fn filled(directory: &Directory, names: &[u64], seed: u8) -> Role {
+    let depot = Role::start("depot", directory.path());
     let attachment = attach(directory.path());
     dump(&attachment, names, seed);
     proven(&attachment);
@@ -241,7 +150,7 @@ fn blocks_outlive_a_depot_that_is_killed_and_the_one_after_it() {
     let mut depot = filled(&directory, &names(0), 3);
     for _ in 0..3 {
         depot.kill();
-        depot = Served::start("depot", directory.path());
+        depot = Role::start("depot", directory.path());
         let attachment = attach(directory.path());
         assert_eq!(load(&attachment, &names(0), 3), PAGES, "{}", log(directory.path()));
         proven(&attachment);
@@ -260,7 +169,7 @@ fn a_reset_that_was_answered_holds_for_the_next_depot() {
     proven(&attachment);
     attachment.close();
     depot.kill();
-    let _next = Served::start("depot", directory.path());
+    let _next = Role::start("depot", directory.path());
     let attachment = attach(directory.path());
     assert_eq!(load(&attachment, &names(0), 3), 0);
     assert_eq!(load(&attachment, &names(100)[..4], 5), 4, "{}", log(directory.path()));
@@ -270,7 +179,7 @@ fn a_reset_that_was_answered_holds_for_the_next_depot() {
 fn a_keeper_ends_when_nobody_comes_and_after_an_orderly_end() {
     let directory = Directory::new();
     for kind in ["depot kept for a moment", "depot"] {
-        let depot = Served::start(kind, directory.path());
+        let depot = Role::start(kind, directory.path());
         attach(directory.path()).close();
         until("the keeper runs", || directory.is_kept());
         if kind == "depot" {
@@ -288,9 +197,14 @@ fn a_depot_of_another_size_or_without_a_keeper_begins_with_an_empty_pool() {
     for kind in ["depot of another size", "depot that keeps nothing"] {
         let directory = Directory::new();
         filled(&directory, &names(0), 3).kill();
-        let _next = Served::start(kind, directory.path());
+        assert!(directory.is_kept(), "{}", log(directory.path()));
+        let _next = Role::start(kind, directory.path());
         let attachment = attach(directory.path());
         assert_eq!(load(&attachment, &names(0), 3), 0, "{kind}");
+        if kind == "depot that keeps nothing" {
+            // Which would keep the memory for ten minutes.
+            until("the keeper has ended", || !directory.is_kept());
+        }
         dump(&attachment, &names(0), 4);
         assert_eq!(load(&attachment, &names(0), 4), PAGES, "{kind}");
         attachment.close();
@@ -302,10 +216,10 @@ fn a_depot_of_another_size_or_without_a_keeper_begins_with_an_empty_pool() {
 fn while_a_client_of_the_depot_before_lives_nothing_of_the_pool_is_given_away() {
     let directory = Directory::new();
     let depot = filled(&directory, &names(0)[..4], 3);
-    let mut client = Served::start("client", directory.path());
+    let mut client = Role::start("client", directory.path());
     until("the client is attached", || directory.path().join("attached").exists());
     depot.kill();
-    let _next = Served::start("depot", directory.path());
+    let _next = Role::start("depot", directory.path());
     let attachment = attach(directory.path());
     assert_eq!(load(&attachment, &names(0)[..4], 3), 4, "{}", log(directory.path()));
     let mut engine = Engine::new(&attachment, &namespace(), PAGES);
@@ -321,17 +235,41 @@ fn while_a_client_of_the_depot_before_lives_nothing_of_the_pool_is_given_away() 
 #[test]
 fn a_client_that_attaches_to_the_next_depot_lets_the_pool_go() {
     let directory = Directory::new();
-    let depot = Served::start("depot", directory.path());
+    let depot = Role::start("depot", directory.path());
     let attachment = attach(directory.path());
     dump(&attachment, &names(0), 3);
     proven(&attachment);
     depot.kill();
-    let _next = Served::start("depot", directory.path());
+    let _next = Role::start("depot", directory.path());
     let mut engine = Engine::new(&attachment, &namespace(), PAGES);
     engine.fill(3);
     until("there is room", || engine.dump(&[50], &[0]).is_empty());
     assert_eq!(load(&attachment, &names(0), 3), PAGES, "{}", log(directory.path()));
     attachment.close();
+}
+
+/// The one that gets the place gets the pool, whoever asks first; the other one finds it served and ends.
+#[test]
+fn of_two_depots_that_start_at_once_after_a_crash_one_gets_the_pool() {
+    let directory = Directory::new();
+    let mut depot = filled(&directory, &names(0), 3);
+    for round in 1..=4 {
+        depot.kill();
+        let mut both = vec![Role::start("depot", directory.path()), Role::start("depot", directory.path())];
+        let mut ended = None;
+        until("one of them ends", || {
+            ended = both.iter_mut().position(Role::has_ended);
+            ended.is_some()
+        });
+        assert!(both.remove(ended.unwrap()).ends(), "{}", log(directory.path()));
+        depot = both.remove(0);
+        let attachment = attach(directory.path());
+        assert_eq!(load(&attachment, &names(0), 3), PAGES, "{}", log(directory.path()));
+        proven(&attachment);
+        attachment.close();
+        assert!(!depot.has_ended() && directory.is_kept());
+        assert_eq!(log(directory.path()).matches("were recovered").count(), round);
+    }
 }
 
 /// Kills in the middle of traffic; `KVDEPOT_TEST_KILLS` sets how many.
@@ -340,7 +278,7 @@ fn kills_in_the_middle_of_traffic_never_give_wrong_bytes() {
     let kills: u64 = std::env::var("KVDEPOT_TEST_KILLS").map_or(20, |text| text.parse().unwrap());
     let directory = Directory::new();
     let (mut recorded, mut survived) = (0, 0);
-    let mut depot = Served::start("depot", directory.path());
+    let mut depot = Role::start("depot", directory.path());
     for kill in 0..kills {
         // Every name has bytes of its own, whatever depot it was dumped into.
         let own = names(kill * 1000);
@@ -348,12 +286,12 @@ fn kills_in_the_middle_of_traffic_never_give_wrong_bytes() {
         dump(&attachment, &own, 3);
         proven(&attachment);
         attachment.close();
-        let traffic = Served::start("traffic", directory.path());
+        let traffic = Role::start("traffic", directory.path());
         until("there is traffic", || directory.path().join("traffic").exists());
         depot.kill();
         drop(traffic);
         std::fs::remove_file(directory.path().join("traffic")).unwrap();
-        depot = Served::start("depot", directory.path());
+        depot = Role::start("depot", directory.path());
         let attachment = attach(directory.path());
         survived += load(&attachment, &own, 3);
         recorded += own.len();

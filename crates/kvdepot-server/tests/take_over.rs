@@ -5,12 +5,11 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use common::roles::{Role, attach, own_role, socket, until};
 use common::{Engine, LONG, config, hash, spec};
 use kvdepot_core::{BlockLayout, NamespaceSpec};
 use kvdepot_depot::client::{Attachment, Claim, ClaimGroupSpec};
@@ -19,8 +18,6 @@ use kvdepot_depot::message::{HELLO_MAGIC, Hashes, PROTOCOL_VERSION, Request, Res
 use kvdepot_depot::seqpacket::{FrameBuffer, SeqPacket};
 use kvdepot_server::{Ended, logging, serve, serve_taking_over};
 
-const ROLE: &str = "KVDEPOT_TEST_ROLE";
-const DIRECTORY: &str = "KVDEPOT_TEST_DIRECTORY";
 const POOL: u64 = 8 << 20;
 const BLOCK: u64 = 128 << 10;
 
@@ -28,56 +25,10 @@ fn namespace() -> Arc<NamespaceSpec> {
     spec("taken", BlockLayout::uniform(2, &[64 << 10]).unwrap())
 }
 
-/// A child in a role; killed when dropped.
-struct Role(Child);
-
-impl Role {
-    fn start(role: &str, directory: &Path) -> Self {
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "role_main", "--nocapture", "--test-threads=1"])
-            .env(ROLE, role)
-            .env(DIRECTORY, directory)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        Self(child)
-    }
-
-    /// Waits for the child to say a line with this word.
-    fn says(&mut self, word: &str) {
-        let mut lines = BufReader::new(self.0.stdout.take().unwrap()).lines();
-        assert!(lines.any(|line| line.unwrap().contains(word)), "the child ends without a {word}");
-    }
-
-    fn ends(&mut self) -> bool {
-        let end = Instant::now() + LONG;
-        loop {
-            if let Some(status) = self.0.try_wait().unwrap() {
-                return status.success();
-            }
-            assert!(Instant::now() < end, "the process goes on");
-            std::thread::yield_now();
-        }
-    }
-}
-
-impl Drop for Role {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn socket(directory: &Path) -> PathBuf {
-    directory.join("d.sock")
-}
-
 /// What the children run; does nothing when called as a test.
 #[test]
 fn role_main() {
-    let Ok(role) = std::env::var(ROLE) else { return };
-    let directory = PathBuf::from(std::env::var(DIRECTORY).unwrap());
+    let Some((role, directory)) = own_role() else { return };
     let socket = socket(&directory);
     let posix = serde_json::json!({"directories": [directory], "read_threads": 2, "write_threads": 2});
     let on_disk = || config(POOL, serde_json::json!({"pipeline": "Cache|Posix", "posix": posix}));
@@ -113,23 +64,6 @@ fn role_main() {
         other => panic!("no such role: {other}"),
     };
     assert_eq!(ended.unwrap(), Ended::HandedOver);
-}
-
-fn eventually(what: &str, directory: &Path, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + LONG;
-    while !holds() {
-        let log = || std::fs::read_to_string(directory.join("log")).unwrap_or_default();
-        assert!(Instant::now() < end, "{what} did not come true:\n{}", log());
-        std::thread::yield_now();
-    }
-}
-
-fn attach(directory: &Path) -> Arc<Attachment> {
-    let socket = socket(directory);
-    eventually("a depot", directory, || SeqPacket::connect(&socket).is_ok());
-    let attachment = Attachment::connect(socket, None, LONG, LONG).unwrap();
-    assert!(attachment.attached());
-    attachment
 }
 
 fn ask(door: &mut SeqPacket, request: &Request<'_>) -> Response {
@@ -188,10 +122,10 @@ fn blocks_outlive_the_depot_that_hands_them_over() {
         let heir = Role::start("heir", directory);
         assert!(depot.ends(), "the depot before ends with status 0");
         depot = heir;
-        eventually("the client is attached to the new depot", directory, || {
+        until("the client is attached to the new depot", || {
             attachment.attached() && gauge(&attachment, "pid") == Some(u64::from(depot.0.id()))
         });
-        eventually("the hit", directory, || hit(&attachment, &new) == 8);
+        until("the hit", || hit(&attachment, &new) == 8);
         assert_eq!(hit(&attachment, &old), 0, "generation {generation}: blocks from before the reset");
         engine.clear();
         assert!(engine.load(&new, &engine.all_pages()).is_empty());
@@ -212,10 +146,10 @@ fn a_dump_under_way_is_never_served_and_its_space_is_kept_until_the_client_has_e
     dumper.says("reserved");
     let heir = Role::start("heir", directory);
     assert!(depot.ends());
-    eventually("the client is attached to the new depot", directory, || {
+    until("the client is attached to the new depot", || {
         attachment.attached() && gauge(&attachment, "pid") == Some(u64::from(heir.0.id()))
     });
-    eventually("the hit", directory, || hit(&attachment, &[1, 2]) == 2);
+    until("the hit", || hit(&attachment, &[1, 2]) == 2);
     assert_eq!(hit(&attachment, &[77]), 0, "nobody has committed it");
     assert_eq!(gauge(&attachment, "pool_leased_bytes"), Some(3 * BLOCK));
     // More than the pool holds: the dumper's space is not given to anybody.
@@ -225,7 +159,7 @@ fn a_dump_under_way_is_never_served_and_its_space_is_kept_until_the_client_has_e
     }
     assert_eq!(gauge(&attachment, "pool_leased_bytes"), Some(3 * BLOCK));
     drop(dumper);
-    eventually("its space is free", directory, || gauge(&attachment, "pool_leased_bytes") == Some(0));
+    until("its space is free", || gauge(&attachment, "pool_leased_bytes") == Some(0));
 }
 
 /// As when the machine let the running depot grow less far than both configurations say.
@@ -241,7 +175,7 @@ fn a_pool_that_may_grow_less_far_is_taken_as_it_is() {
     assert!(engine.dump(&blocks, &engine.all_pages()).is_empty());
     let heir = Role::start("heir that may grow", directory);
     assert!(depot.ends());
-    eventually("the heir serves", directory, || {
+    until("the heir serves", || {
         attachment.attached() && gauge(&attachment, "pid") == Some(u64::from(heir.0.id()))
     });
     assert_eq!(hit(&attachment, &blocks), 8);
@@ -269,7 +203,7 @@ fn a_depot_that_cannot_hand_over_goes_on() {
     assert!(matches!(handed, Response::HandOver { holders: 0 }), "{handed:?}");
     drop(heir);
     let more: Vec<u64> = (100..108).collect();
-    eventually("the depot goes on", directory, || {
+    until("the depot goes on", || {
         attachment.attached() && engine.dump(&more, &engine.all_pages()).is_empty()
     });
     assert_eq!(gauge(&attachment, "pid"), Some(u64::from(depot.0.id())));
@@ -289,16 +223,16 @@ fn blocks_that_no_tier_had_are_written_by_the_depot_that_takes_over() {
     assert!(engine.dump(&blocks, &engine.all_pages()).is_empty());
     let heir = Role::start("heir on disk", directory);
     assert!(depot.ends());
-    eventually("the client is attached to the new depot", directory, || {
+    until("the client is attached to the new depot", || {
         attachment.attached() && gauge(&attachment, "pid") == Some(u64::from(heir.0.id()))
     });
     assert!(attachment.drain(LONG).unwrap());
     drop(heir);
     let depot = Role::start("depot on disk", directory);
-    eventually("a depot with an empty pool", directory, || {
+    until("a depot with an empty pool", || {
         attachment.attached() && gauge(&attachment, "pid") == Some(u64::from(depot.0.id()))
     });
-    eventually("all blocks on disk", directory, || hit(&attachment, &blocks) == 8);
+    until("all blocks on disk", || hit(&attachment, &blocks) == 8);
     engine.clear();
     assert!(engine.load(&blocks, &engine.all_pages()).is_empty());
     assert!((0..8).all(|page| engine.holds(page, page, 3)));

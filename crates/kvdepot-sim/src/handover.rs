@@ -50,8 +50,17 @@ impl World {
         let handed = self.hand_over(&holders)?;
         self.forget_the_old()?;
         let pool_bytes = self.machine.gauges().pool_bytes;
-        let epochs: Vec<u32> = self.spaces.iter().map(|space| space.epoch).collect();
         self.machine = machine(&self.plan, self.mistake);
+        self.begin_anew()?;
+        self.adopt(handed, &holders, pool_bytes)?;
+        self.reached.insert("taken over");
+        Ok(())
+    }
+
+    /// A machine that has just begun goes on in the pool of the one before. Nothing has numbers of that one any more, and
+    /// the namespaces are opened in its epochs at least.
+    pub(crate) fn begin_anew(&mut self) -> Result<(), Fail> {
+        let epochs: Vec<u32> = self.spaces.iter().map(|space| space.epoch).collect();
         self.model.leases_begin_anew();
         for client in &mut self.clients {
             client.uses.clear();
@@ -70,8 +79,7 @@ impl World {
             earlier.retain(|&id| id != space.id);
             space.earlier = earlier;
         }
-        self.tell_unstored(&unstored)?;
-        self.adopt(handed, &holders, pool_bytes)
+        self.tell_unstored(&unstored)
     }
 
     /// Requests that wait get the answer that is known.
@@ -160,7 +168,12 @@ impl World {
         }
     }
 
-    fn adopt(&mut self, handed: Vec<Handed>, holders: &[Owner], pool_bytes: u64) -> Result<(), Fail> {
+    pub(crate) fn adopt(
+        &mut self,
+        handed: Vec<Handed>,
+        holders: &[Owner],
+        pool_bytes: u64,
+    ) -> Result<(), Fail> {
         let mut expected: HashSet<BlockKey> = HashSet::new();
         let mut dirty = 0;
         let mut slots = Vec::new();
@@ -171,13 +184,12 @@ impl World {
             {
                 key.namespace = space.id;
             }
-            if let HandedState::Block { key, to_write, .. } = handed.state
+            if let HandedState::Block { key, to_write, value, .. } = handed.state
                 && self.live_space(&key).is_some()
             {
-                dirty += u64::from(to_write != 0 && !self.tiers.is_empty());
-                let stays = self.plan.shape.keeps
-                    || !handed.holders.is_empty()
-                    || (to_write != 0 && !self.tiers.is_empty());
+                let is_dirty = to_write & self.at_seal(value) != 0;
+                dirty += u64::from(is_dirty);
+                let stays = self.plan.shape.keeps || !handed.holders.is_empty() || is_dirty;
                 if stays && !expected.insert(key) {
                     return fail(Rule::Presence, "a block is handed over twice");
                 }
@@ -195,7 +207,6 @@ impl World {
             self.feed_and_answer(Event::Adopt { pool_bytes, slots: some })?;
             self.adopting = false;
         }
-        self.reached.insert("taken over");
         if self.presence.len() != expected.len() || self.machine.gauges().dirty_blocks != dirty {
             let gauges = self.machine.gauges();
             return fail(

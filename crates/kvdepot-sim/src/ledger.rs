@@ -24,6 +24,11 @@ impl SimLedger {
         *self = Self::default();
     }
 
+    /// What a next depot finds. The one that wrote it is gone.
+    pub(crate) fn take(&mut self) -> Vec<Whole> {
+        std::mem::take(self).records.into_values().collect()
+    }
+
     fn apply(&mut self, proofs: Vec<Proof>) {
         for proof in proofs {
             match proof {

@@ -19,6 +19,7 @@ mod nonsense;
 mod ops;
 mod placed;
 mod plan;
+mod recovery;
 mod replies;
 mod rng;
 mod running;

@@ -93,6 +93,10 @@ impl Memory {
         pages(runs).into_iter().map(|page| self.0[page].tag).collect()
     }
 
+    pub(crate) fn is_in_use(&self, page: usize) -> bool {
+        self.0[page].writer.is_some() || self.0[page].readers > 0
+    }
+
     /// Pages that somebody touches.
     pub(crate) fn in_use(&self) -> usize {
         self.0.iter().filter(|page| page.writer.is_some() || page.readers > 0).count()

@@ -39,6 +39,10 @@ pub enum Mistake {
     RecordKept,
     /// The ledger is written a step too late.
     LedgerLate,
+    /// Recovery takes a block without its proof.
+    UnprovenTaken,
+    /// A recovered pool is given out while a client of the crash copies.
+    RecoveredNotHeld,
     /// A namespace is given the number of one that was forgotten.
     HandleUsedAgain,
     /// A namespace is forgotten although a tier has not stored its epoch.
@@ -51,7 +55,7 @@ pub enum Mistake {
 
 impl Mistake {
     /// All of them.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 23] = [
         Self::SealedEarly,
         Self::LeaseKept,
         Self::NoQuarantine,
@@ -69,6 +73,8 @@ impl Mistake {
         Self::FillingHandedOver,
         Self::RecordKept,
         Self::LedgerLate,
+        Self::UnprovenTaken,
+        Self::RecoveredNotHeld,
         Self::HandleUsedAgain,
         Self::ForgottenUnstored,
         Self::ForgottenWhileBusy,

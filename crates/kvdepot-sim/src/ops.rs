@@ -353,13 +353,17 @@ impl World {
             self.memory.end_write(&fill.runs, fill.version as u64);
         }
         for reading in &client.readings {
+            if self.memory.tags(&reading.runs) != reading.tags {
+                return fail(Rule::Bytes, format!("{} changed under a killed client", name(&reading.key)));
+            }
             self.memory.end_read(&reading.runs);
         }
         self.reached.insert("killed");
         match self.mistake {
-            Some(Mistake::LeaseKept) => Ok(()),
-            _ => self.feed_and_answer(Event::OwnerEnded { owner: client.owner }),
+            Some(Mistake::LeaseKept) => {}
+            _ => self.feed_and_answer(Event::OwnerEnded { owner: client.owner })?,
         }
+        self.let_go(client.owner)
     }
 
     fn execute(&mut self) -> Result<(), Fail> {
@@ -421,6 +425,9 @@ impl World {
     fn misfortune(&mut self) -> Result<(), Fail> {
         if self.luck(Feature::Crashes, 6) {
             return self.crash();
+        }
+        if self.keeps_pool() {
+            return self.crash_keeping_pool();
         }
         let tier = self.rng.below(self.tiers.len());
         if tier >= self.tiers.len() {

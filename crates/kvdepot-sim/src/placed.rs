@@ -64,6 +64,15 @@ impl World {
         Ok(())
     }
 
+    /// Tiers that are to have a block, or a value, as soon as it is sealed; a bit each.
+    pub(crate) fn at_seal(&self, value: bool) -> u8 {
+        let tiers = self.plan.shape.tiers.iter().enumerate();
+        let at_once = |tier: &crate::plan::TierShape| {
+            value || !self.plan.shape.keeps || tier.placement.write == WriteWhen::Through
+        };
+        tiers.filter(|(_, tier)| at_once(tier)).fold(0, |mask, (number, _)| mask | 1 << number)
+    }
+
     /// Only a tier that is written through makes blocks dirty, and a value.
     pub(crate) fn check_dirty(&self, dirty: u64) -> Result<(), Fail> {
         let through = |tier: &crate::plan::TierShape| tier.placement.write == WriteWhen::Through;

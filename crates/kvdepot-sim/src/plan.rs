@@ -35,10 +35,12 @@ pub enum Feature {
     SmallSteps,
     Nonsense,
     Forgetting,
+    KeptPools,
 }
 
 /// All features, in the order in which shrinking tries to switch them off.
-pub const FEATURES: [Feature; 26] = [
+pub const FEATURES: [Feature; 27] = [
+    Feature::KeptPools,
     Feature::Forgetting,
     Feature::Crashes,
     Feature::TakeOvers,
@@ -175,7 +177,11 @@ impl Plan {
         if forgetting.chance(60) {
             features = features.without(Feature::Forgetting);
         }
-        for feature in FEATURES.into_iter().filter(|&feature| feature != Feature::Forgetting) {
+        if Rng::new(seed ^ 0xCEE9_7001).chance(60) {
+            features = features.without(Feature::KeptPools);
+        }
+        let drawn_above = [Feature::Forgetting, Feature::KeptPools];
+        for feature in FEATURES.into_iter().filter(|feature| !drawn_above.contains(feature)) {
             let off = if feature == Feature::Crashes { 50 } else { 25 };
             if rng.chance(off) {
                 features = features.without(feature);

@@ -80,6 +80,8 @@ pub(crate) struct World {
     pub(crate) presence: HashSet<BlockKey>,
     /// What a next depot would find after a crash that leaves the pool.
     pub(crate) ledger: crate::ledger::SimLedger,
+    /// Who holds the pool, after a crash that clients have outlived.
+    pub(crate) hold: Option<crate::recovery::Hold>,
     pub(crate) opened: Vec<Opened>,
     /// What the tiers' placements look at.
     pub(crate) placed: crate::placed::Placed,
@@ -130,6 +132,7 @@ impl World {
             waiting: BTreeMap::new(),
             presence: HashSet::new(),
             ledger: crate::ledger::SimLedger::default(),
+            hold: None,
             opened: Vec::new(),
             placed: crate::placed::Placed::default(),
             listed: Vec::new(),
@@ -361,6 +364,7 @@ impl World {
         self.presence.clear();
         self.opened.clear();
         self.clients.clear();
+        self.hold = None;
         self.machine = machine(&self.plan, self.mistake);
         self.memory = Memory::new(self.plan.shape.pool_pages_max);
         self.open_spaces(&[], |_| true)

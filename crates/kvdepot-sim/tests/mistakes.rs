@@ -104,6 +104,16 @@ fn a_ledger_that_is_written_after_the_reply() {
 }
 
 #[test]
+fn a_block_recovered_without_its_proof() {
+    finds(Mistake::UnprovenTaken, &[Rule::Bytes]);
+}
+
+#[test]
+fn a_recovered_pool_given_out_while_a_client_of_the_crash_copies() {
+    finds(Mistake::RecoveredNotHeld, &[Rule::Owners, Rule::Bytes]);
+}
+
+#[test]
 fn a_forgotten_namespace_s_number_given_to_another() {
     finds(Mistake::HandleUsedAgain, &[Rule::Bytes]);
 }

@@ -41,6 +41,8 @@ fn every_seed_keeps_all_promises() {
         "published",
         "read",
         "recorded",
+        "recovered",
+        "recovered and held",
         "reset",
         "second use",
         "settled",

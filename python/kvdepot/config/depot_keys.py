@@ -56,7 +56,8 @@ class DepotKeys(BaseModel):
     pool_keep_s: int = key(
         0,
         "How long a small process keeps the pool's memory when its depot crashes: the next depot takes over every "
-        "block that its checksum proves. 0 = the memory goes with the depot.",
+        "block that its checksum proves. Under systemd its descriptor store keeps it, where the unit has one. "
+        "0 = the memory goes with the depot.",
         unit="s",
         ge=0,
         le=86_400,

@@ -41,7 +41,7 @@ pub enum HandedState {
         key: BlockKey,
         /// Tiers that hold it, a bit each.
         saved: TierMask,
-        /// Tiers that are to have it still.
+        /// Tiers that are to have it still. Of these, only those that are written through are told at once.
         to_write: TierMask,
         /// Whether it is a value, which can be replaced.
         value: bool,
@@ -144,7 +144,11 @@ impl Machine {
             });
             self.lease_for(id, &slot.owners);
             if to_write != 0 {
-                self.flow.write_again(&mut self.pool, id, to_write);
+                // Tiers that are given blocks late are so again: on the second use here, or when the block is cold.
+                let to_write = to_write & self.flow.to_write_again(&self.pool, id);
+                if to_write != 0 {
+                    self.flow.write_again(&mut self.pool, id, to_write);
+                }
             }
             self.pool.free_if_over(id);
         } else if !slot.owners.is_empty()

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   head         magic, version, bytes of the pool, salt, records there may be, checksum of these; records and namespaces
-//!                used so far; whether it still holds
+//!                used so far; whether it still holds; clients that may copy, with a check
 //!   namespaces   each: epoch with a check, checksum and length of the text, the text that was fingerprinted
 //!   records      one for each slot number: checksum (0: none), key, checksum of the block, its bytes, its place
 //! ```
@@ -29,6 +29,7 @@ pub(super) const HEAD_CHECKSUM: usize = 5;
 pub(super) const HEAD_RECORDS: usize = 6;
 pub(super) const HEAD_NAMESPACES: usize = 7;
 pub(super) const HEAD_HOLDS: usize = 8;
+pub(super) const HEAD_CLIENTS: usize = 9;
 const HEAD_WORDS: usize = 512;
 
 pub(super) const NAMESPACE_EPOCH: usize = 0;
@@ -76,6 +77,19 @@ pub(super) fn text_checksum(salt: u64, number: usize, bytes: usize, words: &[u64
 pub(super) fn epoch_word(salt: u64, number: usize, epoch: u32) -> u64 {
     let check = checksum(salt, number, &[u64::from(epoch)]) >> 32;
     check << 32 | u64::from(epoch)
+}
+
+/// The number by which the count of clients is checked: no namespace has it.
+const CLIENTS_NUMBER: usize = usize::MAX;
+
+/// A count of clients and its check, in one word.
+pub(super) fn clients_word(salt: u64, clients: u32) -> u64 {
+    epoch_word(salt, CLIENTS_NUMBER, clients)
+}
+
+/// The count that a word carries. One that is damaged stands for one that nobody knows the exit of.
+pub(super) fn clients_of(salt: u64, word: u64) -> u32 {
+    if word == 0 { 0 } else { epoch_of(salt, CLIENTS_NUMBER, word).unwrap_or(1) }
 }
 
 /// The epoch that a word carries, if its check is right.

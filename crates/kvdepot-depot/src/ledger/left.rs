@@ -11,9 +11,10 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_io::checksum::crc64_slot;
 
 use super::layout::{
-    HEAD_CHECKSUM, HEAD_HOLDS, HEAD_MAGIC, HEAD_NAMESPACES, HEAD_POOL_BYTES, HEAD_RECORDS, HEAD_RECORDS_MAX,
-    HEAD_SALT, HEAD_VERSION, MAGIC, NAMESPACE_BYTES, NAMESPACE_CHECKSUM, NAMESPACE_EPOCH, NAMESPACE_TEXT,
-    RECORD_WORDS, VERSION, block_of, checksum, epoch_of, namespace_at, record_at, records_max, text_checksum,
+    HEAD_CHECKSUM, HEAD_CLIENTS, HEAD_HOLDS, HEAD_MAGIC, HEAD_NAMESPACES, HEAD_POOL_BYTES, HEAD_RECORDS,
+    HEAD_RECORDS_MAX, HEAD_SALT, HEAD_VERSION, MAGIC, NAMESPACE_BYTES, NAMESPACE_CHECKSUM, NAMESPACE_EPOCH,
+    NAMESPACE_TEXT, RECORD_WORDS, VERSION, block_of, checksum, clients_of, epoch_of, namespace_at, record_at,
+    records_max, text_checksum,
 };
 use crate::pool::{PoolMapping, SharedWords};
 
@@ -61,6 +62,11 @@ impl LeftLedger {
     /// Bytes of the pool that it is of.
     pub const fn pool_bytes(&self) -> u64 {
         self.pool_bytes
+    }
+
+    /// Clients that could copy when it was left.
+    pub fn clients(&self) -> u32 {
+        clients_of(self.salt, self.get(HEAD_CLIENTS))
     }
 
     fn get(&self, at: usize) -> u64 {

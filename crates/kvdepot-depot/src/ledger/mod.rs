@@ -23,9 +23,10 @@ use parking_lot::{Condvar, Mutex};
 use crate::pool::SharedWords;
 use crate::runner::random;
 use layout::{
-    HEAD_CHECKSUM, HEAD_HOLDS, HEAD_MAGIC, HEAD_NAMESPACES, HEAD_POOL_BYTES, HEAD_RECORDS, HEAD_RECORDS_MAX,
-    HEAD_SALT, HEAD_VERSION, MAGIC, NAMESPACE_BYTES, NAMESPACE_CHECKSUM, NAMESPACE_EPOCH, NAMESPACE_TEXT,
-    VERSION, checksum, epoch_word, namespace_at, record_at, record_words, records_max, text_checksum,
+    HEAD_CHECKSUM, HEAD_CLIENTS, HEAD_HOLDS, HEAD_MAGIC, HEAD_NAMESPACES, HEAD_POOL_BYTES, HEAD_RECORDS,
+    HEAD_RECORDS_MAX, HEAD_SALT, HEAD_VERSION, MAGIC, NAMESPACE_BYTES, NAMESPACE_CHECKSUM, NAMESPACE_EPOCH,
+    NAMESPACE_TEXT, VERSION, checksum, clients_word, epoch_word, namespace_at, record_at, record_words,
+    records_max, text_checksum,
 };
 
 /// Blocks that wait for their checksum, at most; the oldest are left without a record.
@@ -116,6 +117,11 @@ impl Ledger {
 
     fn set(&self, at: usize, word: u64) {
         self.words.words()[at].store(word, Ordering::Release);
+    }
+
+    /// So many clients may copy into the pool and out of it.
+    pub(crate) fn set_clients(&self, clients: u32) {
+        self.set(HEAD_CLIENTS, clients_word(self.salt, clients));
     }
 
     /// A namespace is new, or in another epoch. To be called before anybody learns of it.

@@ -44,6 +44,11 @@ fn what_was_written_is_read_and_what_is_gone_is_not() {
     let slots: Vec<u32> = left.records().iter().map(|block| block.slot).collect();
     assert_eq!(slots, [0, 2, 3], "one was freed, one lies in too many pieces");
     assert_eq!(left.records()[1], block(2, &[4, 5]));
+    assert_eq!(left.clients(), 0);
+    ledger.set_clients(70_000);
+    assert_eq!(super::tests::left(&ledger).unwrap().clients(), 70_000);
+    ledger.words.words()[HEAD_CLIENTS].fetch_xor(1, Ordering::AcqRel);
+    assert_eq!(super::tests::left(&ledger).unwrap().clients(), 1, "somebody whose exit nobody knows");
     ledger.close();
     assert!(super::tests::left(&ledger).is_err(), "a closed ledger holds nothing");
 }

@@ -6,6 +6,7 @@ mod make;
 mod numa;
 mod pages;
 mod populate;
+mod present;
 mod words;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -29,6 +30,7 @@ pub(crate) use populate::{Population, THREADS_MAX as POPULATE_THREADS_MAX, threa
 pub(crate) use words::SharedWords;
 
 use pages::{HUGE_PAGE_BYTES, Pages};
+use present::PresentPages;
 
 fn length(bytes: u64) -> Result<usize> {
     let bad =
@@ -50,6 +52,8 @@ pub struct PoolMapping {
     base: NonNull<u8>,
     bytes: u64,
     pages: Pages,
+    /// Where touching a page first can end a process: those that cannot any more.
+    present: Option<PresentPages>,
     /// A forked child must not keep the memory of a pool whose depot has ended. Dropped before the descriptor.
     _private: Option<Private>,
     /// None for memory that only this process has.
@@ -151,7 +155,9 @@ impl PoolMapping {
         // SAFETY: as above. A forked child must not keep (or copy) the pool's page tables.
         let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), len, Advice::LinuxDontFork) };
         let private = fd.as_ref().map(|fd| Private::of(fd.as_fd()));
-        Ok(Self { base, bytes, pages, _private: private, fd })
+        let is_charged = pages == Pages::Huge && fd.is_some();
+        let present = is_charged.then(|| PresentPages::unknown(bytes, HUGE_PAGE_BYTES));
+        Ok(Self { base, bytes, pages, present, _private: private, fd })
     }
 
     /// Size in bytes.
@@ -181,7 +187,29 @@ impl PoolMapping {
         // SAFETY: `resolve` checked that the range lies in the mapping.
         unsafe { rustix::mm::madvise(run.ptr.cast(), run.len, Advice::LinuxPopulateWrite) }.map_err(|e| {
             Error::io("cannot populate the pool", e.into()).with("offset_bytes", start).with("bytes", len)
-        })
+        })?;
+        self.present.iter().for_each(|present| present.touched(start, len));
+        Ok(())
+    }
+
+    /// Makes sure that another process can touch a slot: the huge pages that it lies in are there, and paid for by this
+    /// process's cgroup. Pages of other sizes are not charged so that it could end who touches them.
+    pub(crate) fn ensure_present(&self, runs: &[Run]) -> Result<()> {
+        let Some(present) = &self.present else { return Ok(()) };
+        for &run in runs {
+            self.resolve(run)?;
+            present.ensure(run, |start, len| self.populate(start, len))?;
+        }
+        Ok(())
+    }
+
+    /// As one of huge pages, for tests where the machine has none: a memfd that the test can cut off, which is what a huge page
+    /// that is refused looks like.
+    #[cfg(test)]
+    pub(crate) fn as_of_huge_pages(fd: OwnedFd, bytes: u64) -> Self {
+        let mut pool = Self::map(fd, bytes).expect("memory for a test");
+        pool.present = Some(PresentPages::unknown(bytes, HUGE_PAGE_BYTES));
+        pool
     }
 
     /// The memory of a run; an error when a peer names bytes outside of the pool.

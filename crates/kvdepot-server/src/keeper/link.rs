@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use kvdepot_core::{Error, ErrorKind, Result};
-use kvdepot_depot::message::{decode, encode};
+use kvdepot_depot::message::decode;
 use kvdepot_depot::seqpacket::{FrameBuffer, SeqPacket};
 use kvdepot_depot::{Depot, Session};
 use parking_lot::Mutex;
@@ -18,9 +18,10 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::Pid;
 
+use super::store::{self, Store};
 use super::{FromKeeper, ToKeeper, path};
 use crate::handover::ensure_own_user;
-use crate::peer::Peer;
+use crate::peer::{Activity, Peer, Process};
 
 /// How long the keeper may take to make room for a frame: it does nothing else.
 const SEND_WAIT: Duration = Duration::from_secs(1);
@@ -36,16 +37,41 @@ const BACKLOG: i32 = 8;
 pub(crate) struct Keeper {
     depot: Arc<Depot>,
     path: PathBuf,
-    link: Mutex<Option<SeqPacket>>,
+    store: Mutex<Option<Store>>,
     numbers: AtomicU64,
+    /// Clients that may copy now.
+    clients: Mutex<u32>,
     /// Set when this depot ends: that its sessions go says nothing of their clients any more.
     is_ending: AtomicBool,
     /// Clients of the depot before, by their pids.
     earlier: Mutex<Vec<(Pid, Weak<EarlierClient>)>>,
 }
 
-/// What a client of the depot before holds: the pool, with the others, and its place at the keeper.
-pub(super) type EarlierClient = Mutex<Option<(Arc<Vec<Session>>, KnownClient)>>;
+/// What a client of the depot before holds: the pool, with the others, and its place at the keeper. Nothing when its copies
+/// have ended.
+#[derive(Debug)]
+pub(super) struct EarlierClient(Mutex<Option<(Arc<Vec<Session>>, KnownClient)>>);
+
+/// The process of a client of the depot before.
+#[derive(Debug)]
+pub(super) struct EarlierPeer {
+    pub(super) process: Process,
+    pub(super) client: Arc<EarlierClient>,
+}
+
+impl Peer for EarlierPeer {
+    fn exit(&self) -> Option<BorrowedFd<'_>> {
+        self.process.exit()
+    }
+
+    fn activity(&self) -> Activity {
+        self.process.activity()
+    }
+
+    fn copies_ended(&self) -> bool {
+        self.client.0.lock().is_none()
+    }
+}
 
 /// A client that the keeper knows of, until it is dropped.
 #[derive(Debug)]
@@ -61,11 +87,7 @@ pub(super) struct Found {
     pub(super) ledger: OwnedFd,
     /// Connections whose clients may still copy.
     pub(super) clients: Vec<(u64, Option<OwnedFd>)>,
-    pub(super) link: SeqPacket,
-}
-
-fn send(link: &SeqPacket, frame: &ToKeeper, fd: Option<BorrowedFd<'_>>) -> Result<()> {
-    link.send(&encode(0, frame)?, fd)
+    pub(super) store: Store,
 }
 
 /// Asks the keeper of the depot that was at `socket` before. None when there is none.
@@ -96,18 +118,31 @@ pub(super) fn ask(socket: &Path, keep_on: &mut dyn FnMut() -> bool) -> Result<Op
         let (FromKeeper::Client { number }, pidfd) = receive(&mut link)? else { return Err(unexpected()) };
         clients.push((number, pidfd));
     }
-    Ok(Some(Found { pool, ledger, clients, link }))
+    Ok(Some(Found { pool, ledger, clients, store: Store::Process(link) }))
 }
 
-/// Lets a keeper go.
-pub(super) fn dismiss(link: &SeqPacket) {
-    // One that has gone needs no word.
-    let _ = send(link, &ToKeeper::Go, None);
+/// Lets the keeper go that listens at this path, if one does. It reads that when it has nothing else to wait for.
+pub(super) fn dismiss_at(path: &Path) {
+    let told = SeqPacket::connect(path).map(|link| Store::Process(link).dismiss());
+    match told {
+        Ok(true) => {}
+        Err(error) if error.kind() == ErrorKind::Unavailable => {}
+        // It takes nobody's word: what it has is of no use without a ledger that holds.
+        Ok(false) | Err(_) => tracing::warn!(
+            "the process that keeps a pool does not answer: it goes by itself after pool_keep_s ({})",
+            path.display()
+        ),
+    }
+    let _ = std::fs::remove_file(path);
 }
 
 impl Keeper {
-    /// Starts a keeper for a depot.
+    /// Gives a depot's pool to the service manager where that stores descriptors, else to a process that is started for it.
     pub(super) fn start(socket: &Path, depot: &Arc<Depot>) -> Result<Arc<Self>> {
+        if let Some(store) = store::empty() {
+            tracing::info!("the service manager keeps the pool beyond a crash of this process");
+            return Self::over(store, path(socket), depot, 0);
+        }
         let failed = |what: &'static str| move |e: rustix::io::Errno| Error::io(what, e.into());
         let path = path(socket);
         match std::fs::remove_file(&path) {
@@ -140,40 +175,53 @@ impl Keeper {
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::null())
             .stderr(Stdio::null())
+            .env_remove("NOTIFY_SOCKET")
             .process_group(0)
             .spawn();
         let mut child = child.map_err(cannot)?;
         tracing::info!("a process keeps the pool beyond a crash of this one (pid {})", child.id());
         // Reaped when it ends.
         let _ = std::thread::Builder::new().name("kvdepot-keeper".to_owned()).spawn(move || child.wait());
-        send(&link, &ToKeeper::Listener, Some(listener.as_fd()))?;
-        Self::over(link, path, depot, 0)
+        let store = Store::Process(link);
+        store.send(&ToKeeper::Listener, Some(listener.as_fd()))?;
+        Self::over(store, path, depot, 0)
     }
 
-    /// Goes on with the keeper of the depot before, whose clients' numbers are below `from`.
-    pub(super) fn go_on(link: SeqPacket, socket: &Path, depot: &Arc<Depot>, from: u64) -> Result<Arc<Self>> {
-        set_socket_timeout(link.as_fd(), Timeout::Send, Some(SEND_WAIT))
-            .map_err(|e| Error::io("cannot set a deadline", e.into()))?;
-        Self::over(link, path(socket), depot, from)
+    /// Goes on with what kept the pool of the depot before, of whose clients it has `clients`, with numbers below `from`.
+    pub(super) fn go_on(
+        store: Store,
+        socket: &Path,
+        depot: &Arc<Depot>,
+        clients: u32,
+        from: u64,
+    ) -> Result<Arc<Self>> {
+        if let Store::Process(link) = &store {
+            set_socket_timeout(link.as_fd(), Timeout::Send, Some(SEND_WAIT))
+                .map_err(|e| Error::io("cannot set a deadline", e.into()))?;
+        }
+        depot.set_ledger_clients(clients);
+        let keeper = Self::over(store, path(socket), depot, from)?;
+        *keeper.clients.lock() = clients;
+        Ok(keeper)
     }
 
-    fn over(link: SeqPacket, path: PathBuf, depot: &Arc<Depot>, from: u64) -> Result<Arc<Self>> {
+    fn over(store: Store, path: PathBuf, depot: &Arc<Depot>, from: u64) -> Result<Arc<Self>> {
         let pool = depot.pool();
         let keep_ms = depot.config().pool_keep_ms;
-        send(&link, &ToKeeper::Pool { keep_ms }, pool.fd())?;
-        send(&link, &ToKeeper::Ledger, depot.ledger_fd())?;
-        let (link, numbers) = (Mutex::new(Some(link)), AtomicU64::new(from));
-        let (is_ending, earlier) = (AtomicBool::new(false), Mutex::default());
-        Ok(Arc::new(Self { depot: Arc::clone(depot), path, link, numbers, is_ending, earlier }))
+        store.send(&ToKeeper::Pool { keep_ms }, pool.fd())?;
+        store.send(&ToKeeper::Ledger, depot.ledger_fd())?;
+        let (store, numbers) = (Mutex::new(Some(store)), AtomicU64::new(from));
+        let (is_ending, earlier, clients) = (AtomicBool::new(false), Mutex::default(), Mutex::default());
+        Ok(Arc::new(Self { depot: Arc::clone(depot), path, store, numbers, clients, is_ending, earlier }))
     }
 
     /// A keeper that cannot be told of something has to be given up: what it has is not to be relied on.
     fn tell(&self, frame: &ToKeeper, fd: Option<BorrowedFd<'_>>) {
-        let mut link = self.link.lock();
-        let Some(open) = link.as_ref() else { return };
-        if let Err(error) = send(open, frame, fd) {
+        let mut store = self.store.lock();
+        let Some(open) = store.as_ref() else { return };
+        if let Err(error) = open.send(frame, fd) {
             self.depot.close_ledger();
-            *link = None;
+            *store = None;
             tracing::error!(
                 "the pool will not outlive a crash of this depot: its keeper does not answer: {error}"
             );
@@ -183,8 +231,16 @@ impl Keeper {
     /// A client is to be given the pool. It counts as copying until what is returned is dropped.
     pub(crate) fn client(self: &Arc<Self>, peer: &dyn Peer) -> KnownClient {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
+        self.count(1);
         self.tell(&ToKeeper::Client { number }, peer.exit());
         self.known(number)
+    }
+
+    /// Counts clients in the ledger, too: who keeps the pool may not have all of them.
+    fn count(&self, more: i32) {
+        let mut clients = self.clients.lock();
+        *clients = clients.saturating_add_signed(more);
+        self.depot.set_ledger_clients(*clients);
     }
 
     /// A client that the keeper knows of already.
@@ -199,7 +255,7 @@ impl Keeper {
         pid: Option<Pid>,
         holds: &Arc<Vec<Session>>,
     ) -> Arc<EarlierClient> {
-        let client = Arc::new(Mutex::new(Some((Arc::clone(holds), self.known(number)))));
+        let client = Arc::new(EarlierClient(Mutex::new(Some((Arc::clone(holds), self.known(number))))));
         self.earlier.lock().extend(pid.map(|pid| (pid, Arc::downgrade(&client))));
         client
     }
@@ -214,7 +270,7 @@ impl Keeper {
             ended
         };
         for (_, client) in ended {
-            let held = client.upgrade().and_then(|client| client.lock().take());
+            let held = client.upgrade().and_then(|client| client.0.lock().take());
             drop(held);
         }
     }
@@ -227,9 +283,11 @@ impl Keeper {
     /// This depot's end is an orderly one: nobody takes its pool over.
     pub(crate) fn dismiss(&self) {
         self.depot.close_ledger();
-        if let Some(link) = self.link.lock().take() {
-            dismiss(&link);
+        // One that was given up, because it did not answer for a while, is told where it listens.
+        if self.store.lock().take().is_some_and(|store| store.dismiss()) {
             let _ = std::fs::remove_file(&self.path);
+        } else {
+            dismiss_at(&self.path);
         }
     }
 }
@@ -238,6 +296,7 @@ impl Drop for KnownClient {
     fn drop(&mut self) {
         if !self.keeper.is_ending.load(Ordering::Acquire) {
             self.keeper.tell(&ToKeeper::ClientEnded { number: self.number }, None);
+            self.keeper.count(-1);
         }
     }
 }
@@ -247,7 +306,6 @@ mod tests {
     use kvdepot_depot::DepotConfig;
 
     use super::*;
-    use crate::peer::Process;
 
     /// What a keeper is told next.
     fn next(keeper: &mut SeqPacket) -> ToKeeper {
@@ -270,7 +328,8 @@ mod tests {
         let depot = Depot::start(DepotConfig::from_json(&config.to_string()).unwrap()).unwrap();
         let mut told = SeqPacket::from_fd(theirs);
         let socket = directory.path().join("d.sock");
-        let keeper = Keeper::go_on(SeqPacket::from_fd(ours), &socket, &Arc::new(depot), 7).unwrap();
+        let keeper =
+            Keeper::go_on(Store::Process(SeqPacket::from_fd(ours)), &socket, &Arc::new(depot), 0, 7).unwrap();
         assert!(matches!(next(&mut told), ToKeeper::Pool { .. }));
         assert!(matches!(next(&mut told), ToKeeper::Ledger));
         let [gone, copying] = [(); 2].map(|()| keeper.client(&Process::watched(None)));
@@ -282,5 +341,31 @@ mod tests {
         drop(copying);
         keeper.dismiss();
         assert!(matches!(next(&mut told), ToKeeper::Go));
+    }
+
+    /// A keeper that was stopped for longer than a depot waits is given up, and has the pool's memory all the same.
+    #[test]
+    fn a_keeper_that_was_given_up_is_dismissed_where_it_listens() {
+        let directory = tempfile::tempdir().unwrap();
+        let (ours, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .unwrap();
+        let config = serde_json::json!({
+            "pipeline": "Cache", "pool_bytes": 2 << 20, "populate": false, "pool_keep_ms": 1000,
+            "pool_keeper": ["true"],
+        });
+        let depot = Depot::start(DepotConfig::from_json(&config.to_string()).unwrap()).unwrap();
+        let socket = directory.path().join("d.sock");
+        let listener = SeqPacket::listen(&path(&socket), BACKLOG).unwrap();
+        let keeper =
+            Keeper::go_on(Store::Process(SeqPacket::from_fd(ours)), &socket, &Arc::new(depot), 0, 0).unwrap();
+        drop(theirs);
+        drop(keeper.client(&Process::watched(None)));
+        assert!(keeper.store.lock().is_none(), "it does not answer");
+        keeper.dismiss();
+        set_socket_timeout(listener.as_fd(), Timeout::Recv, Some(Duration::from_secs(60))).unwrap();
+        let mut told = SeqPacket::from_fd(rustix::net::accept(listener.as_fd()).unwrap());
+        assert!(matches!(next(&mut told), ToKeeper::Go));
+        assert!(!path(&socket).exists());
     }
 }

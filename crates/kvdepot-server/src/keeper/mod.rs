@@ -16,12 +16,15 @@
 //!   Pool, Ledger (its own)         ──▶         when it has recovered; it is the depot now, on this connection
 //! ```
 //!
+//! A service manager that stores descriptors takes its place, see [`store`].
+//!
 //! The keeper waits for the depot's *exit*: only then clients of that depot see their connections closed, and nothing of it
 //! touches the pool.
 
 mod link;
 mod process;
 pub(crate) mod start;
+mod store;
 
 use std::path::{Path, PathBuf};
 

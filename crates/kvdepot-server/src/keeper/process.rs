@@ -51,8 +51,8 @@ pub fn run() -> Result<()> {
 
 pub(super) fn keep(mut depot: SeqPacket) -> Result<()> {
     let mut kept = Kept::default();
+    let mut process = Process::of(&depot);
     loop {
-        let process = Process::of(&depot);
         if kept.serve(&mut depot)? == Left::Orderly {
             return Ok(());
         }
@@ -68,7 +68,7 @@ pub(super) fn keep(mut depot: SeqPacket) -> Result<()> {
         if !readable_by(exit, deadline)? {
             return Ok(());
         }
-        depot = match kept.next_depot(deadline)? {
+        (depot, process) = match kept.next_depot(deadline)? {
             Some(next) => next,
             None => return Ok(()),
         };
@@ -79,9 +79,15 @@ impl Kept {
     /// Does what a depot says until it ends.
     fn serve(&mut self, depot: &mut SeqPacket) -> Result<Left> {
         let mut buffer = FrameBuffer::default();
+        let mut was_reset = false;
         loop {
             let fd = match depot.recv(&mut buffer, None) {
                 Ok(fd) => fd,
+                // ECONNRESET stands before what can still be read: the other side left something unread.
+                Err(error) if error.kind() == ErrorKind::Closed && !was_reset => {
+                    was_reset = true;
+                    continue;
+                }
                 Err(error) if error.kind() == ErrorKind::Closed => return Ok(Left::Crashed),
                 // A descriptor got lost, for one: nothing that is kept can be relied on.
                 Err(error) => return Err(error),
@@ -101,18 +107,27 @@ impl Kept {
         }
     }
 
-    /// Waits for a depot that asks, and gives it everything.
-    fn next_depot(&self, deadline: Instant) -> Result<Option<SeqPacket>> {
+    /// Waits for a depot that asks, and gives it everything. None when nobody came in time, or somebody said that nobody will
+    /// come.
+    fn next_depot(&self, deadline: Instant) -> Result<Option<(SeqPacket, Process)>> {
         let (Some(listener), Some(_), Some(_)) = (&self.listener, &self.pool, &self.ledger) else {
             return Ok(None);
         };
         while readable_by(listener.as_fd(), deadline)? {
             let Ok(fd) = rustix::net::accept_with(listener, SocketFlags::CLOEXEC) else { continue };
-            let is_own = socket_peercred(&fd).is_ok_and(|peer| peer.uid == rustix::process::geteuid());
-            let next = SeqPacket::from_fd(fd);
-            // One that has given up meanwhile is no next depot.
-            if is_own && !next.hung_up() && self.give(&next).is_ok() {
-                return Ok(Some(next));
+            if !socket_peercred(&fd).is_ok_and(|peer| peer.uid == rustix::process::geteuid()) {
+                continue;
+            }
+            let mut next = SeqPacket::from_fd(fd);
+            // While it is there: one that has been waited for has no pidfd any more.
+            let process = Process::of(&next);
+            // One that has given up meanwhile is no next depot, and nothing is given where the exit cannot be watched.
+            if !next.hung_up() && process.exit().is_some() && self.give(&next).is_ok() {
+                return Ok(Some((next, process)));
+            }
+            // Who dismisses a keeper says so and leaves.
+            if says_go(&mut next) {
+                return Ok(None);
             }
         }
         Ok(None)
@@ -133,6 +148,16 @@ impl Kept {
     }
 }
 
+/// Whether `Go` is the next thing that the other side said. It says nothing else before it was given the pool.
+fn says_go(next: &mut SeqPacket) -> bool {
+    let mut buffer = FrameBuffer::default();
+    // The first failure may be ECONNRESET, which stands before what can still be read.
+    (0..2).any(|_| {
+        next.recv(&mut buffer, Some(Instant::now())).is_ok()
+            && matches!(decode(&buffer), Ok((_, ToKeeper::Go)))
+    })
+}
+
 /// Whether a descriptor becomes readable by the deadline.
 fn readable_by(fd: rustix::fd::BorrowedFd<'_>, deadline: Instant) -> Result<bool> {
     loop {
@@ -147,5 +172,60 @@ fn readable_by(fd: rustix::fd::BorrowedFd<'_>, deadline: Instant) -> Result<bool
             Err(rustix::io::Errno::INTR) => {}
             Err(e) => return Err(Error::io("the keeper cannot wait", e.into())),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::link::dismiss_at;
+    use super::*;
+
+    /// A bound for what always happens.
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn listening(directory: &std::path::Path) -> (std::path::PathBuf, Kept) {
+        let path = directory.join("d.sock.keeper");
+        let listener = SeqPacket::listen(&path, 8).unwrap();
+        let some = || Some(std::fs::File::open("/dev/null").unwrap().into());
+        let listener = Some(listener.as_fd().try_clone_to_owned().unwrap());
+        (path, Kept { listener, pool: some(), ledger: some(), ..Kept::default() })
+    }
+
+    /// As when it waits for the exit of its depot meanwhile.
+    #[test]
+    fn a_dismissal_reaches_a_keeper_that_looks_when_the_other_side_has_gone() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, kept) = listening(directory.path());
+        let given_up = SeqPacket::connect(&path).unwrap();
+        drop(given_up);
+        dismiss_at(&path);
+        // Would wait for a minute for somebody else.
+        let begun = Instant::now();
+        assert!(kept.next_depot(begun + LONG).unwrap().is_none());
+        assert!(begun.elapsed() < LONG);
+    }
+
+    #[test]
+    fn a_dismissal_reaches_a_keeper_that_has_given_the_pool_to_who_dismisses_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, mut kept) = listening(directory.path());
+        let dismisses = SeqPacket::connect(&path).unwrap();
+        let (mut depot, _) = kept.next_depot(Instant::now() + LONG).unwrap().unwrap();
+        dismisses.send(&encode(0, &ToKeeper::Go).unwrap(), None).unwrap();
+        // What it was given is left unread.
+        drop(dismisses);
+        assert_eq!(kept.serve(&mut depot).unwrap(), Left::Orderly);
+    }
+
+    #[test]
+    fn a_depot_that_ends_without_a_word_has_crashed() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, mut kept) = listening(directory.path());
+        let crashes = SeqPacket::connect(&path).unwrap();
+        let (mut depot, _) = kept.next_depot(Instant::now() + LONG).unwrap().unwrap();
+        crashes.send(&encode(0, &ToKeeper::Client { number: 3 }).unwrap(), None).unwrap();
+        drop(crashes);
+        assert_eq!(kept.serve(&mut depot).unwrap(), Left::Crashed);
+        assert!(kept.clients.contains_key(&3), "what it said before is known");
     }
 }

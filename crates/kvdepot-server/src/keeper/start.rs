@@ -8,7 +8,8 @@ use kvdepot_depot::handover::other_size;
 use kvdepot_depot::recover::LeftLedger;
 use kvdepot_depot::{Depot, DepotConfig, PoolMapping, Session};
 
-use super::link::{Found, Keeper, ask, dismiss};
+use super::link::{EarlierPeer, Found, Keeper, ask, dismiss_at};
+use super::store;
 use crate::peer::{Peer, Process};
 
 /// A depot, sessions of clients that may still copy, and the keeper.
@@ -20,10 +21,7 @@ pub(crate) struct Started {
 
 /// Lets a keeper at this place go, whatever it has. The caller has the right to the place.
 pub(crate) fn dismiss_any(socket: &Path) {
-    if let Ok(link) = kvdepot_depot::seqpacket::SeqPacket::connect(&super::path(socket)) {
-        dismiss(&link);
-        let _ = std::fs::remove_file(super::path(socket));
-    }
+    dismiss_at(&super::path(socket));
 }
 
 /// Starts a depot at a place to which the caller has the right, in the pool that a crashed one left there.
@@ -34,16 +32,18 @@ pub(crate) fn start(
 ) -> Result<Started> {
     if config.pool_keep_ms == 0 {
         dismiss_any(socket);
+        store::forget_all();
         return Ok(Started { depot: Arc::new(Depot::start(config)?), held: Vec::new(), keeper: None });
     }
-    match ask(socket, keep_on) {
+    let found = store::found().map_or_else(|| ask(socket, keep_on), |found| Ok(Some(found)));
+    match found {
         Ok(Some(found)) => match open(&found, &mut config) {
             Ok((left, pool)) => return recover(socket, config, found, &left, pool),
             Err(error) => {
                 tracing::error!(
                     "what a crashed depot left is not taken over, this one begins with an empty pool: {error}"
                 );
-                dismiss(&found.link);
+                found.store.dismiss();
             }
         },
         Ok(None) => {}
@@ -87,7 +87,13 @@ fn recover(
     left: &LeftLedger,
     pool: PoolMapping,
 ) -> Result<Started> {
-    let Found { clients, link, .. } = found;
+    let Found { mut clients, store, .. } = found;
+    // Where not all of them could be kept, the rest are of those whose exit cannot be watched.
+    for _ in clients.len()..left.clients() as usize {
+        let next = clients.iter().map(|(number, _)| number + 1).max().unwrap_or(0);
+        clients.push((next, None));
+    }
+    let count = u32::try_from(clients.len()).unwrap_or(u32::MAX);
     let depot = Arc::new(Depot::start_on(config, pool)?);
     let clients: Vec<_> =
         clients.into_iter().map(|(number, pidfd)| (number, Process::watched(pidfd))).collect();
@@ -101,15 +107,15 @@ fn recover(
             copying.len()
         );
     }
-    let keeper = Keeper::go_on(link, socket, &depot, next)?;
+    let keeper = Keeper::go_on(store, socket, &depot, count, next)?;
     gone.iter().for_each(|&(number, _)| drop(keeper.known(number)));
     // The last of them ends it.
     let holds = Arc::new(recovered.holds);
     let held = copying.into_iter().map(|(number, process)| {
         let session = depot.session();
-        let pid = process.pid_of_pidfd();
-        session.accompany(keeper.add_earlier(number, pid, &holds));
-        (session, Box::new(process) as Box<dyn Peer>)
+        let client = keeper.add_earlier(number, process.pid_of_pidfd(), &holds);
+        session.accompany(Arc::clone(&client));
+        (session, Box::new(EarlierPeer { process, client }) as Box<dyn Peer>)
     });
     let held = held.collect();
     Ok(Started { depot, held, keeper: Some(keeper) })

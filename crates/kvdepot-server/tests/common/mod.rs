@@ -1,6 +1,8 @@
 //! Shared by the tests of the doors: a depot served on a thread, and pages of memory as an engine has them.
 #![allow(dead_code, clippy::unwrap_used, reason = "each test uses its part, and fails where it cannot go on")]
 
+pub(crate) mod roles;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

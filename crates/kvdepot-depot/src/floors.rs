@@ -1,0 +1,63 @@
+//! Epochs that a depot before this one knew, and that some tier could not be told of yet: least epochs of namespaces that are
+//! not open here.
+//!
+//! A tier that was away may hold blocks from before a reset that nobody else remembers. So its namespace is never opened below
+//! the floor, and the floor stands in this depot's ledger until every tier has stored it (P1).
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use kvdepot_core::machine::{NamespaceHandle, Opened};
+use kvdepot_core::{NamespaceId, NamespaceSpec};
+use parking_lot::Mutex;
+
+use crate::ledger::Ledger;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Floors(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// By root.
+    floors: HashMap<NamespaceId, Floor>,
+    ever: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Floor {
+    epoch: u32,
+    /// Its number in the ledger; no namespace that is open has it.
+    handle: NamespaceHandle,
+}
+
+impl Floors {
+    /// The least epoch of a namespace.
+    pub(crate) fn of(&self, root: NamespaceId) -> u32 {
+        self.0.lock().floors.get(&root).map_or(0, |floor| floor.epoch)
+    }
+
+    /// From now on a namespace is not opened below this epoch.
+    pub(crate) fn raise(&self, spec: &Arc<NamespaceSpec>, epoch: u32, ledger: Option<&Ledger>) {
+        let mut state = self.0.lock();
+        let handle = NamespaceHandle::MAX - state.ever;
+        state.ever += 1;
+        let floor = state.floors.entry(spec.root()).or_insert(Floor { epoch, handle });
+        floor.epoch = floor.epoch.max(epoch);
+        let (handle, epoch) = (floor.handle, floor.epoch);
+        if let Some(ledger) = ledger {
+            ledger.opened(&Opened { handle, id: spec.id(epoch), epoch, spec: Arc::clone(spec) });
+        }
+    }
+
+    /// Every tier has stored this epoch of a namespace.
+    pub(crate) fn stored(&self, root: NamespaceId, epoch: u32, ledger: Option<&Ledger>) {
+        let mut state = self.0.lock();
+        if state.floors.get(&root).is_some_and(|floor| floor.epoch <= epoch)
+            && let Some(floor) = state.floors.remove(&root)
+            && let Some(ledger) = ledger
+        {
+            ledger.forgotten(floor.handle);
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Who keeps the pool beyond a crash: a process, or the service manager's store of descriptors.
+//!
+//! The manager takes the place of the process where it stores descriptors for this service: it ends whatever else runs in
+//! the service's cgroup, a keeper too. What it has of a depot, by name:
+//!
+//! ```text
+//!   kvdepot-pool       the pool's memory
+//!   kvdepot-ledger     the ledger; without it the pool is of no use
+//!   kvdepot-client-N   a client that may copy: its pidfd, or where it has none something that is no pidfd
+//! ```
+//!
+//! It does not say whether it has room. So the ledger counts the clients, and those that did not come back are treated as
+//! ones whose exit cannot be watched.
+
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use kvdepot_core::Result;
+use kvdepot_depot::message::encode;
+use kvdepot_depot::seqpacket::SeqPacket;
+use parking_lot::Mutex;
+use rustix::event::EventfdFlags;
+
+use super::ToKeeper;
+use super::link::Found;
+use crate::systemd::{Manager, take_stored};
+
+const PREFIX: &str = "kvdepot-";
+const POOL: &str = "kvdepot-pool";
+const LEDGER: &str = "kvdepot-ledger";
+const CLIENT: &str = "kvdepot-client-";
+
+/// See the module.
+#[derive(Debug)]
+pub(super) enum Store {
+    Process(SeqPacket),
+    Manager(ManagerStore),
+}
+
+/// The manager's store, and whom of this depot's clients it has.
+#[derive(Debug)]
+pub(super) struct ManagerStore {
+    manager: Manager,
+    clients: Mutex<BTreeSet<u64>>,
+    /// Whether it has the pool from the depot before: a second one of that name would stay beside it.
+    has_pool: bool,
+}
+
+impl Store {
+    pub(super) fn send(&self, frame: &ToKeeper, fd: Option<BorrowedFd<'_>>) -> Result<()> {
+        match self {
+            Self::Process(link) => link.send(&encode(0, frame)?, fd),
+            Self::Manager(store) => store.send(frame, fd),
+        }
+    }
+
+    /// Lets it go. Whether it was told.
+    pub(super) fn dismiss(&self) -> bool {
+        self.send(&ToKeeper::Go, None).is_ok()
+    }
+}
+
+impl ManagerStore {
+    fn send(&self, frame: &ToKeeper, fd: Option<BorrowedFd<'_>>) -> Result<()> {
+        let client = |number: u64| format!("{CLIENT}{number}");
+        match frame {
+            ToKeeper::Listener => Ok(()),
+            ToKeeper::Pool { .. } if self.has_pool => Ok(()),
+            ToKeeper::Pool { .. } => fd.map_or(Ok(()), |fd| self.manager.store(POOL, fd)),
+            ToKeeper::Ledger => {
+                // One at a time: the depot before is over.
+                self.manager.forget(LEDGER)?;
+                fd.map_or(Ok(()), |fd| self.manager.store(LEDGER, fd))
+            }
+            ToKeeper::Client { number } => {
+                self.clients.lock().insert(*number);
+                match fd {
+                    Some(pidfd) => self.manager.store(&client(*number), pidfd),
+                    None => self.manager.store(&client(*number), no_pidfd()?.as_fd()),
+                }
+            }
+            ToKeeper::ClientEnded { number } => {
+                self.clients.lock().remove(number);
+                self.manager.forget(&client(*number))
+            }
+            ToKeeper::Go => {
+                let clients = std::mem::take(&mut *self.clients.lock());
+                self.manager.forget(LEDGER)?;
+                self.manager.forget(POOL)?;
+                clients.into_iter().try_for_each(|number| self.manager.forget(&client(number)))
+            }
+        }
+    }
+}
+
+/// Stands for a client that has no pidfd.
+fn no_pidfd() -> Result<OwnedFd> {
+    rustix::event::eventfd(0, EventfdFlags::CLOEXEC)
+        .map_err(|e| kvdepot_core::Error::io("cannot make an eventfd", e.into()))
+}
+
+/// The manager's store for a depot that begins anew: empty.
+pub(super) fn empty() -> Option<Store> {
+    let manager = Manager::with_store()?;
+    forget_stored(&manager);
+    Some(Store::Manager(ManagerStore { manager, clients: Mutex::default(), has_pool: false }))
+}
+
+/// Has the manager drop what it stored for a depot before, where nobody has taken it.
+pub(super) fn forget_all() {
+    if let Some(manager) = Manager::of_this_process() {
+        forget_stored(&manager);
+    }
+}
+
+fn forget_stored(manager: &Manager) {
+    let names: BTreeSet<String> = take_stored(PREFIX).into_iter().map(|(name, _)| name).collect();
+    for name in names {
+        if let Err(error) = manager.forget(&name) {
+            tracing::warn!("{error}");
+        }
+    }
+}
+
+/// What the manager had of a crashed depot. None when it has no whole one.
+pub(super) fn found() -> Option<Found> {
+    let manager = Manager::with_store()?;
+    let (mut pool, mut ledger, mut clients) = (None, None, Vec::new());
+    let stored = take_stored(PREFIX);
+    let names: BTreeSet<String> = stored.iter().map(|(name, _)| name.clone()).collect();
+    for (name, fd) in stored {
+        match name.as_str() {
+            POOL => pool = Some(fd),
+            LEDGER => ledger = Some(fd),
+            name => {
+                if let Some(number) = name.strip_prefix(CLIENT).and_then(|number| number.parse().ok()) {
+                    clients.push((number, Some(fd).filter(|fd| is_pidfd(fd.as_fd()))));
+                }
+            }
+        }
+    }
+    let (Some(pool), Some(ledger)) = (pool, ledger) else {
+        for name in names {
+            let _ = manager.forget(&name);
+        }
+        return None;
+    };
+    let numbers = clients.iter().map(|(number, _)| *number).collect();
+    let store = ManagerStore { manager, clients: Mutex::new(numbers), has_pool: true };
+    Some(Found { pool, ledger, clients, store: Store::Manager(store) })
+}
+
+fn is_pidfd(fd: BorrowedFd<'_>) -> bool {
+    let number = rustix::fd::AsRawFd::as_raw_fd(&fd);
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}")).unwrap_or_default();
+    text.lines().any(|line| line.starts_with("Pid:"))
+}

@@ -1,0 +1,168 @@
+//! The service manager: told when the depot serves and when it ends, and asked to store descriptors that are to outlive the
+//! process. The protocol is systemd's, `sd_notify(3)`: datagrams of lines, with descriptors beside them.
+
+use std::ffi::OsStr;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+
+use kvdepot_core::{Error, Result};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
+    SocketType,
+};
+
+/// The number of the first descriptor that a service is started with.
+const FIRST_FD: RawFd = 3;
+/// How long the manager may take to make room for a datagram.
+const SEND_WAIT: Duration = Duration::from_secs(1);
+
+/// The manager's socket.
+#[derive(Debug)]
+pub(crate) struct Manager(OwnedFd);
+
+impl Manager {
+    /// The one that started this process, if it wants to be told of anything.
+    pub(crate) fn of_this_process() -> Option<Self> {
+        let address = std::env::var_os("NOTIFY_SOCKET").filter(|address| !address.is_empty())?;
+        Self::at(&address)
+            .inspect_err(|error| tracing::warn!("the service manager cannot be reached: {error}"))
+            .ok()
+    }
+
+    /// The one that started this process, if it stores descriptors.
+    pub(crate) fn with_store() -> Option<Self> {
+        (store_size() > 0).then(Self::of_this_process).flatten()
+    }
+
+    pub(crate) fn at(address: &OsStr) -> Result<Self> {
+        let failed = |e: rustix::io::Errno| {
+            Error::io("cannot reach the service manager (NOTIFY_SOCKET)", e.into())
+                .with("address", address.display())
+        };
+        let to = match address.as_bytes() {
+            [b'@', name @ ..] => SocketAddrUnix::new_abstract_name(name),
+            path => SocketAddrUnix::new(path),
+        };
+        let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
+            .map_err(failed)?;
+        set_socket_timeout(&fd, Timeout::Send, Some(SEND_WAIT)).map_err(failed)?;
+        rustix::net::connect(&fd, &to.map_err(failed)?).map_err(failed)?;
+        Ok(Self(fd))
+    }
+
+    /// Says something, with a descriptor where given.
+    pub(crate) fn say(&self, what: &str, fd: Option<BorrowedFd<'_>>) -> Result<()> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let fds = fd.map(|fd| [fd]);
+        if let Some(fds) = &fds {
+            let _ = ancillary.push(SendAncillaryMessage::ScmRights(fds));
+        }
+        loop {
+            let said = rustix::net::sendmsg(
+                self.0.as_fd(),
+                &[IoSlice::new(what.as_bytes())],
+                &mut ancillary,
+                SendFlags::NOSIGNAL,
+            );
+            match said {
+                Ok(_) => return Ok(()),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(e) => {
+                    return Err(Error::io("the service manager does not take what it is told", e.into()));
+                }
+            }
+        }
+    }
+
+    /// Has a descriptor stored under a name, beside others of that name. The manager does not say whether it has room.
+    pub(crate) fn store(&self, name: &str, fd: BorrowedFd<'_>) -> Result<()> {
+        // It is not to be dropped when it becomes readable, as a pidfd does: the next depot looks at it.
+        self.say(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}"), Some(fd))
+    }
+
+    /// Has everything dropped that is stored under a name.
+    pub(crate) fn forget(&self, name: &str) -> Result<()> {
+        self.say(&format!("FDSTOREREMOVE=1\nFDNAME={name}"), None)
+    }
+}
+
+/// Tells the service manager a state, if there is one that wants to know.
+pub(crate) fn notify(state: &str) {
+    if let Some(manager) = Manager::of_this_process()
+        && let Err(error) = manager.say(state, None)
+    {
+        tracing::warn!("{error}");
+    }
+}
+
+/// Descriptors that the manager stores for this service, at most: it says so since systemd 254.
+fn store_size() -> usize {
+    std::env::var("FDSTORE").ok().and_then(|text| text.parse().ok()).unwrap_or(0)
+}
+
+/// What the manager has stored for this service under names that begin so, with its name. The first call takes it.
+pub(crate) fn take_stored(prefix: &str) -> Vec<(String, OwnedFd)> {
+    let get = |name: &str| std::env::var(name).unwrap_or_default();
+    let (names, numbers): (Vec<String>, Vec<RawFd>) =
+        stored(&get("LISTEN_PID"), &get("LISTEN_FDS"), &get("LISTEN_FDNAMES"), prefix).into_iter().unzip();
+    let fds = kvdepot_io::inherited::take(&numbers);
+    // One that is not open says that the environment is not to be believed.
+    if fds.len() == names.len() { names.into_iter().zip(fds).collect() } else { Vec::new() }
+}
+
+/// Names and numbers of the descriptors that an environment tells of.
+fn stored(pid: &str, count: &str, names: &str, prefix: &str) -> Vec<(String, RawFd)> {
+    if pid.parse() != Ok(std::process::id()) {
+        return Vec::new();
+    }
+    let count: usize = count.parse().unwrap_or(0);
+    let named = names.split(':').take(count).zip(FIRST_FD..);
+    named.filter(|(name, _)| name.starts_with(prefix)).map(|(name, fd)| (name.to_owned(), fd)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_named_so_and_meant_for_this_process_is_taken() {
+        let own = std::process::id().to_string();
+        let names = "web:kvdepot-pool:kvdepot-client-7:stored";
+        assert_eq!(
+            stored(&own, "4", names, "kvdepot-"),
+            [("kvdepot-pool".to_owned(), 4), ("kvdepot-client-7".to_owned(), 5)]
+        );
+        assert_eq!(stored(&own, "2", names, "kvdepot-").len(), 1, "the rest is none");
+        assert_eq!(stored("1", "4", names, "kvdepot-"), [], "another process's");
+        assert_eq!(stored(&own, "", "", "kvdepot-"), []);
+    }
+
+    #[test]
+    fn a_manager_is_told_lines_and_given_descriptors() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("notify");
+        let socket = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+        let manager = Manager::at(path.as_os_str()).unwrap();
+        manager.say("READY=1", None).unwrap();
+        manager.store("kvdepot-pool", directory_fd(directory.path()).as_fd()).unwrap();
+        manager.forget("kvdepot-pool").unwrap();
+        let next = || {
+            let mut bytes = [0; 256];
+            let count = socket.recv(&mut bytes).unwrap();
+            String::from_utf8_lossy(&bytes[..count]).into_owned()
+        };
+        assert_eq!(next(), "READY=1");
+        assert_eq!(next(), "FDSTORE=1\nFDPOLL=0\nFDNAME=kvdepot-pool");
+        assert_eq!(next(), "FDSTOREREMOVE=1\nFDNAME=kvdepot-pool");
+        assert!(Manager::at(directory.path().join("nobody").as_os_str()).is_err());
+    }
+
+    fn directory_fd(path: &std::path::Path) -> OwnedFd {
+        std::fs::File::open(path).unwrap().into()
+    }
+}
