@@ -197,6 +197,7 @@ impl Talk<'_> {
             let opened = self.ask(&Request::Open { canonical: space.spec.canonical() })?;
             if opened.epoch < space.epoch {
                 self.ask(&Request::SetEpoch { namespace: opened.namespace, epoch: space.epoch })?;
+                self.server.took(&space);
             } else if opened.epoch > space.epoch {
                 tracing::warn!(
                     server = %self.server.address, namespace = %space.spec.root(), epoch = space.epoch,

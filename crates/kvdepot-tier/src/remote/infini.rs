@@ -90,7 +90,14 @@ pub(super) fn greet(server: &Server, stream: &Socket, deadline: Instant) -> Resu
     let mut talk = Talk::new(server, stream, deadline, Duration::ZERO);
     let mut greet = || {
         talk.exists(b"kvdepot")?;
-        server.shared.spaces().iter().try_for_each(|space| talk.set_epoch(&space.spec, space.epoch))
+        server.shared.spaces().iter().try_for_each(|space| {
+            let there = talk.epoch(&space.spec)?;
+            if there < space.epoch {
+                talk.raise(&space.spec, there, space.epoch)?;
+                server.took(space);
+            }
+            Ok(())
+        })
     };
     greet().map_err(|(Failed::Answer(error) | Failed::Amid(error, _) | Failed::Lost(error))| error)
 }
@@ -438,13 +445,19 @@ impl<'a> Talk<'a> {
     }
 
     fn set_epoch(&mut self, spec: &NamespaceSpec, epoch: u32) -> Outcome<()> {
+        let there = self.epoch(spec)?;
+        self.raise(spec, there, epoch)
+    }
+
+    /// Tells the server of epochs after `there`.
+    fn raise(&mut self, spec: &NamespaceSpec, there: u32, epoch: u32) -> Outcome<()> {
         if epoch >= REMOTE_FOREIGN_EPOCHS_MAX {
             let what = "an InfiniStore server cannot be told of so many resets of a namespace";
             let error = self.bad(ErrorKind::Unsupported, what).with("namespace", spec.root());
             let error = error.with("epoch", epoch).with("epochs_max", REMOTE_FOREIGN_EPOCHS_MAX - 1);
             return Err(Failed::Answer(error));
         }
-        for epoch in self.epoch(spec)?.saturating_add(1)..=epoch {
+        for epoch in there.saturating_add(1)..=epoch {
             self.turn()?;
             self.put(epoch_name(spec, epoch).as_bytes(), MARK, None)?;
         }

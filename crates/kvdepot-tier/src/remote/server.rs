@@ -17,6 +17,7 @@ use super::connect::{self, Dialect};
 use super::job::{Job, What};
 use super::lookup::Addresses;
 use super::own::Conn;
+use super::spaces::Space;
 use super::{Shared, infini, own};
 use crate::TierServer;
 
@@ -34,6 +35,8 @@ pub(super) enum Health {
 /// One server.
 #[derive(Debug)]
 pub(super) struct Server {
+    /// Its place in the configuration.
+    pub(super) index: usize,
     pub(super) address: String,
     pub(super) addresses: Addresses,
     pub(super) shared: Arc<Shared>,
@@ -85,7 +88,7 @@ impl State {
 }
 
 impl Server {
-    pub(super) fn new(address: String, addresses: Addresses, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(index: usize, address: String, addresses: Addresses, shared: Arc<Shared>) -> Self {
         let state = State {
             health: Health::New,
             up: 0,
@@ -101,11 +104,16 @@ impl Server {
             last_error: None,
         };
         let (state, work, changed) = (Mutex::new(state), Condvar::new(), Condvar::new());
-        Self { address, addresses, shared, state, work, changed, silences: AtomicU64::new(0) }
+        Self { index, address, addresses, shared, state, work, changed, silences: AtomicU64::new(0) }
     }
 
     pub(super) fn health(&self) -> Health {
         self.state.lock().health
+    }
+
+    /// This tier has moved it to a namespace's epoch.
+    pub(super) fn took(&self, space: &Space) {
+        self.shared.spaces.lock().took(space.spec.root(), space.epoch, self.index);
     }
 
     /// How it is, for who looks at the depot.
@@ -271,7 +279,7 @@ impl Server {
         };
         if other {
             // Before any connection serves: what they learn from now on is to be kept.
-            self.shared.forget_server(&self.address);
+            self.shared.forget_server(self.index);
         }
         let mut state = self.state.lock();
         (state.health, state.dialect, state.depot) = (Health::Up, Some(dialect), depot);
