@@ -135,6 +135,9 @@ pub const REMOTE_READS_IN_A_ROW_MAX: u32 = 16;
 pub const REMOTE_SEND_BYTES_MAX: usize = 256 << 10;
 /// How late, in milliseconds, an expired request of a Remote tier may learn of it.
 pub const REMOTE_TICK_MS: u64 = 10;
+/// Connections of a Remote tier to one server that ended amid a write and that the server has not closed: beyond them it is not
+/// connected to.
+pub const REMOTE_PARTING_MAX: usize = 64;
 /// How often, in milliseconds, an idle connection of a Remote tier looks whether it is over.
 pub const REMOTE_IDLE_LOOK_MS: u64 = 500;
 /// First and longest pause of a Remote tier between two tries to reach a server.

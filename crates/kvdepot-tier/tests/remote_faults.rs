@@ -369,3 +369,34 @@ fn servers_that_never_were_there_stall_nobody() {
     assert!(bench.write(0).is_err() && bench.read(0).is_err());
     assert_eq!(bench.probe(bench.keys(3)).unwrap_or(0), 0);
 }
+
+/// P1: a removal that is answered is not undone by a write that timed out before, and that the server makes later.
+#[test]
+fn a_removal_does_not_overtake_a_write_that_was_given_up() {
+    for speaks in [Speaks::Own, FOREIGN] {
+        let server = PoolServer::start(speaks, None);
+        let bench = open(hasty(&[&server]));
+        write_all(&bench, 1);
+        server.set(Fault::LatePuts);
+        // Given up with its connection, which the server has not noticed.
+        let (held, n) = (|| server.state.hanging.load(Ordering::SeqCst), std::cell::Cell::new(100));
+        until(|| {
+            let before = held();
+            n.set(n.get() + 1);
+            bench.write(n.get()).is_err() && held() > before
+        });
+        let n = n.get();
+        until(|| bench.tier.servers()[0].up);
+        let error = bench.remove(n).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Busy | ErrorKind::Unavailable), "{speaks:?}: {error}");
+        server.set(Fault::None);
+        until(|| bench.remove(n).is_ok());
+        assert!(
+            server.state.kept_back.load(Ordering::SeqCst) > 0,
+            "{speaks:?}: the server has ended the write"
+        );
+        assert!(!bench.read_is_right(n), "{speaks:?}: it came back");
+        until(|| bench.write(n).is_ok());
+        until(|| bench.read_is_right(n));
+    }
+}

@@ -12,6 +12,7 @@ mod job;
 mod known;
 mod lookup;
 mod own;
+mod parting;
 mod pending;
 mod place;
 mod probing;
@@ -237,6 +238,7 @@ fn watch_deadlines(shared: &Shared, servers: &[Arc<Server>]) {
             let now = Instant::now();
             servers.iter().for_each(|server| server.expire(now));
         }
+        servers.iter().for_each(|server| server.look_at_parting());
     }
 }
 
@@ -344,6 +346,10 @@ impl Tier for RemoteTier {
 
     fn remove(&self, keys: Vec<BlockKey>, done: Done<()>) {
         self.everyone().remove(keys, done);
+    }
+
+    fn part(&self, key: &BlockKey) -> usize {
+        self.shared.places.of(key)
     }
 
     /// A server's own recency comes from the reads that reach it.

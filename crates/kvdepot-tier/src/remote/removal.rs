@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use hashbrown::HashMap;
 use kvdepot_core::limits::BATCH_HASHES_MAX;
-use kvdepot_core::{BlockKey, Error, NamespaceId, Result};
+use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, Result};
 use parking_lot::Mutex;
 
 use super::Everyone;
@@ -31,15 +31,25 @@ impl Everyone {
             let mut known = self.shared.known.lock();
             keys.iter().for_each(|key| known.forget(key));
         }
+        let (doubtful, keys): (Vec<_>, Vec<_>) = {
+            let writing = self.shared.writing.lock();
+            keys.into_iter().partition(|key| writing.is_doubtful(key))
+        };
         for key in keys {
             asks.entry((self.shared.places.of(&key), key.namespace)).or_default().push(key);
         }
+        let late = doubtful.first().map(|first| {
+            let mut writing = self.shared.writing.lock();
+            doubtful.iter().for_each(|key| writing.left(key));
+            let what = "a remote server has not ended a write of a block that is to be removed: it is removed after that";
+            Error::new(ErrorKind::Busy, what).with("key", first)
+        });
         let asks: Vec<(usize, Vec<BlockKey>)> =
             asks.into_iter().flat_map(|((server, _), keys)| in_frames(server, keys)).collect();
         if asks.is_empty() {
-            return done(Ok(()));
+            return done(late.map_or(Ok(()), Err));
         }
-        let removal = Removal { left: asks.len(), error: None, done: Some(done) };
+        let removal = Removal { left: asks.len(), error: late, done: Some(done) };
         let (removal, deadline) =
             (Arc::new(Mutex::new(removal)), Instant::now() + self.shared.config.timeout);
         for (server, keys) in asks {

@@ -7,8 +7,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kvdepot_core::limits::{
-    REMOTE_BATCH_BLOCKS_MAX, REMOTE_BATCH_BYTES_MAX, REMOTE_IDLE_LOOK_MS, REMOTE_PAUSE_MS, REMOTE_QUEUE_MAX,
-    REMOTE_READS_IN_A_ROW_MAX, REMOTE_SECOND_WRITER_BYTES,
+    REMOTE_BATCH_BLOCKS_MAX, REMOTE_BATCH_BYTES_MAX, REMOTE_IDLE_LOOK_MS, REMOTE_PARTING_MAX,
+    REMOTE_PAUSE_MS, REMOTE_QUEUE_MAX, REMOTE_READS_IN_A_ROW_MAX, REMOTE_SECOND_WRITER_BYTES,
 };
 use kvdepot_core::{Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex};
@@ -17,6 +17,7 @@ use super::connect::{self, Dialect};
 use super::job::{Job, What};
 use super::lookup::Addresses;
 use super::own::Conn;
+use super::parting::Parting;
 use super::spaces::Space;
 use super::{Shared, infini, own};
 use crate::TierServer;
@@ -66,6 +67,8 @@ struct State {
     dialect: Option<Dialect>,
     /// The depot behind it, as it said last.
     depot: Option<u64>,
+    /// Connections that ended amid a write, and that the server has not closed.
+    parting: Vec<Parting>,
     /// Connections that broke or did not come about.
     failures: u64,
     last_error: Option<Error>,
@@ -100,6 +103,7 @@ impl Server {
             reads_in_a_row: 0,
             dialect: None,
             depot: None,
+            parting: Vec::new(),
             failures: 0,
             last_error: None,
         };
@@ -323,8 +327,34 @@ impl Server {
     /// The first connection looks for the server; the others come when it is there.
     fn wait_for_turn(&self, index: usize) {
         let mut state = self.state.lock();
-        while index > 0 && state.up == 0 && !self.shared.is_stopping() {
+        let is_to_wait = |state: &State| {
+            // Each holds a socket: a server that takes writes and hangs gets no more of them.
+            (index > 0 && state.up == 0) || state.parting.len() >= REMOTE_PARTING_MAX
+        };
+        while is_to_wait(&state) && !self.shared.is_stopping() {
             self.changed.wait(&mut state);
+        }
+    }
+
+    /// Waits for the server's end of a connection.
+    pub(super) fn part(&self, parting: Parting) {
+        self.state.lock().parting.push(parting);
+    }
+
+    /// Looks which connections the server has closed: it carries out no more writes of theirs.
+    pub(super) fn look_at_parting(&self) {
+        let over: Vec<Parting> = {
+            let mut state = self.state.lock();
+            if state.parting.is_empty() {
+                return;
+            }
+            state.parting.extract_if(.., |parting| parting.is_over()).collect()
+        };
+        if !over.is_empty() {
+            let mut writing = self.shared.writing.lock();
+            over.iter().for_each(|parting| writing.settle(&parting.keys));
+            drop(writing);
+            self.changed.notify_all();
         }
     }
 
