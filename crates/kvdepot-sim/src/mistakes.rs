@@ -47,11 +47,13 @@ pub enum Mistake {
     ForgottenWhileBusy,
     /// A past epoch is forgotten while a tier's command of it is under way.
     SpaceForgottenEarly,
+    /// A failed removal counts as done.
+    FailedRemovalCounts,
 }
 
 impl Mistake {
     /// All of them.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::SealedEarly,
         Self::LeaseKept,
         Self::NoQuarantine,
@@ -73,6 +75,7 @@ impl Mistake {
         Self::ForgottenUnstored,
         Self::ForgottenWhileBusy,
         Self::SpaceForgottenEarly,
+        Self::FailedRemovalCounts,
     ];
 
     /// The mistake of that name.
@@ -95,6 +98,7 @@ impl Mistake {
             Self::ForgottenUnstored => Some(Flaw::ForgetUnstored),
             Self::ForgottenWhileBusy => Some(Flaw::ForgetWhileBusy),
             Self::SpaceForgottenEarly => Some(Flaw::ForgetSpaceEarly),
+            Self::FailedRemovalCounts => Some(Flaw::FailedRemovalCounts),
             _ => None,
         }
     }

@@ -35,10 +35,12 @@ pub enum Feature {
     SmallSteps,
     Nonsense,
     Forgetting,
+    RemovalErrors,
 }
 
 /// All features, in the order in which shrinking tries to switch them off.
-pub const FEATURES: [Feature; 26] = [
+pub const FEATURES: [Feature; 27] = [
+    Feature::RemovalErrors,
     Feature::Forgetting,
     Feature::Crashes,
     Feature::TakeOvers,
@@ -175,7 +177,12 @@ impl Plan {
         if forgetting.chance(60) {
             features = features.without(Feature::Forgetting);
         }
-        for feature in FEATURES.into_iter().filter(|&feature| feature != Feature::Forgetting) {
+        let mut removals = Rng::new(seed ^ 0x4E30_7A15);
+        if removals.chance(25) {
+            features = features.without(Feature::RemovalErrors);
+        }
+        let apart = |feature| matches!(feature, Feature::Forgetting | Feature::RemovalErrors);
+        for feature in FEATURES.into_iter().filter(|&feature| !apart(feature)) {
             let off = if feature == Feature::Crashes { 50 } else { 25 };
             if rng.chance(off) {
                 features = features.without(feature);

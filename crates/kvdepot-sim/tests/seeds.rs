@@ -41,6 +41,8 @@ fn every_seed_keeps_all_promises() {
         "published",
         "read",
         "recorded",
+        "removal failed",
+        "removal refused",
         "reset",
         "second use",
         "settled",
