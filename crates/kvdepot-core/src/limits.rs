@@ -110,10 +110,15 @@ pub const WRITERS_WAITING_MAX: usize = 1024;
 const _: () = assert!(SLOT_RUNS_MAX + 2 <= IO_VECTORS_MAX);
 const _: () = assert!(NAMESPACE_SPEC_BYTES_MAX * 2 < SMALL_FILE_BYTES_MAX);
 
+/// Blocks that tiers could not remove and are asked for again; beyond so many a depot refuses removals.
+pub const REMOVALS_OWED_MAX: usize = 1 << 16;
+
 /// Most servers of one Remote tier.
 pub const REMOTE_SERVERS_MAX: usize = 64;
 /// Most connections to one server of a Remote tier.
 pub const REMOTE_CONNECTIONS_MAX: usize = 64;
+/// Namespaces that nobody has open and that a Remote tier remembers because a server has not taken their reset.
+pub const REMOTE_OWED_CLOSED_MAX: usize = 1024;
 /// Requests waiting for one server of a Remote tier; more are refused with `Busy`.
 pub const REMOTE_QUEUE_MAX: usize = 8192;
 /// Most blocks that one get or put of a Remote tier asks for: so many wait when a connection breaks.
@@ -130,6 +135,9 @@ pub const REMOTE_READS_IN_A_ROW_MAX: u32 = 16;
 pub const REMOTE_SEND_BYTES_MAX: usize = 256 << 10;
 /// How late, in milliseconds, an expired request of a Remote tier may learn of it.
 pub const REMOTE_TICK_MS: u64 = 10;
+/// Connections of a Remote tier to one server that ended amid a write and that the server has not closed: beyond them it is not
+/// connected to.
+pub const REMOTE_PARTING_MAX: usize = 64;
 /// How often, in milliseconds, an idle connection of a Remote tier looks whether it is over.
 pub const REMOTE_IDLE_LOOK_MS: u64 = 500;
 /// First and longest pause of a Remote tier between two tries to reach a server.

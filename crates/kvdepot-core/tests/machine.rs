@@ -209,7 +209,7 @@ fn a_removal_comes_after_the_write_that_is_under_way() {
     let namespace = lab.open("a");
     lab.dump(namespace, &[1]);
     let [(tier, slot, key)] = lab.writes()[..] else { panic!("one write") };
-    let Reply::Removed(there) =
+    let Reply::Removed { was_there: there, .. } =
         lab.ask(Request::Remove { keys: vec![key], locations: vec![Location::Absent] })
     else {
         panic!("no answer")
@@ -244,9 +244,9 @@ fn a_removal_is_answered_when_the_tiers_have_forgotten() {
     assert!(lab.reply(token).is_none());
     for command in std::mem::take(&mut lab.commands) {
         let Command::Remove { tier, key } = command else { panic!("only removals") };
-        lab.feed(Event::Removed { tier, key });
+        lab.feed(Event::Removed { tier, key, outcome: Ok(()) });
     }
-    assert!(matches!(lab.reply(token), Some(Reply::Removed(there)) if there == [true]));
+    assert!(matches!(lab.reply(token), Some(Reply::Removed { was_there, left: 0 }) if was_there == [true]));
 }
 
 #[test]

@@ -205,7 +205,7 @@ fn a_namespace_is_kept_while_anything_is_under_way_in_it() {
     assert_eq!(lab.feed(Event::Request { token: 1 << 40, owner: 0, request }).len(), 0);
     lab.crowd(20, 5);
     assert!(!lab.forgotten.contains(&kept), "a tier removes its block");
-    lab.feed(Event::Removed { tier, key });
+    lab.feed(Event::Removed { tier, key, outcome: Ok(()) });
     lab.crowd(30, 3);
     assert!(lab.forgotten.contains(&kept));
 }

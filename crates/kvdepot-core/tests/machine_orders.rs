@@ -143,7 +143,7 @@ fn a_value_removed_while_a_tier_writes_it_is_removed_after_that_write() {
         lab.feed(Event::WriteEnded { tier: 0, slot, outcome });
         let (_, early) = lab.writes_and_removals();
         if early.contains(&1) {
-            lab.feed(Event::Removed { tier: 1, key });
+            lab.feed(Event::Removed { tier: 1, key, outcome: Ok(()) });
         }
         if removed_during_the_write {
             lab.remove(1, Location::Absent);
@@ -153,7 +153,7 @@ fn a_value_removed_while_a_tier_writes_it_is_removed_after_that_write() {
             lab.remove(1, Location::Tier(1));
         }
         if early.contains(&0) {
-            lab.feed(Event::Removed { tier: 0, key });
+            lab.feed(Event::Removed { tier: 0, key, outcome: Ok(()) });
         }
         let (_, removals) = lab.writes_and_removals();
         assert!(removals.contains(&1), "the second tier keeps what it wrote");
@@ -174,11 +174,11 @@ fn a_removal_is_not_ended_by_that_of_the_value_before() {
     assert_eq!(lab.writes_and_removals().1, [0, 1]);
     let key = lab.key(1);
     for tier in [0, 0] {
-        lab.feed(Event::Removed { tier, key });
+        lab.feed(Event::Removed { tier, key, outcome: Ok(()) });
         assert!(lab.reply(token).is_none(), "the second tier has not forgotten it");
     }
-    lab.feed(Event::Removed { tier: 1, key });
-    assert!(matches!(lab.reply(token), Some(Reply::Removed(there)) if there == [true]));
+    lab.feed(Event::Removed { tier: 1, key, outcome: Ok(()) });
+    assert!(matches!(lab.reply(token), Some(Reply::Removed { was_there, left: 0 }) if was_there == [true]));
 }
 
 #[test]
@@ -272,9 +272,59 @@ fn a_value_that_tiers_were_told_to_forget_is_written_again_when_it_is_used() {
     lab.feed(Event::WriteEnded { tier: 0, slot, outcome: Err(Error::new(ErrorKind::Io, "a write failed")) });
     let key = lab.key(1);
     for tier in lab.writes_and_removals().1 {
-        lab.feed(Event::Removed { tier, key });
+        lab.feed(Event::Removed { tier, key, outcome: Ok(()) });
     }
     lab.now = 60_000_000_000;
     lab.ask(Request::LeaseNow { keys: vec![key] });
     assert_eq!(lab.writes_and_removals().0, [(0, slot), (1, slot)], "the pool has the only copy");
+}
+
+#[test]
+fn a_removal_that_a_tier_could_not_carry_out_is_owed_and_tried_again() {
+    const TICKS: usize = 10;
+    let failed = || Err(Error::new(ErrorKind::Unavailable, "a removal failed"));
+    let mut lab = Lab::new(8, 2);
+    lab.put(1);
+    for (tier, slot) in lab.writes_and_removals().0 {
+        lab.feed(Event::WriteEnded { tier, slot, outcome: Ok(Stored::New) });
+    }
+    let key = lab.key(1);
+    let token = lab.remove(1, Location::Tier(0));
+    assert_eq!(lab.writes_and_removals().1, [0, 1]);
+    lab.feed(Event::Removed { tier: 0, key, outcome: Ok(()) });
+    assert!(lab.reply(token).is_none(), "the second tier has not answered");
+    lab.feed(Event::Removed { tier: 1, key, outcome: failed() });
+    assert!(
+        matches!(lab.reply(token), Some(Reply::Removed { was_there, left: 1 }) if was_there == [true]),
+        "whoever asked is told"
+    );
+    // What is stored under the key is not for the tier that may have the value before.
+    lab.put(1);
+    let (writes, removals) = lab.writes_and_removals();
+    assert_eq!(writes.iter().map(|(tier, _)| *tier).collect::<Vec<_>>(), [0]);
+    assert!(removals.is_empty());
+    lab.feed(Event::WriteEnded { tier: 0, slot: writes[0].1, outcome: Ok(Stored::New) });
+    for outcome in [failed(), Ok(())] {
+        assert_eq!(lab.machine.gauges().removals_owed, 1);
+        (0..TICKS).for_each(|_| lab.feed(Event::Tick));
+        assert_eq!(lab.writes_and_removals().1, [1], "asked again");
+        lab.feed(Event::Removed { tier: 1, key, outcome });
+    }
+    assert_eq!(lab.machine.gauges().removals_owed, 0);
+    (0..TICKS).for_each(|_| lab.feed(Event::Tick));
+    assert!(lab.writes_and_removals().1.is_empty(), "it is made");
+}
+
+#[test]
+fn a_removal_that_is_owed_ends_with_the_epoch_of_its_block() {
+    let mut lab = Lab::new(8, 1);
+    let key = lab.key(1);
+    lab.remove(1, Location::Tier(0));
+    let outcome = Err(Error::new(ErrorKind::Unavailable, "a removal failed"));
+    lab.feed(Event::Removed { tier: 0, key, outcome });
+    assert_eq!(lab.machine.gauges().removals_owed, 1);
+    lab.ask(Request::EnterEpoch { namespace: 0, epoch: 1 });
+    (0..10).for_each(|_| lab.feed(Event::Tick));
+    let gauges = lab.machine.gauges();
+    assert_eq!((gauges.removals_owed, gauges.spaces), (0, gauges.namespaces), "nothing is left of it");
 }

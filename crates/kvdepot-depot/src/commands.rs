@@ -137,17 +137,27 @@ impl TierCommands {
                 self.tier(tier).read(reads, self.began + Duration::from_nanos(deadline));
             }
             Batch::Writes(writes) => self.tier(tier).write(writes, Instant::now() + self.timeout),
-            Batch::Removals(keys) => {
-                let (removed, ended, name) = (keys.clone(), Arc::clone(ended), self.names[tier]);
-                let done = move |outcome: Result<()>| {
-                    if let Err(error) = outcome {
-                        tracing::debug!("{name} may still have blocks that were removed: {error}");
-                    }
-                    removed.into_iter().for_each(|key| ended(Event::Removed { tier, key }));
-                };
-                self.tier(tier).remove(keys, Box::new(done));
+            Batch::Removals(mut keys) => {
+                while let Some(part) = keys.first().map(|key| self.tier(tier).part(key)) {
+                    let (mine, others) = keys.into_iter().partition(|key| self.tier(tier).part(key) == part);
+                    self.remove(tier, mine, ended);
+                    keys = others;
+                }
             }
         }
+    }
+
+    fn remove(&self, tier: TierIndex, keys: Vec<BlockKey>, ended: &Ended) {
+        let (removed, ended, name) = (keys.clone(), Arc::clone(ended), self.names[tier]);
+        let done = move |outcome: Result<()>| {
+            if let Err(error) = &outcome {
+                tracing::debug!("{name} may still have blocks that were to be removed: {error}");
+            }
+            for key in removed {
+                ended(Event::Removed { tier, key, outcome: outcome.clone() });
+            }
+        };
+        self.tier(tier).remove(keys, Box::new(done));
     }
 
     fn buffer(&self, runs: &Runs) -> SlotBuf {

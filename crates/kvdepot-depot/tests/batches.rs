@@ -202,7 +202,7 @@ fn a_removal_ends_when_the_tier_has_forgotten() {
         let mut expected = vec![key(namespace, 0), key(namespace, 1)];
         expected.sort();
         assert_eq!(keys, expected);
-        assert_eq!(ended.recv_timeout(HANG).unwrap(), [true, true]);
+        assert_eq!(ended.recv_timeout(HANG).unwrap().into_result().unwrap(), [true, true]);
     });
 }
 

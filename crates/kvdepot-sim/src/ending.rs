@@ -70,10 +70,11 @@ impl World {
     pub(crate) fn settle_down(&mut self) -> Result<(), Fail> {
         for round in 0..ROUNDS_MAX {
             if self.is_quiet() {
-                if self.machine.gauges().writes_queued == 0 {
+                let gauges = self.machine.gauges();
+                if gauges.writes_queued == 0 && gauges.removals_owed == 0 {
                     return Ok(());
                 }
-                // Writes of values that were put off are tried again.
+                // Writes of values that were put off are tried again, and removals that failed.
                 self.feed_and_answer(Event::Tick)?;
                 if self.is_quiet() && round > 300 {
                     break;

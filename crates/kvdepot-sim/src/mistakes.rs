@@ -51,11 +51,13 @@ pub enum Mistake {
     ForgottenWhileBusy,
     /// A past epoch is forgotten while a tier's command of it is under way.
     SpaceForgottenEarly,
+    /// A failed removal counts as done.
+    FailedRemovalCounts,
 }
 
 impl Mistake {
     /// All of them.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::SealedEarly,
         Self::LeaseKept,
         Self::NoQuarantine,
@@ -79,6 +81,7 @@ impl Mistake {
         Self::ForgottenUnstored,
         Self::ForgottenWhileBusy,
         Self::SpaceForgottenEarly,
+        Self::FailedRemovalCounts,
     ];
 
     /// The mistake of that name.
@@ -101,6 +104,7 @@ impl Mistake {
             Self::ForgottenUnstored => Some(Flaw::ForgetUnstored),
             Self::ForgottenWhileBusy => Some(Flaw::ForgetWhileBusy),
             Self::SpaceForgottenEarly => Some(Flaw::ForgetSpaceEarly),
+            Self::FailedRemovalCounts => Some(Flaw::FailedRemovalCounts),
             _ => None,
         }
     }

@@ -36,11 +36,13 @@ pub enum Feature {
     Nonsense,
     Forgetting,
     KeptPools,
+    RemovalErrors,
 }
 
 /// All features, in the order in which shrinking tries to switch them off.
-pub const FEATURES: [Feature; 27] = [
+pub const FEATURES: [Feature; 28] = [
     Feature::KeptPools,
+    Feature::RemovalErrors,
     Feature::Forgetting,
     Feature::Crashes,
     Feature::TakeOvers,
@@ -180,7 +182,10 @@ impl Plan {
         if Rng::new(seed ^ 0xCEE9_7001).chance(60) {
             features = features.without(Feature::KeptPools);
         }
-        let drawn_above = [Feature::Forgetting, Feature::KeptPools];
+        if Rng::new(seed ^ 0x4E30_7A15).chance(25) {
+            features = features.without(Feature::RemovalErrors);
+        }
+        let drawn_above = [Feature::Forgetting, Feature::KeptPools, Feature::RemovalErrors];
         for feature in FEATURES.into_iter().filter(|feature| !drawn_above.contains(feature)) {
             let off = if feature == Feature::Crashes { 50 } else { 25 };
             if rng.chance(off) {

@@ -171,11 +171,15 @@ impl World {
                     }
                 }
             }
-            (Asked::Remove { keys, gone }, Reply::Removed(there)) => {
-                if there.len() != keys.len() {
+            (Asked::Remove { keys, gone }, Reply::Removed { was_there, left }) => {
+                if was_there.len() != keys.len() || left > keys.len() {
                     return fail(Rule::Replies, "not one answer a key");
                 }
-                self.removed(&keys, &gone)?;
+                if left == 0 {
+                    self.removed(&keys, &gone)?;
+                } else {
+                    self.reached.insert("removal failed");
+                }
             }
             (Asked::Claim(wish), Reply::Claim(progress)) => {
                 let Some(client) = client else { return fail(Rule::Leaks, "a claim of nobody") };
@@ -226,6 +230,15 @@ impl World {
             // Its namespace was reset: the lease is over all the same.
             Asked::Publish { lease, .. } if kind == ErrorKind::NotFound => {
                 self.take_fill(client, lease);
+                Ok(())
+            }
+            // Tiers owe too much: nothing was removed.
+            Asked::Remove { gone, .. } if kind == ErrorKind::Busy => {
+                if self.machine.gauges().removals_owed == 0 {
+                    return fail(Rule::Replies, "a removal was refused although tiers owe none");
+                }
+                self.reached.insert("removal refused");
+                self.model.stays(&gone);
                 Ok(())
             }
             Asked::Poll(id) if kind == ErrorKind::NotFound => self.claim_lost(client, id),

@@ -67,7 +67,7 @@ impl World {
                 (tier, Work::Write { slot, key, runs, half })
             }
             Command::Remove { tier, key } if self.mistake == Some(Mistake::RemovalNotSent) => {
-                return self.feed_and_answer(Event::Removed { tier, key });
+                return self.feed_and_answer(Event::Removed { tier, key, outcome: Ok(()) });
             }
             Command::Remove { tier, key } => {
                 self.tiers[tier].begin_removal(key);
@@ -130,8 +130,13 @@ impl World {
                 self.feed_and_answer(Event::WriteEnded { tier, slot, outcome })
             }
             Work::Remove { key } => {
-                self.tiers[tier].end_removal(&key);
-                self.feed_and_answer(Event::Removed { tier, key })
+                let luck = match () {
+                    () if self.luck(Feature::RemovalErrors, 12) => Luck::Fails,
+                    () if self.luck(Feature::RemovalErrors, 4) => Luck::FailsStored,
+                    () => Luck::Good,
+                };
+                let outcome = self.tiers[tier].end_removal(&key, luck);
+                self.feed_and_answer(Event::Removed { tier, key, outcome })
             }
             Work::Probe { ask, keys } => {
                 let outcome = if self.luck(Feature::ProbeErrors, 10) {

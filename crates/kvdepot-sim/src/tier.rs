@@ -25,13 +25,13 @@ pub(crate) enum Presence {
     Unknown,
 }
 
-/// How a write is to end.
+/// How a write or a removal is to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Luck {
     Good,
-    /// It fails, and nothing was stored.
+    /// It fails, and nothing was done.
     Fails,
-    /// It fails, but was stored: the answer was lost.
+    /// It fails, but was done: the answer was lost.
     FailsStored,
     Busy,
 }
@@ -154,9 +154,12 @@ impl SimTier {
         self.leaving.insert(key);
     }
 
-    pub(crate) fn end_removal(&mut self, key: &BlockKey) {
+    pub(crate) fn end_removal(&mut self, key: &BlockKey, luck: Luck) -> Result<()> {
         self.leaving.remove(key);
-        self.drop_block(key);
+        if luck != Luck::Fails {
+            self.drop_block(key);
+        }
+        if luck == Luck::Good { Ok(()) } else { Err(Error::new(ErrorKind::Unavailable, "a removal failed")) }
     }
 
     fn drop_block(&mut self, key: &BlockKey) {

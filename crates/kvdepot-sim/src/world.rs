@@ -405,7 +405,9 @@ fn show_event(event: &Event) -> String {
             let keys: Vec<String> = keys.iter().map(name).collect();
             format!("tier {tier} forgot {} lost={lost}", keys.join(" "))
         }
-        Event::Removed { tier, key } => format!("tier {tier} removed {}", name(key)),
+        Event::Removed { tier, key, outcome } => {
+            format!("tier {tier} removed {} ok={}", name(key), outcome.is_ok())
+        }
         other => format!("{other:?}"),
     }
 }

@@ -43,6 +43,11 @@ fn a_removal_acknowledged_and_not_made() {
 }
 
 #[test]
+fn a_failed_removal_that_counts_as_done() {
+    finds(Mistake::FailedRemovalCounts, &[Rule::Stale]);
+}
+
+#[test]
 fn the_end_of_a_read_that_is_not_told() {
     finds(Mistake::MissSwallowed, &[Rule::Leaks, Rule::Progress]);
 }

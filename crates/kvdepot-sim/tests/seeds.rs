@@ -43,6 +43,8 @@ fn every_seed_keeps_all_promises() {
         "recorded",
         "recovered",
         "recovered and held",
+        "removal failed",
+        "removal refused",
         "reset",
         "second use",
         "settled",

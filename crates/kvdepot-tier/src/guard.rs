@@ -353,6 +353,10 @@ impl<T: Tier> Tier for Guarded<T> {
         self.inner.remove(keys, done);
     }
 
+    fn part(&self, key: &BlockKey) -> usize {
+        self.inner.part(key)
+    }
+
     fn touch(&self, keys: &[BlockKey]) {
         if !self.is_off() {
             self.inner.touch(keys);

@@ -198,6 +198,13 @@ pub trait Tier: Send + Sync + Debug {
     /// error says that one may come back.
     fn remove(&self, keys: Vec<BlockKey>, done: Done<()>);
 
+    /// The part of the tier that a block lies in, such as a server. Removals in different parts are asked for in different
+    /// calls, so that one does not wait for another's part.
+    fn part(&self, key: &BlockKey) -> usize {
+        let _ = key;
+        0
+    }
+
     /// Says that these blocks were used now: recency for the tier's own eviction. Cheap: no I/O on the caller's thread.
     fn touch(&self, keys: &[BlockKey]);
 

@@ -44,6 +44,10 @@ impl<T: Tier + ?Sized> Tier for Arc<T> {
         (**self).remove(keys, done);
     }
 
+    fn part(&self, key: &BlockKey) -> usize {
+        (**self).part(key)
+    }
+
     fn touch(&self, keys: &[BlockKey]) {
         (**self).touch(keys);
     }

@@ -72,6 +72,9 @@ impl Machine {
         if how != Reserve::Block {
             self.pool.may_fill(bytes)?;
         }
+        if how == Reserve::Value {
+            self.flow.may_remove()?;
+        }
         if self.flow.has_tiers() {
             self.pool.may_dirty(bytes)?;
         }

@@ -39,8 +39,8 @@ pub enum Event {
     ReadEnded { tier: TierIndex, slot: SlotId, outcome: Result<Fetched> },
     /// A tier has ended a `Command::Write`.
     WriteEnded { tier: TierIndex, slot: SlotId, outcome: Result<Stored> },
-    /// A tier has forgotten a block, after a `Command::Remove`.
-    Removed { tier: TierIndex, key: BlockKey },
+    /// A tier has ended a `Command::Remove`: it has forgotten the block, or may still have it.
+    Removed { tier: TierIndex, key: BlockKey, outcome: Result<()> },
     /// The answer to a [`Question`], one location a key.
     Located { ask: Ask, locations: Vec<Location> },
     /// A tier has ended a `Command::Probe`: how many leading keys it holds.
@@ -150,7 +150,7 @@ pub enum Reserve {
     Block,
     /// As `Block`, for a remote client: what all of them may be filling is bounded.
     RemoteBlock,
-    /// A value that will take the place of what is there.
+    /// A value that will take the place of what is there. Refused while tiers owe too many removals.
     Value,
 }
 
@@ -206,8 +206,8 @@ pub enum Request {
     SetChecksum { lease: LeaseId, crc64: u64 },
     /// Fetches blocks of which a tier is known. Reply: `Done`.
     Prefetch { namespace: NamespaceHandle, blocks: Vec<(BlockHash, TierIndex)>, deadline: Nanos },
-    /// Forgets blocks, in the pool and in the tiers that have them by `locations`. Reply: `Removed`, when tiers have
-    /// forgotten those that are not being written.
+    /// Forgets blocks, in the pool and in the tiers that have them by `locations`. Refused while tiers owe too many
+    /// removals. Reply: `Removed`, when tiers have forgotten those that are not being written, or could not.
     Remove { keys: Vec<BlockKey>, locations: Vec<Location> },
     /// Finds and leases the longest hit. Reply: `Claim`, when tiers have said what they hold.
     ClaimOpen {
@@ -330,8 +330,14 @@ pub enum Reply {
     Slots(Vec<Outcome>),
     /// To `LeaseNow` and `Inspect`, one for each key.
     Leased(Vec<Now>),
-    /// To `Remove`: whether each was there.
-    Removed(Vec<bool>),
+    /// To `Remove`.
+    Removed {
+        /// Whether each was there.
+        was_there: Vec<bool>,
+        /// Blocks that a tier may still have: it failed, or has not answered. They are tried again, and not read from tiers
+        /// meanwhile; the depot's end forgets that.
+        left: usize,
+    },
     /// To the claim requests.
     Claim(Progress),
     /// To `EndClaims`: whether the connection still holds leases.

@@ -27,6 +27,8 @@ pub enum Flaw {
     ForgetWhileBusy,
     /// A past epoch is forgotten although a tier has not ended a command of it.
     ForgetSpaceEarly,
+    /// A removal that a tier could not carry out counts as done.
+    FailedRemovalCounts,
 }
 
 /// The mistake of a machine, if it has one.

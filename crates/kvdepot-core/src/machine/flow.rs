@@ -14,6 +14,7 @@ use super::counters::Counters;
 use super::event::{Command, Effects, Fetched, Job, Nanos, Stored, TierIndex, Token};
 use super::flaw::{Flaw, Flaws};
 use super::names::PoolKey;
+use super::owed::Owed;
 use super::pace::Pace;
 use super::placement::{Placement, Placements};
 use super::pool::Pool;
@@ -91,11 +92,13 @@ struct Turn {
     next: Next,
     /// Requests that wait for the removal.
     tokens: Vec<Token>,
+    /// Whether a tier could not remove the block.
+    failed: bool,
 }
 
 impl Turn {
     const fn new(until: Until) -> Self {
-        Self { until, next: Next::Nothing, tokens: Vec::new() }
+        Self { until, next: Next::Nothing, tokens: Vec::new(), failed: false }
     }
 }
 
@@ -124,8 +127,9 @@ pub(crate) struct Flow {
     undrained: std::collections::BTreeMap<u64, usize>,
     drain: u64,
     drains: Vec<(u64, Token)>,
-    /// Requests whose removals have ended.
-    removed: Vec<Token>,
+    /// Requests whose removals have ended, and whether a tier failed.
+    removed: Vec<(Token, bool)>,
+    pub(super) owed: Owed,
     /// Spaces of keys that wait for a tier.
     pub(super) uses: Uses,
     pub(super) placements: Placements,
@@ -144,6 +148,7 @@ impl Flow {
             drain: 0,
             drains: Vec::new(),
             removed: Vec::new(),
+            owed: Owed::default(),
             uses: Uses::default(),
             placements: Placements::new(&vec![Placement::default(); tiers], true),
             pace: Pace::default(),
@@ -171,11 +176,17 @@ impl Flow {
 
     /// Whether a tier reads into a slot now, or a key waits for a tier.
     pub(crate) fn is_unsettled(&self) -> bool {
-        !self.turns.is_empty() || self.tiers.iter().any(|tier| !tier.reads_in_flight.is_empty())
+        !self.turns.is_empty()
+            || self.removals_owed() > 0
+            || self.tiers.iter().any(|tier| !tier.reads_in_flight.is_empty())
     }
 
     /// Whether tiers may still show a block under this key that was removed or replaced.
     pub(crate) fn is_leaving(&self, key: &PoolKey) -> bool {
+        self.has_turn(key) || self.owed.has(key)
+    }
+
+    pub(super) fn has_turn(&self, key: &PoolKey) -> bool {
         self.turns.contains_key(key)
     }
 
@@ -336,13 +347,14 @@ impl Flow {
         token.is_some()
     }
 
-    /// A tier has forgotten a key.
+    /// A tier has ended a removal.
     pub(crate) fn removal_ended(
         &mut self,
         pool: &mut Pool,
         catalog: &Catalog,
         tier: TierIndex,
         key: PoolKey,
+        outcome: &Result<()>,
         out: &mut Effects,
     ) {
         // Those of one tier and key end in the order in which they were sent.
@@ -354,8 +366,14 @@ impl Flow {
             }
             return;
         }
+        if self.retry_ended(key, tier, outcome.is_ok()) {
+            return;
+        }
+        self.note_removal(key, tier, outcome.is_ok());
+        let is_owed = self.owed.has(&key);
         let Some(turn) = self.turns.get_mut(&key) else { return };
         if let Until::Removed(left) = &mut turn.until {
+            turn.failed |= is_owed;
             *left -= 1;
             if *left == 0 {
                 self.end_turn(pool, catalog, key, out);
@@ -366,7 +384,7 @@ impl Flow {
     fn end_turn(&mut self, pool: &mut Pool, catalog: &Catalog, key: PoolKey, out: &mut Effects) {
         let Some(turn) = self.turns.remove(&key) else { return };
         self.uses.let_go(key.space);
-        self.removed.extend(turn.tokens);
+        self.removed.extend(turn.tokens.into_iter().map(|token| (token, turn.failed)));
         match turn.next {
             Next::Nothing => {}
             Next::Remove => {
@@ -382,7 +400,7 @@ impl Flow {
     }
 
     /// Requests whose removals have ended since the last call.
-    pub(crate) fn take_removed(&mut self) -> Vec<Token> {
+    pub(crate) fn take_removed(&mut self) -> Vec<(Token, bool)> {
         std::mem::take(&mut self.removed)
     }
 
@@ -476,16 +494,24 @@ impl Flow {
             && self.turns.get(&key).is_some_and(|turn| turn.until == Until::Written(slot))
         {
             self.end_turn(pool, catalog, key, out);
-        } else if wanted && pool.slot(slot).is_unreplaced() && pool.slot(slot).to_write == 0 {
-            // Better nothing under this key than the value before (P1). Not earlier: a write under way at another tier
-            // could land after the removal, and the next removal would take this one for its own.
+        } else if wanted {
+            self.remove_unreplaced(pool, catalog, slot, out);
+        }
+        pool.free_if_over(slot);
+    }
+
+    /// Better nothing under a key than the value before (P1). Not before all tiers have ended: a write under way at another
+    /// one could land after the removal, and the next removal would take this one for its own.
+    fn remove_unreplaced(&mut self, pool: &mut Pool, catalog: &Catalog, slot: SlotId, out: &mut Effects) {
+        let found = pool.slot(slot);
+        if found.is_unreplaced() && found.to_write == 0 {
+            let key = found.key;
             pool.edit(slot, |slot| {
                 slot.set_unreplaced(false);
                 slot.saved = 0;
             });
             self.remove(catalog, key, None, out);
         }
-        pool.free_if_over(slot);
     }
 
     /// Whether the write of a value waits for its predecessor to be gone from the tier.
@@ -522,8 +548,9 @@ impl Flow {
         true
     }
 
-    /// Queues delayed writes again.
-    pub(crate) fn tick(&mut self) {
+    /// Queues delayed writes again, and has removals that failed tried again.
+    pub(crate) fn tick(&mut self, catalog: &Catalog, out: &mut Effects) {
+        self.retry_removals(catalog, out);
         for (tier, write) in std::mem::take(&mut self.delayed) {
             self.tiers[tier].writes.push_back(write);
         }
@@ -603,6 +630,17 @@ impl Flow {
             |slot: &super::slots::Slot| slot.serial == write.serial && slot.to_write & bit(tier) != 0;
         let Some(slot) = pool.get(write.slot).filter(|slot| wanted(slot)) else { return false };
         let (key, runs) = (slot.key, slot.runs());
+        if self.owed.tiers(&key) & bit(tier) != 0 {
+            // It may have what was removed under the key, and could take that for this (P1).
+            pool.edit(write.slot, |slot| {
+                slot.to_write &= !bit(tier);
+                slot.late &= !bit(tier);
+                slot.settle_writes();
+            });
+            self.remove_unreplaced(pool, catalog, write.slot, out);
+            pool.free_if_over(write.slot);
+            return false;
+        }
         if !catalog.is_live(key.space) {
             // The sweep has not come by yet.
             pool.doom(write.slot);

@@ -29,6 +29,7 @@ mod handover;
 mod index;
 mod loads;
 mod names;
+mod owed;
 mod pace;
 mod placement;
 mod pool;
@@ -96,6 +97,8 @@ pub struct Gauges {
     pub reads_queued: usize,
     /// Writes that have not ended.
     pub writes_queued: usize,
+    /// Blocks that a tier could not remove and is asked for again.
+    pub removals_owed: usize,
     /// Blocks evicted from the pool.
     pub evicted: u64,
     /// Those of them that a tier was to have before, and had not.
@@ -192,9 +195,12 @@ impl Machine {
                 let Self { flow, pool, catalog, counters, .. } = self;
                 flow.write_ended(pool, catalog, counters, tier, slot, &outcome, out);
             }
-            Event::Removed { tier, key } => {
+            Event::Removed { tier, key, outcome } => {
+                if let Err(error) = &outcome {
+                    self.counters.failed("remove", error);
+                }
                 if let Some(key) = self.catalog.any_pool_key(&key) {
-                    self.flow.removal_ended(&mut self.pool, &self.catalog, tier, key, out);
+                    self.flow.removal_ended(&mut self.pool, &self.catalog, tier, key, &outcome, out);
                 }
             }
             Event::Located { ask, locations } => self.located(ask, &locations, out),
@@ -217,7 +223,7 @@ impl Machine {
                 slots.iter().for_each(|slot| self.adopt(slot));
             }
             Event::Tick => {
-                self.flow.tick();
+                self.flow.tick(&self.catalog, out);
                 self.pool.look_who_stopped();
                 let (claims, mut rooms) = split(self);
                 claims.tick(&mut rooms, now, out);
@@ -236,8 +242,8 @@ impl Machine {
             self.flow.demote(&mut self.pool, &mut self.counters);
             self.flow.emit(self.now, &mut self.pool, &self.catalog, out);
         }
-        for token in self.flow.take_removed() {
-            self.removal_ended(token, out);
+        for (token, failed) in self.flow.take_removed() {
+            self.removal_ended(token, failed, out);
         }
         for token in self.flow.take_drained() {
             out.replies.push((token, Ok(Reply::Drained(true))));
@@ -268,7 +274,7 @@ impl Machine {
             return;
         }
         if let Some(removal) = self.removals.remove(&token) {
-            out.replies.push((token, Ok(Reply::Removed(removal.was_there))));
+            out.replies.push((token, Ok(removal.reply())));
             return;
         }
         let Self { catalog, pool, flow, counters, loads, .. } = self;
@@ -369,6 +375,7 @@ impl Machine {
             loads_open: self.loads.len(),
             reads_queued: self.flow.reads_left(),
             writes_queued: self.flow.writes_left(),
+            removals_owed: self.flow.removals_owed(),
             evicted: self.pool.evicted(),
             evicted_unwritten: self.pool.evicted_unwritten(),
         }

@@ -1,5 +1,7 @@
 //! How much one step does, and how much tiers are given at a time.
 
+use crate::limits::REMOVALS_OWED_MAX;
+
 /// Bounds on the work of one step and on the commands in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
@@ -27,6 +29,10 @@ pub struct Pace {
     pub(crate) queue_entries: usize,
     /// Ticks that the write of a replaced value waits for its predecessor's removal.
     pub(crate) replace_tries: u32,
+    /// Ticks between two tries of removals that failed.
+    pub(crate) removal_retry_ticks: u32,
+    /// Removals that tiers owe, from which on no further one begins.
+    pub(crate) removals_owed: usize,
 }
 
 impl Default for Pace {
@@ -44,6 +50,8 @@ impl Default for Pace {
             cold_slots: 256,
             queue_entries: 2048,
             replace_tries: 100,
+            removal_retry_ticks: 10,
+            removals_owed: REMOVALS_OWED_MAX,
         }
     }
 }
@@ -69,6 +77,8 @@ impl Pace {
             cold_slots: pick(seed, 42, 8),
             queue_entries: pick(seed, 52, 4),
             replace_tries: pick(seed, 56, 4) as u32,
+            removal_retry_ticks: pick(seed, 34, 3) as u32,
+            removals_owed: pick(seed, 30, 8),
         }
     }
 }

@@ -2,13 +2,22 @@
 
 use super::event::{Effects, Location, Reply, Token};
 use super::{Machine, names};
+use crate::error::Result;
 use crate::key::BlockKey;
 
 /// A removal that tiers have not ended.
 #[derive(Debug)]
 pub(super) struct Removal {
-    pub(super) was_there: Vec<bool>,
+    was_there: Vec<bool>,
     left: usize,
+    failed: usize,
+}
+
+impl Removal {
+    /// What is known now.
+    pub(super) fn reply(self) -> Reply {
+        Reply::Removed { was_there: self.was_there, left: self.left + self.failed }
+    }
 }
 
 impl Machine {
@@ -31,8 +40,9 @@ impl Machine {
         keys: &[BlockKey],
         locations: &[Location],
         out: &mut Effects,
-    ) {
-        let mut removal = Removal { was_there: Vec::with_capacity(keys.len()), left: 0 };
+    ) -> Result<()> {
+        self.flow.may_remove()?;
+        let mut removal = Removal { was_there: Vec::with_capacity(keys.len()), left: 0, failed: 0 };
         let located = locations.iter().copied().chain(std::iter::repeat(Location::Absent));
         for (key, location) in keys.iter().zip(located) {
             let Some(key) = self.catalog.pool_key(key) else {
@@ -46,19 +56,21 @@ impl Machine {
             }
         }
         if removal.left == 0 {
-            out.replies.push((token, Ok(Reply::Removed(removal.was_there))));
+            out.replies.push((token, Ok(removal.reply())));
         } else {
             self.removals.insert(token, removal);
         }
+        Ok(())
     }
 
-    pub(super) fn removal_ended(&mut self, token: Token, out: &mut Effects) {
+    pub(super) fn removal_ended(&mut self, token: Token, failed: bool, out: &mut Effects) {
         if let Some(removal) = self.removals.get_mut(&token) {
             removal.left -= 1;
+            removal.failed += usize::from(failed);
             if removal.left == 0
                 && let Some(removal) = self.removals.remove(&token)
             {
-                out.replies.push((token, Ok(Reply::Removed(removal.was_there))));
+                out.replies.push((token, Ok(removal.reply())));
             }
         }
     }

@@ -126,8 +126,7 @@ impl Machine {
                 Reply::Done
             }
             Request::Remove { keys, locations } => {
-                self.remove(token, &keys, &locations, out);
-                return Ok(());
+                return self.remove(token, &keys, &locations, out);
             }
             Request::ClaimOpen { groups, hashes, skip, limit, deadline, patience } => {
                 let now = self.now;

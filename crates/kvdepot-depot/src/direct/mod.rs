@@ -60,6 +60,28 @@ const COUNT_PER_STEP: usize = 4096;
 /// How long a removal waits for the tiers to forget.
 const REMOVE_WAIT: Duration = Duration::from_secs(2);
 
+/// What became of a removal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Removed {
+    /// Whether each block was there, as far as that is known without I/O.
+    pub was_there: Vec<bool>,
+    /// Blocks that a tier may still have: it failed, or has not answered in time.
+    pub left: usize,
+}
+
+impl Removed {
+    /// `Unavailable` if a tier may still have some of the blocks.
+    pub fn into_result(self) -> Result<Vec<bool>> {
+        if self.left == 0 {
+            return Ok(self.was_there);
+        }
+        let what = "a tier could not remove blocks: they are not served from it, and it is asked again while this depot runs";
+        Err(Error::new(ErrorKind::Unavailable, what)
+            .with("blocks_left", self.left)
+            .with("blocks", self.was_there.len()))
+    }
+}
+
 impl From<Opened> for OpenNamespace {
     fn from(opened: Opened) -> Self {
         let Opened { handle, id, epoch, spec } = opened;
@@ -245,10 +267,10 @@ impl Direct {
         self.session.runner().locator.tiers.iter().all(|tier| tier.name() != "remote")
     }
 
-    /// Forgets blocks: whether each was there, as far as that is known without I/O.
-    pub fn remove(&self, keys: &[BlockKey]) -> Vec<bool> {
+    /// Forgets blocks. Those that a tier could not remove in time are tried again, and not read from tiers meanwhile.
+    pub fn remove(&self, keys: &[BlockKey]) -> Removed {
         let runner = self.session.runner();
-        let mut was_there = Vec::with_capacity(keys.len());
+        let mut removed = Removed { was_there: Vec::with_capacity(keys.len()), left: 0 };
         for keys in keys.chunks(REMOVALS_PER_REQUEST) {
             let locations = runner.locator.locate(keys);
             let reply = self.ask_to_remove(keys.to_vec(), locations.clone());
@@ -259,12 +281,18 @@ impl Direct {
                 .map(|(key, _)| *key)
                 .collect();
             match reply {
-                Ok(Reply::Removed(there)) => was_there.extend(there),
-                _ => was_there.extend(keys.iter().map(|_| false)),
+                Ok(Reply::Removed { was_there, left }) => {
+                    removed.was_there.extend(was_there);
+                    removed.left += left;
+                }
+                _ => {
+                    removed.was_there.extend(keys.iter().map(|_| false));
+                    removed.left += keys.len();
+                }
             }
             self.remove_late(&absent);
         }
-        was_there
+        removed
     }
 
     /// Removes blocks again that no tier had before they were removed, and one has now: their write ended in between.

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime};
 use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceId, Result};
 use sha2::{Digest, Sha256};
 
-use crate::direct::{Direct, Now, ReadSlot};
+use crate::direct::{Direct, Now, ReadSlot, Removed};
 use crate::locate::Locator;
 use crate::message::NamespaceHandle;
 
@@ -294,9 +294,10 @@ impl Values {
         self.direct.removes_at_once()
     }
 
-    /// Removes values: how many were there.
+    /// Removes values: how many were there and are gone. One that a tier could not remove does not count.
     pub fn remove(&self, hashes: &[BlockHash]) -> usize {
-        hashes.iter().filter(|&&hash| self.direct.remove(&self.keys_to_ask(hash)).contains(&true)).count()
+        let is_gone = |removed: Removed| removed.left == 0 && removed.was_there.contains(&true);
+        hashes.iter().filter(|&&hash| is_gone(self.direct.remove(&self.keys_to_ask(hash)))).count()
     }
 
     /// How many values there are, in pool and tiers. Looks at all of them: for administrators.

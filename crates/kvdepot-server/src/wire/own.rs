@@ -170,10 +170,11 @@ impl Connection {
             Command::Remove(namespace, hashes) => {
                 let keys = keys_in(&self.direct.namespace(namespace)?, &hashes);
                 if keys.len() <= REMOVED_AT_ONCE_MAX && self.direct.removes_at_once() {
-                    self.direct.remove(&keys);
+                    self.direct.remove(&keys)
                 } else {
-                    self.wait_for(move |direct| direct.remove(&keys)).await?;
+                    self.wait_for(move |direct| direct.remove(&keys)).await?
                 }
+                .into_result()?;
                 Response::Done
             }
             Command::Stat => {

@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use kvdepot_core::limits::REMOTE_IDLE_LOOK_MS;
 use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_wire::FrameBuffer;
 use kvdepot_wire::header::MAGIC;
@@ -72,7 +73,9 @@ fn own(server: &Server) -> Result<Link, Refused> {
     let welcomed = talk.hello()?;
     talk.align().map_err(Refused::Ours)?;
     let Talk { stream, buffer, .. } = talk;
-    stream.set_timeouts(None).map_err(|e| {
+    // The receiver looks now and then whether its connection is over.
+    let look = Duration::from_millis(REMOTE_IDLE_LOOK_MS);
+    stream.set_timeouts(None).and_then(|()| stream.set_read_patience(look)).map_err(|e| {
         Refused::Ours(Error::io("cannot prepare a connection", e).with("server", &server.address))
     })?;
     let Welcomed { requests_in_flight_max, depot, .. } = welcomed;
@@ -197,6 +200,7 @@ impl Talk<'_> {
             let opened = self.ask(&Request::Open { canonical: space.spec.canonical() })?;
             if opened.epoch < space.epoch {
                 self.ask(&Request::SetEpoch { namespace: opened.namespace, epoch: space.epoch })?;
+                self.server.took(&space);
             } else if opened.epoch > space.epoch {
                 tracing::warn!(
                     server = %self.server.address, namespace = %space.spec.root(), epoch = space.epoch,

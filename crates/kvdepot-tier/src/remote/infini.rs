@@ -1,24 +1,27 @@
 //! One connection to an InfiniStore server: one request at a time, because its server mixes up the answers of more.
 
+mod epochs;
+
 use std::cell::Cell;
 use std::io::Read;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use kvdepot_core::limits::{
-    REMOTE_FOREIGN_DISCARD_TIMEOUTS, REMOTE_FOREIGN_EPOCHS_MAX, REMOTE_FOREIGN_VALUE_BYTES_MAX,
-};
-use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceSpec, Result};
+use kvdepot_core::limits::{REMOTE_FOREIGN_DISCARD_TIMEOUTS, REMOTE_FOREIGN_VALUE_BYTES_MAX};
+use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
 use kvdepot_io::IoBuf;
 use kvdepot_io::checksum::crc64_slot;
 use kvdepot_wire::infini::{Reply, ReplyReader, Request, TcpOp, code};
 
+pub(in crate::remote) use epochs::greet;
+
 use super::again;
 use super::job::{Job, Opened, What};
+use super::parting::{Held, Parting};
 use super::sending::send_all;
 use super::server::Server;
 use super::socket::Socket;
-use super::value::{self, HEADER_BYTES, MARK, block_name, epoch_name, mark_name};
+use super::value::{self, HEADER_BYTES, MARK, block_name, mark_name};
 use crate::{Done, Written};
 
 /// What is read at a time of bytes that nobody wants.
@@ -45,7 +48,18 @@ type Outcome<T> = Result<T, Failed>;
 
 /// Serves until the connection is over: why, and whether it answered anything before.
 pub(super) fn run(server: &Server, stream: Socket) -> (Error, bool) {
-    let mut talk = Talk::new(server, &stream, Instant::now(), server.shared.config.timeout);
+    let (error, answered, doubtful) = serve_until_over(server, &stream);
+    if let Some(key) = doubtful {
+        // It may have what was sent of the write before the connection was lost, and store it yet.
+        let _ = stream.end_sending();
+        server.part(Parting::new(Held::Infini(stream), vec![key]));
+    }
+    (error, answered)
+}
+
+/// Also the block that was being written at the end.
+fn serve_until_over(server: &Server, stream: &Socket) -> (Error, bool, Option<BlockKey>) {
+    let mut talk = Talk::new(server, stream, Instant::now(), server.shared.config.timeout);
     let mut answered = false;
     let silences = server.silences();
     loop {
@@ -59,7 +73,7 @@ pub(super) fn run(server: &Server, stream: Socket) -> (Error, bool) {
             } else {
                 talk.bad(ErrorKind::Unavailable, "a remote server closed the connection")
             };
-            return (error, answered);
+            return (error, answered, None);
         }
         let is_write = jobs.iter().any(Job::is_write);
         let mut lost: Option<Error> = None;
@@ -80,19 +94,9 @@ pub(super) fn run(server: &Server, stream: Socket) -> (Error, bool) {
             if error.kind() == ErrorKind::Timeout {
                 server.fell_silent();
             }
-            return (error, answered);
+            return (error, answered, talk.doubtful.take());
         }
     }
-}
-
-/// Asks what any InfiniStore server can answer, and tells it of epochs that passed while it was away, all by `deadline`.
-pub(super) fn greet(server: &Server, stream: &Socket, deadline: Instant) -> Result<()> {
-    let mut talk = Talk::new(server, stream, deadline, Duration::ZERO);
-    let mut greet = || {
-        talk.exists(b"kvdepot")?;
-        server.shared.spaces().iter().try_for_each(|space| talk.set_epoch(&space.spec, space.epoch))
-    };
-    greet().map_err(|(Failed::Answer(error) | Failed::Amid(error, _) | Failed::Lost(error))| error)
 }
 
 /// Questions and answers, one by one.
@@ -105,6 +109,8 @@ struct Talk<'a> {
     grace: Duration,
     /// When the question under way has been answered, or the connection is over.
     until: Instant,
+    /// A block whose write was lost with the connection.
+    doubtful: Option<BlockKey>,
     /// Tells whoever asked that the deadline has passed.
     late: Option<Box<dyn FnOnce(Error)>>,
 }
@@ -114,7 +120,7 @@ type Lent = Cell<Option<IoBuf>>;
 
 impl<'a> Talk<'a> {
     const fn new(server: &'a Server, stream: &'a Socket, deadline: Instant, grace: Duration) -> Self {
-        Self { server, stream, deadline, grace, until: deadline, late: None }
+        Self { server, stream, deadline, grace, until: deadline, doubtful: None, late: None }
     }
 
     /// Does a job: why the connection is over, if it is.
@@ -130,6 +136,10 @@ impl<'a> Talk<'a> {
             // Whoever is told may store or remove the same block next, which must not meet what is left of this (P1).
             What::Put { key, from, done } => {
                 let outcome = self.put_block(&key, from);
+                if matches!(outcome, Err(Failed::Lost(_))) {
+                    self.doubtful = Some(key);
+                    self.server.shared.writing.lock().doubt(&[key]);
+                }
                 self.end(Some(done), outcome)
             }
             What::Remove { keys, done } => {
@@ -419,34 +429,6 @@ impl<'a> Talk<'a> {
         // Without its mark the block may be on its way, and the server does not survive its removal then.
         if self.ask(&Request::Delete(vec![mark.as_bytes()]))? == Reply::Number(1) {
             self.ask(&Request::Delete(vec![name.as_bytes()]))?;
-        }
-        Ok(())
-    }
-
-    /// The newest epoch that the server was told of.
-    fn epoch(&mut self, spec: &NamespaceSpec) -> Outcome<u32> {
-        let mut epoch = 0;
-        while self.exists(epoch_name(spec, epoch + 1).as_bytes())? {
-            epoch += 1;
-            if epoch == REMOTE_FOREIGN_EPOCHS_MAX {
-                let what = "a remote server says that a namespace was reset more often than it can be there: empty it";
-                let error = self.bad(ErrorKind::Unsupported, what).with("namespace", spec.root());
-                return Err(Failed::Answer(error.with("epochs_max", REMOTE_FOREIGN_EPOCHS_MAX - 1)));
-            }
-        }
-        Ok(epoch)
-    }
-
-    fn set_epoch(&mut self, spec: &NamespaceSpec, epoch: u32) -> Outcome<()> {
-        if epoch >= REMOTE_FOREIGN_EPOCHS_MAX {
-            let what = "an InfiniStore server cannot be told of so many resets of a namespace";
-            let error = self.bad(ErrorKind::Unsupported, what).with("namespace", spec.root());
-            let error = error.with("epoch", epoch).with("epochs_max", REMOTE_FOREIGN_EPOCHS_MAX - 1);
-            return Err(Failed::Answer(error));
-        }
-        for epoch in self.epoch(spec)?.saturating_add(1)..=epoch {
-            self.turn()?;
-            self.put(epoch_name(spec, epoch).as_bytes(), MARK, None)?;
         }
         Ok(())
     }

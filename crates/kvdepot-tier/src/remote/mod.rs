@@ -6,20 +6,23 @@
 
 mod config;
 mod connect;
+mod epochs;
 mod infini;
 mod job;
 mod known;
 mod lookup;
 mod own;
+mod parting;
 mod pending;
 mod place;
+mod probing;
 mod receive;
+mod removal;
 mod sending;
 mod server;
 mod settings;
 mod socket;
 mod spaces;
-mod tell;
 mod tls;
 mod value;
 mod writing;
@@ -31,7 +34,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use hashbrown::HashMap;
 use kvdepot_core::limits::{NAMESPACES_MAX, NAMESPACES_OPENING_MAX, REMOTE_TICK_MS};
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
 use kvdepot_io::{IoBuf, SlotBuf};
@@ -45,13 +47,13 @@ use crate::{
     BlockingCalls, BlockingConfig, Done, Fetched, Presence, ReadItem, Tier, TierServer, TierUsage, WriteItem,
     Written,
 };
+use epochs::Turns;
 use job::{Job, What};
 use known::Known;
 use lookup::{Addresses, Lookup};
 use place::Places;
 use server::{Health, Server};
 use spaces::{Space, Spaces};
-use tell::Everyone;
 use writing::Writing;
 
 /// This tier, as the registry knows it.
@@ -69,6 +71,7 @@ struct Shared {
     config: RemoteConfig,
     places: Places,
     spaces: Mutex<Spaces>,
+    turns: Turns,
     known: Mutex<Known>,
     writing: Mutex<Writing>,
     /// Operations whose `done` was not called yet.
@@ -87,8 +90,7 @@ impl Shared {
     }
 
     /// Nothing is certain any more of what this server holds.
-    fn forget_server(&self, address: &str) {
-        let Some(index) = self.config.servers.iter().position(|server| server == address) else { return };
+    fn forget_server(&self, index: usize) {
         self.known.lock().forget_if(|key| self.places.of(key) == index);
     }
 
@@ -103,6 +105,13 @@ impl Shared {
             self.at_rest.notify_all();
         }
     }
+}
+
+/// The tier's servers, for work that may outlive the call which began it.
+#[derive(Clone)]
+struct Everyone {
+    shared: Arc<Shared>,
+    servers: Arc<[Arc<Server>]>,
 }
 
 /// Runs an interrupted system call again.
@@ -145,6 +154,7 @@ impl RemoteTier {
         let shared = Arc::new(Shared {
             places: Places::new(&config.servers),
             spaces: Mutex::default(),
+            turns: Turns::default(),
             known: Mutex::new(Known::new(config.present_ttl, config.absent_ttl)),
             writing: Mutex::default(),
             under_way: Mutex::new(0),
@@ -156,9 +166,10 @@ impl RemoteTier {
             .config
             .servers
             .iter()
-            .map(|address| {
+            .enumerate()
+            .map(|(index, address)| {
                 let addresses = Addresses::new(Arc::clone(lookup));
-                Arc::new(Server::new(address.clone(), addresses, Arc::clone(&shared)))
+                Arc::new(Server::new(index, address.clone(), addresses, Arc::clone(&shared)))
             })
             .collect();
         let calls = BlockingCalls::new(BlockingConfig {
@@ -170,21 +181,30 @@ impl RemoteTier {
         for server in &*tier.servers {
             tier.threads.extend(server::spawn(server)?);
         }
-        let (shared, servers) = (Arc::clone(&tier.shared), Arc::clone(&tier.servers));
-        let timer = std::thread::Builder::new().name("kvdepot-remote-t".to_owned());
-        let timer = timer.spawn(move || watch_deadlines(&shared, &servers));
-        tier.threads.push(timer.map_err(|e| Error::io("cannot start a thread", e))?);
+        let (timed, owing) = (tier.everyone(), tier.everyone());
+        tier.spawn("kvdepot-remote-t", move || watch_deadlines(&timed.shared, &timed.servers))?;
+        tier.spawn("kvdepot-remote-e", move || owing.retry_owed())?;
         Ok(tier)
+    }
+
+    fn spawn(&mut self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(work);
+        self.threads.push(thread.map_err(|e| Error::io("cannot start a thread", e))?);
+        Ok(())
     }
 
     fn everyone(&self) -> Everyone {
         Everyone { shared: Arc::clone(&self.shared), servers: Arc::clone(&self.servers) }
     }
 
-    /// The namespaces of a batch's keys, with one look.
-    fn spaces<'a>(&self, keys: impl Iterator<Item = &'a BlockKey>) -> Vec<Result<Space>> {
+    /// The servers of a batch's keys and their namespaces, with one look.
+    fn spaces<'a>(&self, keys: impl Iterator<Item = &'a BlockKey>) -> Vec<Result<(usize, Space)>> {
         let spaces = self.shared.spaces.lock();
-        keys.map(|key| spaces.of(key)).collect()
+        let found = |key| {
+            let server = self.shared.places.of(key);
+            Ok((server, spaces.at(key, server)?.clone()))
+        };
+        keys.map(found).collect()
     }
 
     /// Hands each server its part of a batch at once.
@@ -221,6 +241,7 @@ fn watch_deadlines(shared: &Shared, servers: &[Arc<Server>]) {
             let now = Instant::now();
             servers.iter().for_each(|server| server.expire(now));
         }
+        servers.iter().for_each(|server| server.look_at_parting());
     }
 }
 
@@ -238,9 +259,7 @@ impl Tier for RemoteTier {
     fn advance_epoch(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant, done: Done<u32>) {
         let (all, spec) = (self.everyone(), Arc::clone(spec));
         match all.leave_epoch(&spec, at_least) {
-            Ok(epoch) => {
-                self.calls.run(deadline, move || all.advance(&spec, epoch, at_least, deadline), done);
-            }
+            Ok(()) => self.calls.run(deadline, move || all.advance(&spec, at_least, deadline), done),
             Err(error) => done(Err(error)),
         }
     }
@@ -260,10 +279,8 @@ impl Tier for RemoteTier {
         let known = self.shared.known.lock();
         out.clear();
         out.extend(keys.iter().map(|key| {
-            if healths[self.shared.places.of(key)] == Health::Down
-                || writing.is_leaving(key)
-                || !spaces.is_open(key)
-            {
+            let server = self.shared.places.of(key);
+            if healths[server] == Health::Down || writing.is_leaving(key) || spaces.at(key, server).is_err() {
                 return Presence::Absent;
             }
             known.presence(key, now)
@@ -292,7 +309,7 @@ impl Tier for RemoteTier {
         };
         let mut jobs = Vec::with_capacity(reads.len());
         for (((read, space), busy), sure) in reads.into_iter().zip(spaces).zip(busy).zip(sure) {
-            let Ok(space) = space else {
+            let Ok((server, space)) = space else {
                 read.end(Ok(Fetched::Miss));
                 continue;
             };
@@ -302,7 +319,10 @@ impl Tier for RemoteTier {
                     drop(into);
                     done(Ok(Fetched::Miss));
                 }
-                Ok(into) => jobs.push(self.get(key, into, &space, sure, deadline, done)),
+                Ok(into) => {
+                    let job = self.get(key, into, &space, sure, deadline, done);
+                    jobs.push((server, job));
+                }
                 Err(error) => done(Err(error)),
             }
         }
@@ -317,8 +337,10 @@ impl Tier for RemoteTier {
         let mut jobs = Vec::with_capacity(writes.len());
         for (write, space) in writes.into_iter().zip(spaces) {
             let WriteItem { key, src, done } = write;
-            match space.and_then(|space| Ok((payload(src, &space)?, space))) {
-                Ok((from, space)) => jobs.extend(self.put(key, from, &space, deadline, done)),
+            match space.and_then(|(server, space)| Ok((payload(src, &space)?, server, space))) {
+                Ok((from, server, space)) => {
+                    jobs.extend(self.put(key, from, &space, deadline, done).map(|job| (server, job)));
+                }
                 Err(error) => done(Err(error)),
             }
         }
@@ -327,6 +349,10 @@ impl Tier for RemoteTier {
 
     fn remove(&self, keys: Vec<BlockKey>, done: Done<()>) {
         self.everyone().remove(keys, done);
+    }
+
+    fn part(&self, key: &BlockKey) -> usize {
+        self.shared.places.of(key)
     }
 
     /// A server's own recency comes from the reads that reach it.
@@ -357,7 +383,7 @@ impl Tier for RemoteTier {
 }
 
 impl RemoteTier {
-    /// The request for a block, and its server.
+    /// The request for a block.
     fn get(
         &self,
         key: BlockKey,
@@ -366,7 +392,7 @@ impl RemoteTier {
         sure: bool,
         deadline: Instant,
         done: Done<Fetched>,
-    ) -> (usize, Job) {
+    ) -> Job {
         self.shared.begun();
         let (all, bytes) = (self.everyone(), space.block_bytes() as u64);
         let done = move |outcome: Result<()>| {
@@ -387,11 +413,10 @@ impl RemoteTier {
             done(outcome);
             all.shared.ended();
         };
-        let what = What::Get { key, into, sure, done: Box::new(done) };
-        (self.shared.places.of(&key), Job { deadline, what })
+        Job { deadline, what: What::Get { key, into, sure, done: Box::new(done) } }
     }
 
-    /// The request that stores a block, and its server; none if the write ends with another one, or here.
+    /// The request that stores a block; none if the write ends with another one, or here.
     fn put(
         &self,
         key: BlockKey,
@@ -399,7 +424,7 @@ impl RemoteTier {
         space: &Space,
         deadline: Instant,
         done: Done<Written>,
-    ) -> Option<(usize, Job)> {
+    ) -> Option<Job> {
         let entered = self.shared.writing.lock().enter(key, done)?;
         let done = match entered {
             Ok(done) => done,
@@ -421,39 +446,7 @@ impl RemoteTier {
             waiting.into_iter().for_each(|done| done(rest.clone()));
             shared.ended();
         };
-        let what = What::Put { key, from, done: Box::new(done) };
-        Some((self.shared.places.of(&key), Job { deadline, what }))
-    }
-
-    /// Asks each server about its keys, all at once, and counts from the front.
-    fn begin_probe(&self, keys: Vec<BlockKey>, deadline: Instant, done: Done<usize>) {
-        let mut answers = Vec::new();
-        self.peek(&keys, &mut answers);
-        let mut asks: HashMap<(usize, NamespaceId), Vec<BlockKey>> = HashMap::new();
-        for (key, answer) in keys.iter().zip(&answers) {
-            match answer {
-                Presence::Present => {}
-                // Nothing behind it counts.
-                Presence::Absent => break,
-                Presence::Unknown => {
-                    asks.entry((self.shared.places.of(key), key.namespace)).or_default().push(*key);
-                }
-            }
-        }
-        let asks: Vec<(usize, Vec<BlockKey>)> =
-            asks.into_iter().flat_map(|((server, _), keys)| tell::in_frames(server, keys)).collect();
-        self.shared.begun();
-        let there = keys.iter().zip(answers).filter(|(_, answer)| *answer == Presence::Present);
-        let there = there.map(|(key, _)| *key).collect();
-        let probe = Arc::new(tell::Probe::new(Arc::clone(&self.shared), keys, there, asks.len(), done));
-        if asks.is_empty() {
-            return probe.end();
-        }
-        for (server, keys) in asks {
-            let (probe, asked) = (Arc::clone(&probe), keys.clone());
-            let done = move |outcome: Result<Vec<bool>>| probe.answered(&asked, outcome);
-            self.servers[server].submit(Job { deadline, what: What::Exists { keys, done: Box::new(done) } });
-        }
+        Some(Job { deadline, what: What::Put { key, from, done: Box::new(done) } })
     }
 }
 

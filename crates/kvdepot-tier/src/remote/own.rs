@@ -12,6 +12,7 @@ use kvdepot_wire::own::{Hashes, PutBlocks, Request};
 use parking_lot::{Condvar, Mutex};
 
 use super::job::{Job, What};
+use super::parting::{Held, Parting};
 use super::pending::{Asked, GetItem, Pending, PutItem};
 use super::receive;
 use super::sending::send_all;
@@ -38,7 +39,7 @@ impl std::fmt::Debug for Conn {
 
 /// Serves until the connection is over: why, and whether it answered anything before.
 pub(super) fn run(server: &Arc<Server>, conn: &Arc<Conn>, buffer: FrameBuffer) -> (Error, bool) {
-    std::thread::scope(|scope| {
+    let end = std::thread::scope(|scope| {
         let sender = std::thread::Builder::new().name("kvdepot-remote-send".to_owned());
         let sender = sender.spawn_scoped(scope, || send_jobs(server, conn));
         let error = match sender {
@@ -47,7 +48,14 @@ pub(super) fn run(server: &Arc<Server>, conn: &Arc<Conn>, buffer: FrameBuffer) -
         };
         conn.close(server, &error);
         (error, conn.pending.lock().answered)
-    })
+    });
+    let (doubtful, is_ended) = conn.pending.lock().parted();
+    if is_ended {
+        server.shared.writing.lock().settle(&doubtful);
+    } else if !doubtful.is_empty() {
+        server.part(Parting::new(Held::Own(Arc::clone(conn)), doubtful));
+    }
+    end
 }
 
 fn send_jobs(server: &Server, conn: &Conn) {
@@ -101,9 +109,18 @@ impl Conn {
     /// Ends the connection; whatever it owes is failed now.
     pub(super) fn close(&self, server: &Server, error: &Error) {
         // The reason first: who finds the socket shut asks for it.
-        let lost = self.pending.lock().close(error);
+        let (lost, is_parting) = {
+            let mut pending = self.pending.lock();
+            let lost = pending.close(error);
+            pending.tell_doubts(&server.shared.writing);
+            (lost, pending.is_parting)
+        };
         // A connection that is gone already cannot be shut down.
-        let _ = self.stream.shutdown();
+        let _ = if is_parting && !server.shared.is_stopping() {
+            self.stream.end_sending()
+        } else {
+            self.stream.shutdown()
+        };
         self.room.notify_all();
         server.wake();
         lost.into_iter().for_each(|end| end());
@@ -167,7 +184,12 @@ impl Conn {
         });
         // From here on nobody reads the blocks' memory any more, so their ends may be told (P1).
         drop(bodies);
-        let ends = self.pending.lock().sent(id, sent.as_ref().err());
+        let ends = {
+            let mut pending = self.pending.lock();
+            let ends = pending.sent(id, sent.as_ref().err());
+            pending.tell_doubts(&server.shared.writing);
+            ends
+        };
         ends.into_iter().for_each(|end| end());
         sent
     }
@@ -190,9 +212,9 @@ fn prepare(
     for Job { deadline, what } in jobs {
         match what {
             What::Get { into, done, .. } => gets.push(Some(GetItem { into, deadline, done })),
-            What::Put { from, done, .. } => {
+            What::Put { key, from, done } => {
                 bodies.push(from);
-                puts.push(Some(PutItem { deadline, done }));
+                puts.push(Some(PutItem { key, done }));
             }
             What::Exists { keys, done } => {
                 return Ok((Asked::Exists { count: keys.len(), deadline, done: Some(done) }, bodies));

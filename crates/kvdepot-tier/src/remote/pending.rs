@@ -3,11 +3,13 @@
 use std::time::Instant;
 
 use hashbrown::HashMap;
-use kvdepot_core::{Error, ErrorKind, Result};
+use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
 use kvdepot_io::IoBuf;
 use kvdepot_wire::own::Status;
+use parking_lot::Mutex;
 
 use super::job::Opened;
+use super::writing::Writing;
 use crate::{Done, Written};
 
 /// The end of a request, to be called without any lock held.
@@ -22,7 +24,7 @@ pub(super) struct GetItem {
 
 /// A block that was sent.
 pub(super) struct PutItem {
-    pub(super) deadline: Instant,
+    pub(super) key: BlockKey,
     pub(super) done: Done<Written>,
 }
 
@@ -68,6 +70,14 @@ pub(super) struct Pending {
     pub(super) receiving: bool,
     /// Whether the server has answered anything.
     pub(super) answered: bool,
+    /// Whether the server is seen to have ended the connection: it reads nothing more.
+    is_ended: bool,
+    /// Whether a write was under way when the connection was closed, which the server may make yet.
+    pub(super) is_parting: bool,
+    /// Blocks whose writes have failed so.
+    doubtful: Vec<BlockKey>,
+    /// How many of those were handed out.
+    doubts_told: usize,
 }
 
 fn end<T: Send + 'static>(done: Option<Done<T>>, outcome: Result<T>) -> Option<End> {
@@ -123,16 +133,9 @@ impl Asked {
                     }
                 }
             }
-            Self::Put { sending: true, .. } => {}
-            Self::Put { items, .. } => {
-                for item in items {
-                    if item.as_ref().is_some_and(|item| item.deadline <= now)
-                        && let Some(item) = item.take()
-                    {
-                        out.extend(end(Some(item.done), Err(error.clone())));
-                    }
-                }
-            }
+            // Whoever is told of its end may remove the block, which must not meet a write that the server has yet to
+            // make (P1). A server that does not answer loses the connection.
+            Self::Put { .. } => {}
         }
     }
 }
@@ -195,16 +198,54 @@ impl Pending {
             (None, None) => return Vec::new(),
         };
         match self.requests.remove(&id) {
-            Some(Asked::Put { items, .. }) => stored(items, outcome),
+            Some(Asked::Put { items, .. }) => {
+                if self.closed.is_some() || error.is_some() {
+                    self.doubt(&items, outcome.is_ok());
+                }
+                stored(items, outcome)
+            }
             _ => Vec::new(),
         }
+    }
+
+    fn doubt(&mut self, items: &[Option<PutItem>], is_answered: bool) {
+        if !is_answered && !self.is_ended {
+            self.is_parting = true;
+            self.doubtful.extend(items.iter().flatten().map(|item| item.key));
+        }
+    }
+
+    /// The server has closed the connection, or it broke.
+    pub(super) const fn ended(&mut self) {
+        self.is_ended = true;
+    }
+
+    /// Notes blocks that have become doubtful since the last call: before their writes are told to have failed, and before
+    /// [`Self::parted`] takes them.
+    pub(super) fn tell_doubts(&mut self, writing: &Mutex<Writing>) {
+        if self.doubts_told < self.doubtful.len() {
+            writing.lock().doubt(&self.doubtful[self.doubts_told..]);
+            self.doubts_told = self.doubtful.len();
+        }
+    }
+
+    /// When the connection is over: all blocks that are doubtful because of it, and whether the server has ended it.
+    pub(super) fn parted(&mut self) -> (Vec<BlockKey>, bool) {
+        (std::mem::take(&mut self.doubtful), self.is_ended)
     }
 
     /// Ends everything but what is being sent, whose sender ends it.
     pub(super) fn close(&mut self, error: &Error) -> Vec<End> {
         self.closed.get_or_insert_with(|| error.clone());
+        self.is_parting |= !self.is_ended && self.requests.values().any(|a| matches!(a, Asked::Put { .. }));
         let over = self.requests.extract_if(|_, asked| !matches!(asked, Asked::Put { sending: true, .. }));
-        over.flat_map(|(_, asked)| asked.fail(error)).collect()
+        let over: Vec<Asked> = over.map(|(_, asked)| asked).collect();
+        for asked in &over {
+            if let Asked::Put { items, .. } = asked {
+                self.doubt(items, false);
+            }
+        }
+        over.into_iter().flat_map(|asked| asked.fail(error)).collect()
     }
 
     pub(super) fn expire(&mut self, now: Instant, error: &Error) -> Vec<End> {

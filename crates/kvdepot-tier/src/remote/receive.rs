@@ -67,12 +67,9 @@ impl Receiver<'_> {
         let came = self.buffer.next_frame()?.map(read).transpose()?;
         match came {
             None => {
-                let mut stream = &self.conn.stream;
-                let count = self.buffer.read_with(|room| again(|| stream.read(room))).map_err(broke)?;
-                if count == 0 {
-                    return Err(closed());
-                }
-                self.conn.progressed();
+                let Self { conn, buffer, .. } = self;
+                let count = arrived(conn, || buffer.read_with(|room| (&conn.stream).read(room)))?;
+                debug_assert!(count > 0, "an end is an error");
                 Ok(())
             }
             Some(Came::Answer(id, answer)) => {
@@ -143,13 +140,7 @@ impl Receiver<'_> {
             let first = slices.first_mut().ok_or_else(closed)?;
             return Ok(self.buffer.take_payload(first));
         }
-        let mut stream = &self.conn.stream;
-        let count = again(|| stream.read_vectored(&mut slices)).map_err(broke)?;
-        if count == 0 {
-            return Err(closed());
-        }
-        self.conn.progressed();
-        Ok(count)
+        arrived(self.conn, || (&self.conn.stream).read_vectored(&mut slices))
     }
 
     /// Stays in step when nobody wants a block any more.
@@ -158,13 +149,7 @@ impl Receiver<'_> {
         let mut scratch = vec![0; SCRATCH_BYTES.min(left)];
         while left > 0 {
             let room = left.min(scratch.len());
-            let mut stream = &self.conn.stream;
-            let got = again(|| stream.read(&mut scratch[..room])).map_err(broke)?;
-            if got == 0 {
-                return Err(closed());
-            }
-            self.conn.progressed();
-            left -= got;
+            left -= arrived(self.conn, || (&self.conn.stream).read(&mut scratch[..room]))?;
         }
         Ok(())
     }
@@ -174,6 +159,27 @@ fn fail(item: GetItem, error: Error) {
     let GetItem { into, done, .. } = item;
     drop(into);
     done(Err(error));
+}
+
+/// Takes what comes next, however long that takes while the connection is open.
+fn arrived(conn: &Conn, mut read: impl FnMut() -> std::io::Result<usize>) -> Result<usize> {
+    use std::io::ErrorKind::{TimedOut, WouldBlock};
+    loop {
+        let error = match again(&mut read) {
+            Ok(0) => closed(),
+            Ok(count) => {
+                conn.progressed();
+                return Ok(count);
+            }
+            Err(e) if matches!(e.kind(), TimedOut | WouldBlock) => match conn.pending.lock().closed.clone() {
+                Some(error) => return Err(error),
+                None => continue,
+            },
+            Err(e) => broke(e),
+        };
+        conn.pending.lock().ended();
+        return Err(error);
+    }
 }
 
 fn broke(e: std::io::Error) -> Error {

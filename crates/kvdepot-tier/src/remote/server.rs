@@ -7,8 +7,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kvdepot_core::limits::{
-    REMOTE_BATCH_BLOCKS_MAX, REMOTE_BATCH_BYTES_MAX, REMOTE_IDLE_LOOK_MS, REMOTE_PAUSE_MS, REMOTE_QUEUE_MAX,
-    REMOTE_READS_IN_A_ROW_MAX, REMOTE_SECOND_WRITER_BYTES,
+    REMOTE_BATCH_BLOCKS_MAX, REMOTE_BATCH_BYTES_MAX, REMOTE_IDLE_LOOK_MS, REMOTE_PARTING_MAX,
+    REMOTE_PAUSE_MS, REMOTE_QUEUE_MAX, REMOTE_READS_IN_A_ROW_MAX, REMOTE_SECOND_WRITER_BYTES,
 };
 use kvdepot_core::{Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex};
@@ -17,6 +17,8 @@ use super::connect::{self, Dialect};
 use super::job::{Job, What};
 use super::lookup::Addresses;
 use super::own::Conn;
+use super::parting::Parting;
+use super::spaces::Space;
 use super::{Shared, infini, own};
 use crate::TierServer;
 
@@ -34,6 +36,8 @@ pub(super) enum Health {
 /// One server.
 #[derive(Debug)]
 pub(super) struct Server {
+    /// Its place in the configuration.
+    pub(super) index: usize,
     pub(super) address: String,
     pub(super) addresses: Addresses,
     pub(super) shared: Arc<Shared>,
@@ -63,6 +67,8 @@ struct State {
     dialect: Option<Dialect>,
     /// The depot behind it, as it said last.
     depot: Option<u64>,
+    /// Connections that ended amid a write, and that the server has not closed.
+    parting: Vec<Parting>,
     /// Connections that broke or did not come about.
     failures: u64,
     last_error: Option<Error>,
@@ -85,7 +91,7 @@ impl State {
 }
 
 impl Server {
-    pub(super) fn new(address: String, addresses: Addresses, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(index: usize, address: String, addresses: Addresses, shared: Arc<Shared>) -> Self {
         let state = State {
             health: Health::New,
             up: 0,
@@ -97,15 +103,21 @@ impl Server {
             reads_in_a_row: 0,
             dialect: None,
             depot: None,
+            parting: Vec::new(),
             failures: 0,
             last_error: None,
         };
         let (state, work, changed) = (Mutex::new(state), Condvar::new(), Condvar::new());
-        Self { address, addresses, shared, state, work, changed, silences: AtomicU64::new(0) }
+        Self { index, address, addresses, shared, state, work, changed, silences: AtomicU64::new(0) }
     }
 
     pub(super) fn health(&self) -> Health {
         self.state.lock().health
+    }
+
+    /// This tier has moved it to a namespace's epoch.
+    pub(super) fn took(&self, space: &Space) {
+        self.shared.spaces.lock().took(space.spec.root(), space.epoch, self.index);
     }
 
     /// How it is, for who looks at the depot.
@@ -271,7 +283,7 @@ impl Server {
         };
         if other {
             // Before any connection serves: what they learn from now on is to be kept.
-            self.shared.forget_server(&self.address);
+            self.shared.forget_server(self.index);
         }
         let mut state = self.state.lock();
         (state.health, state.dialect, state.depot) = (Health::Up, Some(dialect), depot);
@@ -315,8 +327,34 @@ impl Server {
     /// The first connection looks for the server; the others come when it is there.
     fn wait_for_turn(&self, index: usize) {
         let mut state = self.state.lock();
-        while index > 0 && state.up == 0 && !self.shared.is_stopping() {
+        let is_to_wait = |state: &State| {
+            // Each holds a socket: a server that takes writes and hangs gets no more of them.
+            (index > 0 && state.up == 0) || state.parting.len() >= REMOTE_PARTING_MAX
+        };
+        while is_to_wait(&state) && !self.shared.is_stopping() {
             self.changed.wait(&mut state);
+        }
+    }
+
+    /// Waits for the server's end of a connection.
+    pub(super) fn part(&self, parting: Parting) {
+        self.state.lock().parting.push(parting);
+    }
+
+    /// Looks which connections the server has closed: it carries out no more writes of theirs.
+    pub(super) fn look_at_parting(&self) {
+        let over: Vec<Parting> = {
+            let mut state = self.state.lock();
+            if state.parting.is_empty() {
+                return;
+            }
+            state.parting.extract_if(.., |parting| parting.is_over()).collect()
+        };
+        if !over.is_empty() {
+            let mut writing = self.shared.writing.lock();
+            over.iter().for_each(|parting| writing.settle(&parting.keys));
+            drop(writing);
+            self.changed.notify_all();
         }
     }
 

@@ -16,7 +16,7 @@ pub(super) enum Socket {
 }
 
 impl Socket {
-    const fn tcp(&self) -> &TcpStream {
+    pub(super) const fn tcp(&self) -> &TcpStream {
         match self {
             Self::Plain(tcp) => tcp,
             Self::Tls(tls) => tls.tcp(),
@@ -26,6 +26,16 @@ impl Socket {
     /// Ends the connection for whoever sends or receives on it now.
     pub(super) fn shutdown(&self) -> Result<()> {
         self.tcp().shutdown(Shutdown::Both)
+    }
+
+    /// Sends nothing more: the server reads what it was sent, and then the end.
+    pub(super) fn end_sending(&self) -> Result<()> {
+        self.tcp().shutdown(Shutdown::Write)
+    }
+
+    /// How long a read waits before it says that nothing came.
+    pub(super) fn set_read_patience(&self, patience: Duration) -> Result<()> {
+        self.tcp().set_read_timeout(Some(patience))
     }
 
     /// Whether nothing may be asked on it any more, when nothing is under way: the server has closed it, or has sent what

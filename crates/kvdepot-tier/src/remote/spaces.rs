@@ -1,17 +1,33 @@
-//! Namespaces that a Remote tier serves, and what their keys carry now.
+//! Namespaces that a Remote tier serves, what their keys carry now, and which servers have not taken a reset.
+//!
+//! A reset is *owed* to each server from the moment that it begins until this tier itself has moved that server to the
+//! reset's epoch, or a later one. What a server holds that owes it may be from before the reset, whatever its epoch: another
+//! depot may have begun that epoch earlier. So nothing of the namespace is read from there or written to it meanwhile (P1).
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
+use kvdepot_core::limits::{REMOTE_OWED_CLOSED_MAX, REMOTE_SERVERS_MAX};
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
+
+/// Some of the tier's servers, a bit each, by their places in the configuration.
+pub(super) type ServerSet = u64;
+const _: () = assert!(REMOTE_SERVERS_MAX <= ServerSet::BITS as usize);
+
+pub(super) const fn bit(server: usize) -> ServerSet {
+    1 << server
+}
 
 /// One namespace in its current epoch.
 #[derive(Clone, Debug)]
 pub(super) struct Space {
     pub(super) spec: Arc<NamespaceSpec>,
     pub(super) epoch: u32,
-    /// Whether a server may not know of the epoch: it is told when it comes back.
-    pub(super) untold: bool,
+    /// Servers that owe the last reset.
+    pub(super) owed: ServerSet,
+    /// Whether the epoch's number tells that its reset came after resets that other servers were told of before.
+    pub(super) is_ordered: bool,
 }
 
 impl Space {
@@ -23,18 +39,31 @@ impl Space {
 #[derive(Debug, Default)]
 pub(super) struct Spaces {
     by_root: HashMap<NamespaceId, Space>,
-    /// From what keys carry to the root.
+    /// From what keys carry to the root; only of namespaces that are open.
     current: HashMap<NamespaceId, NamespaceId>,
+    /// Namespaces that were closed while a server owes their reset, oldest first.
+    closed: VecDeque<NamespaceId>,
 }
 
 impl Spaces {
     /// The namespace whose keys these are now (P8).
-    pub(super) fn of(&self, key: &BlockKey) -> Result<Space> {
+    pub(super) fn of(&self, key: &BlockKey) -> Result<&Space> {
         let space = self.current.get(&key.namespace).and_then(|root| self.by_root.get(root));
-        space.cloned().ok_or_else(|| {
+        space.ok_or_else(|| {
             Error::new(ErrorKind::NotFound, "a block's namespace is not open, or its epoch has passed")
                 .with("key", key)
         })
+    }
+
+    /// As [`Self::of`], if the key's server has taken the namespace's last reset.
+    pub(super) fn at(&self, key: &BlockKey, server: usize) -> Result<&Space> {
+        let space = self.of(key)?;
+        if space.owed & bit(server) == 0 {
+            return Ok(space);
+        }
+        let what =
+            "a remote server has not taken a reset of the namespace yet: it is not used for it until it has";
+        Err(Error::new(ErrorKind::Unavailable, what).with("key", key))
     }
 
     /// Whether keys of this namespace and epoch are served.
@@ -42,42 +71,131 @@ impl Spaces {
         self.current.contains_key(&key.namespace)
     }
 
-    /// The epoch of a namespace, if it is open.
-    pub(super) fn epoch(&self, spec: &NamespaceSpec) -> Option<u32> {
-        self.by_root.get(&spec.root()).map(|space| space.epoch)
+    /// A namespace that is open, or whose reset is owed.
+    pub(super) fn get(&self, root: NamespaceId) -> Option<&Space> {
+        self.by_root.get(&root)
     }
 
-    /// Enters a namespace, or moves it to another epoch: the id that keys carried before, when it has changed.
+    /// Enters a namespace, or moves it on to `epoch`: the id that keys carried before, when it has changed. What is owed
+    /// stays owed.
     pub(super) fn enter(&mut self, spec: &Arc<NamespaceSpec>, epoch: u32) -> Option<NamespaceId> {
         let (root, id) = (spec.root(), spec.id(epoch));
-        let untold = self.by_root.get(&root).is_some_and(|space| space.untold);
-        let before = self.by_root.insert(root, Space { spec: Arc::clone(spec), epoch, untold });
+        let before = self.by_root.remove(&root);
+        let (owed, is_ordered) = before.as_ref().map_or((0, false), |space| (space.owed, space.is_ordered));
+        self.by_root.insert(root, Space { spec: Arc::clone(spec), epoch, owed, is_ordered });
         let old = before.map(|space| space.spec.id(space.epoch)).filter(|old| *old != id);
         if let Some(old) = old {
             self.current.remove(&old);
         }
         self.current.insert(id, root);
+        self.closed.retain(|closed| *closed != root);
         old
     }
 
-    /// Notes whether all servers were told of a namespace's epoch.
-    pub(super) fn told(&mut self, spec: &NamespaceSpec, epoch: u32, told: bool) {
-        if let Some(space) = self.by_root.get_mut(&spec.root()).filter(|space| space.epoch == epoch) {
-            // Nothing is told of the first epoch: no server has any before it.
-            space.untold = !told && epoch > 0;
+    /// Begins a reset: `servers` owe it. As [`Self::enter`].
+    pub(super) fn advance(
+        &mut self,
+        spec: &Arc<NamespaceSpec>,
+        epoch: u32,
+        servers: ServerSet,
+        is_ordered: bool,
+    ) -> Option<NamespaceId> {
+        let is_closed = self.closed.contains(&spec.root());
+        let old = self.enter(spec, epoch);
+        if let Some(space) = self.by_root.get_mut(&spec.root()) {
+            (space.owed, space.is_ordered) = (servers, is_ordered);
+        }
+        if is_closed {
+            self.close(spec.root());
+        }
+        old
+    }
+
+    /// This tier has moved a server to an epoch: it does not owe a reset any more that began no later.
+    pub(super) fn took(&mut self, root: NamespaceId, epoch: u32, server: usize) {
+        let Some(space) = self.by_root.get_mut(&root).filter(|space| space.epoch == epoch) else { return };
+        space.owed &= !bit(server);
+        if space.owed == 0 && self.closed.contains(&root) {
+            self.closed.retain(|closed| *closed != root);
+            self.by_root.remove(&root);
         }
     }
 
-    /// Forgets a namespace, unless a server is to be told of its epoch: what its keys carried.
+    /// Namespaces of which servers owe a reset.
+    pub(super) fn owed(&self) -> Vec<Space> {
+        self.by_root.values().filter(|space| space.owed != 0).cloned().collect()
+    }
+
+    /// Closes a namespace: what its keys carried. It is remembered while a server owes its reset, up to a bound: of those
+    /// beyond it a later opening knows what the servers tell, as after a restart of the depot.
     pub(super) fn close(&mut self, root: NamespaceId) -> Option<NamespaceId> {
-        let space = self.by_root.get(&root).filter(|space| !space.untold)?;
-        let id = space.spec.id(space.epoch);
-        self.by_root.remove(&root);
-        self.current.remove(&id);
+        let space = self.by_root.get(&root)?;
+        let (id, is_owed) = (space.spec.id(space.epoch), space.owed != 0);
+        self.current.remove(&id)?;
+        if is_owed {
+            self.closed.push_back(root);
+            if self.closed.len() > REMOTE_OWED_CLOSED_MAX
+                && let Some(oldest) = self.closed.pop_front()
+            {
+                tracing::warn!(
+                    namespace = %oldest, namespaces_max = REMOTE_OWED_CLOSED_MAX,
+                    "too many resets wait for remote servers that are away: the oldest is told no more"
+                );
+                self.by_root.remove(&oldest);
+            }
+        } else {
+            self.by_root.remove(&root);
+        }
         Some(id)
     }
 
     pub(super) fn all(&self) -> Vec<Space> {
         self.by_root.values().cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvdepot_core::{BlockHash, BlockLayout};
+
+    use super::*;
+
+    fn spec(n: usize) -> Arc<NamespaceSpec> {
+        let facts = format!("{{\"model\":\"{n}\"}}");
+        Arc::new(NamespaceSpec::new(&facts, BlockLayout::uniform(1, &[4096]).unwrap()).unwrap())
+    }
+
+    #[test]
+    fn a_namespace_is_remembered_after_its_close_until_its_servers_took_the_reset() {
+        let (mut spaces, spec) = (Spaces::default(), spec(0));
+        spaces.enter(&spec, 1);
+        spaces.advance(&spec, 2, 0b11, false);
+        let key = BlockKey { namespace: spec.id(2), hash: BlockHash([1; 16]) };
+        assert_eq!(spaces.close(spec.root()), Some(spec.id(2)));
+        assert!(!spaces.is_open(&key) && spaces.close(spec.root()).is_none());
+        spaces.took(spec.root(), 2, 0);
+        spaces.enter(&spec, 2);
+        assert!(spaces.at(&key, 0).is_ok() && spaces.at(&key, 1).is_err(), "opened again: it is still owed");
+        spaces.close(spec.root());
+        spaces.took(spec.root(), 1, 1);
+        assert!(spaces.get(spec.root()).is_some(), "an earlier epoch says nothing of this one");
+        spaces.took(spec.root(), 2, 1);
+        assert!(spaces.get(spec.root()).is_none() && spaces.closed.is_empty());
+    }
+
+    #[test]
+    fn closed_namespaces_take_a_bounded_amount_of_memory() {
+        let mut spaces = Spaces::default();
+        for n in 0..=REMOTE_OWED_CLOSED_MAX {
+            let spec = spec(n);
+            spaces.advance(&spec, 1, 1, false);
+            spaces.close(spec.root());
+        }
+        assert_eq!(
+            (spaces.by_root.len(), spaces.closed.len()),
+            (REMOTE_OWED_CLOSED_MAX, REMOTE_OWED_CLOSED_MAX)
+        );
+        assert!(spaces.current.is_empty() && spaces.get(spec(0).root()).is_none());
+        assert!(spaces.get(spec(REMOTE_OWED_CLOSED_MAX).root()).is_some());
     }
 }

@@ -11,11 +11,22 @@ use crate::{Done, Written};
 pub(super) struct Writing {
     writers: HashMap<BlockKey, Vec<Done<Written>>>,
     leaving: HashMap<BlockKey, usize>,
+    /// Blocks that servers may store yet although their writes have failed.
+    doubtful: HashMap<BlockKey, usize>,
 }
 
 impl std::fmt::Debug for Writing {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Writing({}, leaving {})", self.writers.len(), self.leaving.len())
+    }
+}
+
+fn count_down(counts: &mut HashMap<BlockKey, usize>, key: &BlockKey) {
+    if let Entry::Occupied(mut count) = counts.entry(*key) {
+        *count.get_mut() -= 1;
+        if *count.get() == 0 {
+            count.remove();
+        }
     }
 }
 
@@ -54,12 +65,21 @@ impl Writing {
     }
 
     pub(super) fn left(&mut self, key: &BlockKey) {
-        if let Entry::Occupied(mut count) = self.leaving.entry(*key) {
-            *count.get_mut() -= 1;
-            if *count.get() == 0 {
-                count.remove();
-            }
-        }
+        count_down(&mut self.leaving, key);
+    }
+
+    /// Writes have failed that a server may carry out yet.
+    pub(super) fn doubt(&mut self, keys: &[BlockKey]) {
+        keys.iter().for_each(|key| *self.doubtful.entry(*key).or_default() += 1);
+    }
+
+    /// The server has ended them.
+    pub(super) fn settle(&mut self, keys: &[BlockKey]) {
+        keys.iter().for_each(|key| count_down(&mut self.doubtful, key));
+    }
+
+    pub(super) fn is_doubtful(&self, key: &BlockKey) -> bool {
+        self.doubtful.contains_key(key)
     }
 
     pub(super) fn is_leaving(&self, key: &BlockKey) -> bool {

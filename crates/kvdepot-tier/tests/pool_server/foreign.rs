@@ -55,6 +55,9 @@ pub(super) fn serve(mut stream: &TcpStream, state: &State, answers_unknown: bool
             Request::Tcp { key, op: TcpOp::Put(bytes) } => {
                 state.survives(bytes > 0, "a value of no bytes")?;
                 let key = key.to_vec();
+                if key.ends_with(b"/whole") {
+                    state.keep_back();
+                }
                 state.store.lock().values.insert(key.clone(), NOT_YET.to_vec());
                 let value = payload(stream, &mut buffer, bytes as usize)?;
                 state.store.lock().values.insert(key, value);

@@ -48,6 +48,8 @@ pub(crate) enum Fault {
     Held,
     /// Says of every key that it is there; InfiniStore's protocol only.
     AllThere,
+    /// Takes puts (in InfiniStore's protocol the marks of blocks) and stores them when the fault is over.
+    LatePuts,
 }
 
 /// What a server speaks.
@@ -86,6 +88,8 @@ pub(crate) struct State {
     crashed: Mutex<Option<&'static str>>,
     /// Connections that were left hanging so far.
     pub(crate) hanging: AtomicU64,
+    /// Puts that were stored late.
+    pub(crate) kept_back: AtomicU64,
     streams: Mutex<Vec<TcpStream>>,
     stopping: AtomicBool,
 }
@@ -109,6 +113,19 @@ impl State {
         let mut fault = self.fault.lock();
         while matches!(*fault, Fault::Deaf | Fault::Held) && !self.stopping.load(Ordering::SeqCst) {
             self.changed.wait(&mut fault);
+        }
+    }
+
+    /// Keeps a put back until the fault is over.
+    fn keep_back(&self) {
+        if self.fault() == Fault::LatePuts {
+            self.hanging.fetch_add(1, Ordering::SeqCst);
+            let mut fault = self.fault.lock();
+            while *fault == Fault::LatePuts && !self.stopping.load(Ordering::SeqCst) {
+                self.changed.wait(&mut fault);
+            }
+            drop(fault);
+            self.kept_back.fetch_add(1, Ordering::SeqCst);
         }
     }
 
@@ -169,6 +186,7 @@ impl PoolServer {
             exists: AtomicU64::new(0),
             crashed: Mutex::default(),
             hanging: AtomicU64::new(0),
+            kept_back: AtomicU64::new(0),
             streams: Mutex::default(),
             stopping: AtomicBool::new(false),
         });

@@ -45,6 +45,7 @@ pub(super) fn serve(mut stream: &TcpStream, state: &State) -> Served {
             Request::Put { namespace, block_bytes, blocks } => {
                 state.puts.fetch_add(1, Ordering::SeqCst);
                 let bytes = payload(stream, &mut buffer, block_bytes as usize * blocks.len())?;
+                state.keep_back();
                 put(state, namespace, block_bytes as usize, blocks, &bytes).encode(id, &mut out)?;
             }
             other => answer(state, &other, id, &mut out)?,

@@ -1,0 +1,300 @@
+//! Opening namespaces at all servers, and resets: an epoch that every server is told of.
+//!
+//! A reset closes the namespace at every server before any is asked. A server opens again when this tier has moved it, by a
+//! request that names the epoch which it leaves: so its blocks of the new epoch are all from after the reset. A server
+//! that is in that epoch already, or in a later one, was moved by somebody else, possibly before the reset. Then no server
+//! keeps the number: all are moved to a later one.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use hashbrown::HashSet;
+use kvdepot_core::limits::EPOCH_RETRY_MS;
+use kvdepot_core::{Error, ErrorKind, NamespaceId, NamespaceSpec, Result, next_epoch};
+use parking_lot::{Condvar, Mutex};
+
+use super::connect::Dialect;
+use super::job::{Job, Opened, What};
+use super::server::{Health, Server};
+use super::spaces::{ServerSet, bit};
+use super::{Everyone, RemoteProtocol};
+use crate::Done;
+
+/// Tries to move all servers to one epoch while other clients move them, too.
+const ADVANCES_MAX: usize = 3;
+/// Clocks that show more are wrong: their time must not use up the numbers of epochs.
+const CLOCK_EPOCHS_MAX: u32 = 3 << 30;
+
+/// When phase after phase of work ends that has to be over by `deadline`: a server that hangs leaves the next one its time.
+fn phase_end(timeout: Duration, deadline: Instant) -> Instant {
+    let left = deadline.saturating_duration_since(Instant::now());
+    Instant::now() + timeout.min(left / 2)
+}
+
+/// Whose epoch moves: one thread at a time brings servers into step, or it would take what another one did for a
+/// stranger's doing.
+#[derive(Debug, Default)]
+pub(super) struct Turns {
+    taken: Mutex<HashSet<NamespaceId>>,
+    changed: Condvar,
+}
+
+impl Turns {
+    fn take(&self, root: NamespaceId, deadline: Instant) -> Result<Turn<'_>> {
+        let mut taken = self.taken.lock();
+        while !taken.insert(root) {
+            if self.changed.wait_until(&mut taken, deadline).timed_out() {
+                let what = "a namespace is being opened or reset at remote servers that do not answer";
+                return Err(Error::new(ErrorKind::Timeout, what).with("namespace", root));
+            }
+        }
+        Ok(Turn { turns: self, root })
+    }
+}
+
+struct Turn<'a> {
+    turns: &'a Turns,
+    root: NamespaceId,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.turns.taken.lock().remove(&self.root);
+        self.turns.changed.notify_all();
+    }
+}
+
+/// How telling all servers of an epoch ended.
+struct Told {
+    /// Names a server that could not be told, and will be when it comes back.
+    outcome: Result<()>,
+    /// Whether a server answered that it will not be moved from where it was.
+    is_refused: bool,
+}
+
+impl Everyone {
+    /// The newest epoch that any server knows, or `at_least`; all servers that are there know it when this returns.
+    pub(super) fn open(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant) -> u32 {
+        // From here on a server that comes back is told of it.
+        let epoch = self.enter_at_least(spec, at_least);
+        if let Err(error) = self.settle(spec, at_least, deadline) {
+            tracing::debug!(%error, namespace = %spec.root(), "a namespace is not open at every remote server");
+        }
+        self.shared.spaces.lock().get(spec.root()).map_or(epoch, |space| space.epoch)
+    }
+
+    /// Begins a reset before any server is asked: nothing of the namespace is read or written until servers have taken it.
+    pub(super) fn leave_epoch(&self, spec: &Arc<NamespaceSpec>, at_least: u32) -> Result<()> {
+        let mut spaces = self.shared.spaces.lock();
+        let known = spaces.get(spec.root()).map_or(0, |space| space.epoch);
+        let old = spaces.advance(spec, next_epoch(known, at_least)?, self.all_servers(), false);
+        drop(spaces);
+        if let Some(old) = old {
+            self.shared.known.lock().forget_namespace(old);
+        }
+        Ok(())
+    }
+
+    /// Has all servers take a reset that [`Self::leave_epoch`] began.
+    pub(super) fn advance(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant) -> Result<u32> {
+        let outcome = self.settle(spec, at_least, deadline);
+        if let Err(error) = &outcome {
+            tracing::error!(
+                %error, namespace = %spec.root(),
+                "a reset is not stored at every remote server: those that have not taken it are not used for the namespace \
+                 until they have, which is tried again by itself"
+            );
+        }
+        outcome
+    }
+
+    /// Tries again to have servers take resets that they owe.
+    pub(super) fn retry_owed(&self) {
+        while !self.shared.is_stopping() {
+            std::thread::park_timeout(Duration::from_millis(EPOCH_RETRY_MS));
+            let owed = self.shared.spaces.lock().owed();
+            for space in owed {
+                let is_there = |(index, server): (usize, &Arc<Server>)| {
+                    space.owed & bit(index) != 0 && server.health() == Health::Up
+                };
+                if self.shared.is_stopping() || !self.servers.iter().enumerate().any(is_there) {
+                    continue;
+                }
+                let root = space.spec.root();
+                match self.settle(&space.spec, 0, Instant::now() + self.shared.config.timeout * 4) {
+                    Ok(epoch) => {
+                        tracing::warn!(namespace = %root, epoch, "a reset is stored at every remote server now")
+                    }
+                    Err(error) => {
+                        tracing::debug!(%error, namespace = %root, "a remote server has not taken a reset")
+                    }
+                }
+            }
+        }
+    }
+
+    fn all_servers(&self) -> ServerSet {
+        (0..self.servers.len()).map(bit).sum()
+    }
+
+    /// Brings all servers to one epoch: the newest that any of them knows, or a later one where a reset asks for that.
+    fn settle(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant) -> Result<u32> {
+        let _turn = self.shared.turns.take(spec.root(), deadline)?;
+        for attempt in 1.. {
+            let opened = self.ask_opened(spec, phase_end(self.shared.config.timeout, deadline));
+            let epoch = self.choose(spec, at_least, &opened)?;
+            let told = self.move_behind(spec, epoch, &opened, deadline);
+            // Another client was faster; or a server failed amid, and the next number tells when the reset was.
+            let is_worth_it = told.is_refused || (self.is_to_be_ordered(spec) && self.may_order());
+            if attempt >= ADVANCES_MAX || !is_worth_it || Instant::now() >= deadline {
+                return told.outcome.map(|()| epoch);
+            }
+        }
+        unreachable!("the last attempt returns")
+    }
+
+    fn is_to_be_ordered(&self, spec: &NamespaceSpec) -> bool {
+        let spaces = self.shared.spaces.lock();
+        spaces.get(spec.root()).is_some_and(|space| space.owed != 0 && !space.is_ordered)
+    }
+
+    /// Enters the epoch that servers are to be moved to, now that they have said where they are.
+    fn choose(&self, spec: &Arc<NamespaceSpec>, at_least: u32, opened: &[Option<Opened>]) -> Result<u32> {
+        let may_order = self.may_order();
+        let mut spaces = self.shared.spaces.lock();
+        let (epoch, owed, is_ordered) = spaces
+            .get(spec.root())
+            .map_or((0, 0, false), |space| (space.epoch, space.owed, space.is_ordered));
+        let newest = newest(opened).max(epoch);
+        let owing = || opened.iter().enumerate().filter(|(server, _)| owed & bit(*server) != 0);
+        // Its blocks of this epoch may be from before the reset.
+        let is_taken = owing().any(|(_, opened)| opened.is_some_and(|opened| opened.epoch >= epoch));
+        let is_away = owing().any(|(_, opened)| opened.is_none());
+        let is_to_be_ordered = is_away && !is_ordered && may_order;
+        let (epoch, old) = if is_taken || is_to_be_ordered {
+            let next = next_epoch(newest, at_least)?;
+            let next = if is_away && may_order { next.max(clock_epoch()) } else { next };
+            (next, spaces.advance(spec, next, self.all_servers(), is_away && may_order))
+        } else {
+            let epoch = newest.max(at_least);
+            (epoch, spaces.enter(spec, epoch))
+        };
+        drop(spaces);
+        if let Some(old) = old {
+            self.shared.known.lock().forget_namespace(old);
+        }
+        Ok(epoch)
+    }
+
+    /// Whether all servers take any number for an epoch: an InfiniStore server has an entry for each epoch.
+    fn may_order(&self) -> bool {
+        let config = &self.shared.config;
+        config.protocol == RemoteProtocol::Kvdepot
+            || config.token.is_some()
+            || self.servers.iter().all(|server| server.dialect() == Some(Dialect::Own))
+    }
+
+    /// Makes `epoch` the current one unless a later one is: which is. What was known of earlier ones is forgotten.
+    fn enter_at_least(&self, spec: &Arc<NamespaceSpec>, epoch: u32) -> u32 {
+        let mut spaces = self.shared.spaces.lock();
+        let epoch = spaces.get(spec.root()).map_or(epoch, |space| space.epoch.max(epoch));
+        let old = spaces.enter(spec, epoch);
+        drop(spaces);
+        if let Some(old) = old {
+            self.shared.known.lock().forget_namespace(old);
+        }
+        epoch
+    }
+
+    /// What ends a request that somebody waits for; it is under way meanwhile, or nobody would look at its deadline.
+    fn waited_for<T: Send + 'static>(&self) -> (Done<T>, Receiver<Result<T>>) {
+        let ((send, receive), shared) = (channel(), Arc::clone(&self.shared));
+        shared.begun();
+        let done = move |outcome| {
+            drop(send.send(outcome));
+            shared.ended();
+        };
+        (Box::new(done), receive)
+    }
+
+    /// What each server says of a namespace; `None` for one that is not there.
+    fn ask_opened(&self, spec: &Arc<NamespaceSpec>, deadline: Instant) -> Vec<Option<Opened>> {
+        let asked: Vec<Option<Receiver<Result<Opened>>>> = self
+            .servers
+            .iter()
+            .map(|server| {
+                (server.settle(deadline) == Health::Up).then(|| {
+                    let (done, receive) = self.waited_for();
+                    server.submit(Job { deadline, what: What::Open { spec: Arc::clone(spec), done } });
+                    receive
+                })
+            })
+            .collect();
+        let wait = |receive: Receiver<Result<Opened>>| wait(&receive, deadline).ok()?.ok();
+        asked.into_iter().map(|receive| receive.and_then(wait)).collect()
+    }
+
+    /// Moves servers that are behind.
+    fn move_behind(
+        &self,
+        spec: &Arc<NamespaceSpec>,
+        epoch: u32,
+        opened: &[Option<Opened>],
+        deadline: Instant,
+    ) -> Told {
+        // Not the time that a server which hangs has left of an earlier answer: the others are to be told.
+        let deadline = phase_end(self.shared.config.timeout, deadline);
+        let mut asked = Vec::new();
+        let mut told = Told { outcome: Ok(()), is_refused: false };
+        for (index, (server, opened)) in self.servers.iter().zip(opened).enumerate() {
+            match opened {
+                Some(opened) if opened.epoch >= epoch => {}
+                Some(opened) => {
+                    let (done, receive) = self.waited_for();
+                    let what = What::SetEpoch { spec: Arc::clone(spec), now: opened.namespace, epoch, done };
+                    server.submit(Job { deadline, what });
+                    asked.push((index, receive));
+                }
+                None => told.outcome = Err(untold(server)),
+            }
+        }
+        for (index, receive) in asked {
+            let server = &self.servers[index];
+            match wait(&receive, deadline) {
+                Ok(Ok(())) => self.shared.spaces.lock().took(spec.root(), epoch, index),
+                Ok(Err(error)) => {
+                    told.is_refused |= error.kind() == ErrorKind::NotFound;
+                    told.outcome = Err(untold(server).with_source(error));
+                }
+                Err(_) => told.outcome = Err(untold(server)),
+            }
+        }
+        told
+    }
+}
+
+/// The seconds of the clock. Two resets that reach different servers get different numbers so, and the later one the higher,
+/// although neither knows of the other: whoever opens the namespace later takes the higher one.
+fn clock_epoch() -> u32 {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    u32::try_from(seconds).ok().filter(|seconds| *seconds <= CLOCK_EPOCHS_MAX).unwrap_or(0)
+}
+
+/// The newest epoch that a server answered.
+fn newest(opened: &[Option<Opened>]) -> u32 {
+    opened.iter().flatten().map(|opened| opened.epoch).max().unwrap_or(0)
+}
+
+/// Takes an answer that has come, or comes by `deadline`.
+fn wait<T>(receive: &Receiver<T>, deadline: Instant) -> Result<T, RecvTimeoutError> {
+    receive.recv_timeout(deadline.saturating_duration_since(Instant::now()))
+}
+
+fn untold(server: &Server) -> Error {
+    Error::new(
+        ErrorKind::Unavailable,
+        "a remote server could not be told of a reset; it is told when it comes back, as long as this depot runs",
+    )
+    .with("server", &server.address)
+}

@@ -1,0 +1,64 @@
+//! Epochs at an InfiniStore server, which knows none: each is an entry of its own.
+
+use std::time::{Duration, Instant};
+
+use kvdepot_core::limits::REMOTE_FOREIGN_EPOCHS_MAX;
+use kvdepot_core::{ErrorKind, NamespaceSpec, Result};
+
+use super::super::server::Server;
+use super::super::socket::Socket;
+use super::super::value::{MARK, epoch_name};
+use super::{Failed, Outcome, Talk};
+
+/// Asks what any InfiniStore server can answer, and tells it of epochs that passed while it was away, all by `deadline`.
+pub(in crate::remote) fn greet(server: &Server, stream: &Socket, deadline: Instant) -> Result<()> {
+    let mut talk = Talk::new(server, stream, deadline, Duration::ZERO);
+    let mut greet = || {
+        talk.exists(b"kvdepot")?;
+        server.shared.spaces().iter().try_for_each(|space| {
+            let there = talk.epoch(&space.spec)?;
+            if there < space.epoch {
+                talk.raise(&space.spec, there, space.epoch)?;
+                server.took(space);
+            }
+            Ok(())
+        })
+    };
+    greet().map_err(|(Failed::Answer(error) | Failed::Amid(error, _) | Failed::Lost(error))| error)
+}
+
+impl Talk<'_> {
+    /// The newest epoch that the server was told of.
+    pub(super) fn epoch(&mut self, spec: &NamespaceSpec) -> Outcome<u32> {
+        let mut epoch = 0;
+        while self.exists(epoch_name(spec, epoch + 1).as_bytes())? {
+            epoch += 1;
+            if epoch == REMOTE_FOREIGN_EPOCHS_MAX {
+                let what = "a remote server says that a namespace was reset more often than it can be there: empty it";
+                let error = self.bad(ErrorKind::Unsupported, what).with("namespace", spec.root());
+                return Err(Failed::Answer(error.with("epochs_max", REMOTE_FOREIGN_EPOCHS_MAX - 1)));
+            }
+        }
+        Ok(epoch)
+    }
+
+    pub(super) fn set_epoch(&mut self, spec: &NamespaceSpec, epoch: u32) -> Outcome<()> {
+        let there = self.epoch(spec)?;
+        self.raise(spec, there, epoch)
+    }
+
+    /// Tells the server of epochs after `there`.
+    fn raise(&mut self, spec: &NamespaceSpec, there: u32, epoch: u32) -> Outcome<()> {
+        if epoch >= REMOTE_FOREIGN_EPOCHS_MAX {
+            let what = "an InfiniStore server cannot be told of so many resets of a namespace";
+            let error = self.bad(ErrorKind::Unsupported, what).with("namespace", spec.root());
+            let error = error.with("epoch", epoch).with("epochs_max", REMOTE_FOREIGN_EPOCHS_MAX - 1);
+            return Err(Failed::Answer(error));
+        }
+        for epoch in there.saturating_add(1)..=epoch {
+            self.turn()?;
+            self.put(epoch_name(spec, epoch).as_bytes(), MARK, None)?;
+        }
+        Ok(())
+    }
+}
