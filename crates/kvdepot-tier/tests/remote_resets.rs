@@ -70,6 +70,9 @@ fn recovers(bench: &mut Bench, old: std::ops::Range<u64>, past: &[u32]) {
         key == 40
     };
     let patience = Bench::soon();
+    // Before the tier is asked for anything else: the server is there, and may have taken the reset or not.
+    until(|| bench.tier.servers().iter().all(|server| server.up));
+    assert!(old.clone().all(|n| bench.read(n).is_err()), "a block from before the reset (P1)");
     loop {
         let recovered = there(bench);
         follow(bench);
