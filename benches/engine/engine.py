@@ -1,10 +1,9 @@
-"""One engine in this process: does the steps of a plan, writes down what came out. Run by ``runs.run_engine``.
+"""One engine in this process: does the steps of a plan, writes down what came out. Forked by ``runs.run_engine``.
 
 A plan is ``{"engine": arguments of vllm.LLM, "result": path, "steps": [...]}``; steps are made by ``runs``.
 """
 
 import json
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -81,15 +80,11 @@ class Engine:
         self._llm.generate([short], SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
 
 
-def main() -> None:
-    """Does the plan whose path is the only argument."""
-    plan = json.loads(Path(sys.argv[1]).read_text())
+def main(path: str) -> None:
+    """Does the plan that lies there."""
+    plan = json.loads(Path(path).read_text())
     engine = Engine(plan["engine"])
     can: dict[str, Callable[..., None]] = {"send": engine.send, "forget": engine.forget, "settle": engine.settle}
     for step in plan["steps"]:
         can[step["do"]](**{name: value for name, value in step.items() if name != "do"})
     Path(plan["result"]).write_text(json.dumps(engine.result))
-
-
-if __name__ == "__main__":
-    main()

@@ -14,8 +14,8 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from benches.engine.rounds import COLD, WARM_UP
-from benches.engine.runs import EngineKind, Result, Step, kvdepot_transfer, pool_bytes_for, run_engine, send
+from benches.engine.rounds import COLD
+from benches.engine.runs import EngineKind, Result, Step, kvdepot_transfer, pool_bytes_for, run_engine, send, warm_up
 from tools.lab.depot import DepotHome
 from tools.lab.machine import load_average, machine
 from tools.lab.models import WORK, ModelSize, make_model
@@ -42,7 +42,7 @@ def parse() -> argparse.Namespace:
 def steps(lengths: list[int], repeats: int, pair: int) -> list[Step]:
     """Prompts that no process has seen before."""
     return [
-        send("warm-up", WARM_UP),
+        send("warm-up", warm_up(lengths)),
         *(
             send(f"{COLD}/{length}", [(length * 1000 + pair * 100 + number, length)], max_tokens=1)
             for number in range(repeats)

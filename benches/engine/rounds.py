@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from benches.engine.runs import (
-    WARM_UP_TOKENS,
     EngineKind,
     Prompts,
     Result,
@@ -19,13 +18,13 @@ from benches.engine.runs import (
     run_engine,
     send,
     settle,
+    warm_up,
 )
 from tools.lab.depot import DepotHome
 from tools.lab.machine import drop_from_page_cache
 from tools.lab.models import WORK
 
 DRAIN_S = 120.0
-WARM_UP: Prompts = [(999_999, WARM_UP_TOKENS)]
 SEEDS_PER_LENGTH = 1000
 OTHER_SEED = 500
 COLD, OWN, HIT = "cold", "own", "hit"
@@ -58,7 +57,8 @@ class Bench:
 
         Each hit comes behind the same pause, so that both have the same minute and the same engine.
         """
-        steps = [send("warm-up", WARM_UP), stored, *([forget()] if kept else []), send("warm-up", WARM_UP)]
+        warm = send("warm-up", warm_up(self.lengths))
+        steps = [warm, stored, *([forget()] if kept else []), warm]
         for length in self.lengths:
             for one in self.prompts(length):
                 steps += [send(f"{COLD}/{length}", [one]), stored, send(f"{OWN}/{length}", [one])]
@@ -71,7 +71,7 @@ class Bench:
 
         The warm-up is a hit, too.
         """
-        steps = [send("warm-up", WARM_UP)]
+        steps = [send("warm-up", warm_up(self.lengths))]
         for length in self.lengths:
             for seed, tokens in self.prompts(length):
                 one, other = (seed, tokens), (seed + OTHER_SEED, tokens)
@@ -112,7 +112,8 @@ def native_files(bench: Bench) -> Result:
     transfer = native_transfer(bench.pool_bytes, directory)
     stored = settle(directory=directory)
     every = [one for length in bench.lengths for one in bench.prompts(length)]
-    run_engine("native-files", bench.kind, transfer, [send("warm-up", WARM_UP), send("all", every), stored])
+    warm = send("warm-up", warm_up(bench.lengths))
+    run_engine("native-files", bench.kind, transfer, [warm, send("all", every), stored])
     prepare_page_cache(bench, (path for path in directory.rglob("*") if path.is_file()))
     return run_engine("native-files-restarted", bench.kind, transfer, bench.hit_then_cold(stored))
 

@@ -1,17 +1,19 @@
 """Engines as child processes: plans for them, the connectors they can have, and what they wrote down."""
 
+import atexit
 import json
 import shutil
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tools.lab.child import Child
+from tools.lab.child import ChildError, tail
 from tools.lab.depot import DepotHome
 from tools.lab.models import ROOT, WORK, ModelSize
+from tools.lab.warm import ON_ALL_CORES, Warm
 
 BLOCK_TOKENS = 32
 KV_CACHE_BYTES = 1 << 30
@@ -28,13 +30,6 @@ Step = dict[str, Any]
 Prompts = Sequence[tuple[int, int]]
 """Seeds and lengths."""
 
-ENVIRON = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "PYTHONPATH": str(ROOT),
-}
-
 
 @dataclass(frozen=True)
 class EngineKind:
@@ -48,7 +43,7 @@ class EngineKind:
     @classmethod
     def for_prompts(cls, model: Path, dtype: str, lengths: Sequence[int]) -> "EngineKind":
         """Engines that take prompts of these lengths."""
-        return cls(model, dtype, max(WARM_UP_TOKENS, *lengths) + MARGIN_TOKENS)
+        return cls(model, dtype, max(lengths) + MARGIN_TOKENS)
 
     def arguments(self, transfer: Mapping[str, Any] | None) -> dict[str, Any]:
         """Arguments of ``vllm.LLM``."""
@@ -87,6 +82,11 @@ class Result:
 
     sent: Mapping[str, Sent]
     load_average: tuple[float, ...]
+
+
+def warm_up(lengths: Sequence[int]) -> Prompts:
+    """What an engine computes before it is measured: a prompt that is no longer than the longest of these."""
+    return [(999_999, min(WARM_UP_TOKENS, max(lengths)))]
 
 
 def pool_bytes_for(size: ModelSize, dtype: str, lengths: Sequence[int], repeats: int) -> int:
@@ -134,7 +134,7 @@ def settle(home: DepotHome | None = None, directory: Path | None = None) -> Step
 
 
 def run_engine(name: str, kind: EngineKind, transfer: Mapping[str, Any] | None, steps: Iterable[Step]) -> Result:
-    """Runs an engine through its steps, in a process of its own.
+    """Runs an engine through its steps, in a process of its own, forked from one that has imported vLLM.
 
     Raises:
         ChildError: it failed, or took too long.
@@ -144,9 +144,16 @@ def run_engine(name: str, kind: EngineKind, transfer: Mapping[str, Any] | None, 
     directory.mkdir(parents=True, exist_ok=True)
     result.unlink(missing_ok=True)
     plan.write_text(json.dumps({"engine": kind.arguments(transfer), "result": str(result), "steps": list(steps)}))
-    command = [sys.executable, "-m", "benches.engine.engine", str(plan)]
-    with Child(f"the engine {name}", command, directory / f"{name}.log", ENVIRON) as child:
-        child.wait(RUN_S)
+    log = directory / f"{name}.log"
+    fork = warm().start("benches.engine.engine", str(plan), log, {}, ROOT)
+    try:
+        status = fork.wait(RUN_S)
+    except TimeoutError:
+        raise ChildError(f"the engine {name} did not end within {RUN_S:.0f} s\n{tail(log)}") from None
+    finally:
+        fork.end()
+    if status != 0:
+        raise ChildError(f"the engine {name} ended with status {status}\n{tail(log)}")
     found = json.loads(result.read_text())
     sent = {
         key: Sent(
@@ -157,6 +164,14 @@ def run_engine(name: str, kind: EngineKind, transfer: Mapping[str, Any] | None, 
         for key, answers in found["sent"].items()
     }
     return Result(sent, tuple(found["load_average"]))
+
+
+@cache
+def warm() -> Warm:
+    """The process that engines are forked from; it ends with this one."""
+    started = Warm(WORK / "bench-engine" / "warm.log", environ=ON_ALL_CORES)
+    atexit.register(started.close)
+    return started
 
 
 def empty_directory(path: Path) -> Path:

@@ -130,14 +130,11 @@ RUNS: tuple[Run | Serve, ...] = (
         wire=True,
         rdma=True,
     ),
+    # test_static.py has the table that it prints without --json.
     Run(
         "make demo",
-        'make demo ARGS="--prompts 1 --tokens 96 --answer-tokens 2 --dtype float32 --set hit_ratio=1.0"',
+        'make demo ARGS="--prompts 1 --tokens 96 --answer-tokens 2 --dtype float32 --set hit_ratio=1.0 --json"',
         says="after kill -9",
-    ),
-    Run(
-        "make demo --json",
-        'make demo ARGS="--prompts 1 --tokens 96 --json"',
         json=True,
     ),
     Run(

@@ -1,10 +1,12 @@
 """What cannot be run is checked as far as it can be; snippets in Python and YAML are run and read."""
 
+import argparse
 import json
 import os
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -12,6 +14,9 @@ from collect import ROOT, documented_commands, snippets
 from table import DRY, NOT_RUN, VLLM_SERVE
 
 from kvdepot.engines import vllm_plugin
+from tools.demo.__main__ import show
+from tools.demo.client import Answer
+from tools.demo.report import COLD, RESTARTED, WARM, Phase
 
 RUN_S = 60
 TOKEN = "/etc/kvdepot/token"
@@ -83,3 +88,23 @@ def test_files_that_commands_for_others_name_exist():
     named = [word for one in NOT_RUN for word in shlex.split(one) if word.startswith("deploy/")]
     assert named
     assert all((ROOT / word).exists() for word in named)
+
+
+def test_the_demo_prints_what_came_out(capsys):
+    """CI runs it with --json only: each run starts vLLM twice."""
+    tokens = (5, 6)
+    phases = [
+        Phase(COLD, (Answer(2.0, tokens),), hit_tokens=0, prompt_tokens=96, load_average=1.5),
+        Phase(WARM, (Answer(0.5, tokens),), hit_tokens=64, prompt_tokens=96, load_average=1.5),
+        Phase(RESTARTED, (Answer(1.0, (5, 7)),), hit_tokens=32, prompt_tokens=96, load_average=1.5),
+    ]
+    asked = argparse.Namespace(prompts=1, tokens=96, dtype="float32", settings=[], json=False)
+    show(phases, asked, Path("/blocks"))
+    lines = capsys.readouterr().out.splitlines()
+    (cold,) = (line for line in lines if COLD in line)
+    (warm,) = (line for line in lines if WARM in line)
+    (restarted,) = (line for line in lines if RESTARTED in line)
+    assert "2,000 ms" in cold
+    assert all(part in warm for part in ("500 ms", "2 of 3", "4.0×", "identical"))
+    assert all(part in restarted for part in ("1,000 ms", "1 of 3", "2.0×", "DIFFERS"))
+    assert any("1 prompts of 96 tokens, float32" in line for line in lines)

@@ -84,14 +84,11 @@ class Child:
 
     def lines(self) -> list[str]:
         """The last lines of the log that say anything."""
-        with self.log.open("rb") as file:
-            file.seek(max(0, self.log.stat().st_size - LOG_TAIL_BYTES))
-            text = file.read().decode(errors="replace")
-        return [line.rstrip() for line in text.splitlines() if line.strip()][-LOG_TAIL_LINES:]
+        return last_lines(self.log)
 
     def tail(self) -> str:
         """The end of the log, headed by its name."""
-        return "\n".join([f"end of {self.log}:", *self.lines()])
+        return tail(self.log)
 
     def kill(self) -> None:
         """SIGKILL to the whole group; returns when nothing of it is left."""
@@ -114,6 +111,19 @@ class Child:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.kill()
+
+
+def last_lines(log: Path) -> list[str]:
+    """The last lines of a log that say anything."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
+        text = file.read().decode(errors="replace")
+    return [line.rstrip() for line in text.splitlines() if line.strip()][-LOG_TAIL_LINES:]
+
+
+def tail(log: Path) -> str:
+    """The end of a log, headed by its name."""
+    return "\n".join([f"end of {log}:", *last_lines(log)])
 
 
 def end_within(process: "subprocess.Popen[Any]", timeout_s: float) -> None:

@@ -25,10 +25,14 @@ from tools.lab.child import end_within
 from tools.lab.process_group import named_memory, workers
 
 ROOT = Path(__file__).resolve().parents[2]
-ENVIRON = {
+ON_ALL_CORES = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+}
+"""Engines that compute as fast as they can, with as many threads as vLLM chooses."""
+ENVIRON = {
+    **ON_ALL_CORES,
     "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
     # Threads that wait for each other by spinning lose most of their time on a machine that others use, too.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -111,7 +115,7 @@ class Fork:
 class Warm:
     """The warm process, seen from outside. It runs one fork at a time."""
 
-    def __init__(self, log: Path, python: str = sys.executable) -> None:
+    def __init__(self, log: Path, python: str = sys.executable, environ: Mapping[str, str] = ENVIRON) -> None:
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 [python, "-m", "tools.lab.warm"],
@@ -120,7 +124,7 @@ class Warm:
                 stderr=output,
                 bufsize=0,  # what select() sees is all that there is
                 cwd=ROOT,
-                env={**os.environ, **ENVIRON},
+                env={**os.environ, **environ},
                 start_new_session=True,
             )
 
