@@ -89,6 +89,11 @@ impl Manager {
 
     /// Starts a depot with what is stored, and waits until it says that it serves.
     fn depot(&mut self, role: &str, directory: &Path) -> Role {
+        self.depot_below("$$", role, directory)
+    }
+
+    /// As `depot`, with what is stored meant for the process of this number.
+    fn depot_below(&mut self, pid: &str, role: &str, directory: &Path) -> Role {
         self.catch_up();
         self.state.lock().unwrap().said.clear();
         let stored: Vec<(String, OwnedFd)> = {
@@ -100,7 +105,7 @@ impl Manager {
             };
             state.stored.iter().map(|(name, fd)| (name.clone(), high(fd))).collect()
         };
-        let mut script = "export LISTEN_PID=$$; exec \"$@\"".to_owned();
+        let mut script = format!("export LISTEN_PID={pid}; exec \"$@\"");
         for (number, (_, fd)) in stored.iter().enumerate() {
             script += &format!(" {}<&{}", 3 + number, std::os::fd::AsRawFd::as_raw_fd(fd));
         }
@@ -253,6 +258,24 @@ fn clients_that_the_manager_had_no_room_for_are_counted() {
     let _next = manager.depot("depot", directory);
     assert!(log(directory).contains("clients that may still copy"), "{}", log(directory));
     assert!(holds(directory, &names(0), 3), "{}", log(directory));
+}
+
+/// A shell between manager and depot is whom the manager means. It would keep a pool for each crash.
+#[test]
+fn what_the_manager_gave_to_another_process_is_dropped_and_not_stored_twice() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let mut manager = Manager::start(directory, 512);
+    let depot = manager.depot("depot", directory);
+    fill(directory, &names(0), 3);
+    depot.kill();
+    let _next = manager.depot_below("1", "depot", directory);
+    manager.catch_up();
+    let stored = manager.stored();
+    for name in ["kvdepot-pool", "kvdepot-ledger"] {
+        assert_eq!(stored.iter().filter(|stored| *stored == name).count(), 1, "{stored:?}");
+    }
+    assert!(!holds(directory, &names(0), 3));
 }
 
 #[test]

@@ -40,6 +40,15 @@ fn beside(socket: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
+/// Takes out of a command's environment what a service manager told this process. A depot that an engine's service starts would
+/// speak for that service: when it ends, the manager would take the engine for one that ends.
+fn of_no_service(command: &mut Command) -> &mut Command {
+    for name in ["NOTIFY_SOCKET", "FDSTORE", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"] {
+        command.env_remove(name);
+    }
+    command
+}
+
 impl Spawner {
     pub(crate) const fn new(socket: PathBuf, command: Vec<String>) -> Self {
         Self { socket, command, started: Mutex::new(None) }
@@ -95,13 +104,9 @@ impl Spawner {
         // A process group of its own: what ends the engine's group must not end the node's depot. The child inherits
         // the lock, and so holds other starters off until it serves or ends. With `--detach` it forks, and its child
         // does: then the process started here ends at once.
-        let child = Command::new(program)
-            .args(arguments)
-            .stdin(Stdio::from(lock))
-            .stdout(Stdio::from(log.try_clone()?))
-            .stderr(Stdio::from(log))
-            .process_group(0)
-            .spawn()?;
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(Stdio::from(lock)).stdout(Stdio::from(log.try_clone()?)).stderr(log);
+        let child = of_no_service(&mut command).process_group(0).spawn()?;
         tracing::info!("started a depot (pid {}) at {}", child.id(), self.socket.display());
         Ok(Some(child))
     }
@@ -110,6 +115,16 @@ impl Spawner {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_depot_that_an_engine_starts_does_not_speak_for_the_engine_s_service() {
+        let mut command = Command::new("env");
+        command.env("NOTIFY_SOCKET", "/run/notify").env("LISTEN_FDS", "1").env("KEPT", "yes");
+        let said = of_no_service(&mut command).output().unwrap();
+        let said = String::from_utf8_lossy(&said.stdout).into_owned();
+        assert!(said.contains("KEPT=yes"));
+        assert!(!said.contains("NOTIFY_SOCKET") && !said.contains("LISTEN_FDS"), "{said}");
+    }
 
     #[test]
     fn a_fifo_beside_the_socket_is_an_error_and_does_not_hang() {

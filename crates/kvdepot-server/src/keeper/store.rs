@@ -114,7 +114,9 @@ pub(super) fn forget_all() {
 }
 
 fn forget_stored(manager: &Manager) {
-    let names: BTreeSet<String> = take_stored(PREFIX).into_iter().map(|(name, _)| name).collect();
+    let mut names: BTreeSet<String> = take_stored(PREFIX).into_iter().map(|(name, _)| name).collect();
+    // Also what was not given to this process: the manager keeps everything of one name, a pool for each crash.
+    names.extend([POOL.to_owned(), LEDGER.to_owned()]);
     for name in names {
         if let Err(error) = manager.forget(&name) {
             tracing::warn!("{error}");
