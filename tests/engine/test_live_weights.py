@@ -135,6 +135,23 @@ def test_weights_that_take_too_long_to_read_are_not_known(limit: int, monkeypatc
     assert bool(digest(model())) == (limit > 10)
 
 
+def test_weights_that_were_packed_again_are_others() -> None:
+    """A CPU's kernels have their own copy, and the tensor is empty: the bytes are out of reach."""
+
+    def packed() -> Any:
+        return lambda x: x
+
+    runner = Runner(model())
+    layer = runner.model[0]
+    layer.weight = torch.nn.Parameter(torch.empty(0), requires_grad=False)
+    layer.cpu_linear = packed()
+    first = LiveWeights(runner).digest()
+    assert first
+    assert LiveWeights(runner).digest() == first
+    layer.cpu_linear = packed()
+    assert LiveWeights(runner).digest() != first
+
+
 def test_a_model_that_is_gone_is_not_known() -> None:
     runner = Runner(model())
     weights = LiveWeights(runner)

@@ -188,7 +188,10 @@ impl Shared {
     /// Waits until a process has exited, a session has come, or one is due: which processes have exited.
     fn wait(&self, held: &[Held]) -> Vec<bool> {
         let due = held.iter().map(|held| held.due).min();
-        let left = due.map(|due| due.saturating_duration_since(Instant::now()));
+        // One whose copies ended before it came here has been told of already.
+        let is_over = held.iter().any(|held| held.peer.copies_ended());
+        let left = due
+            .map(|due| if is_over { Duration::ZERO } else { due.saturating_duration_since(Instant::now()) });
         let left =
             left.map(|left| Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() });
         let mut polled = vec![PollFd::new(&self.wake, PollFlags::IN)];
@@ -478,6 +481,15 @@ mod tests {
         said[0].store(true, Ordering::Release);
         quarantine.look_again();
         eventually("the other is let go", || count() == 0);
+    }
+
+    /// The word came before the thread had the session, and was forgotten with it.
+    #[test]
+    fn who_has_said_so_before_it_is_held_is_let_go() {
+        let (depot, quarantine) = (depot(), start(HANG * 60, HANG * 60));
+        let said = Arc::new(AtomicBool::new(true));
+        quarantine.hold(depot.session(), Box::new(Through(said, event())));
+        eventually("it is let go", || quarantine.shared.state.lock().count == 0);
     }
 
     #[test]

@@ -201,7 +201,7 @@ def test_a_hit_becomes_a_load_without_null_blocks_and_keeps_its_leases_until_all
     assert load.blocks[0].pages == [1, 2, 3]
     assert load.blocks[0].hashes == [b"r/1", b"r/2", b"r/3"]
     assert load.blocks[1].pages == [5, 6]
-    assert set(step.fresh_pages) == {1, 2, 3, 5, 6}
+    assert set(step.fresh_pages) == {1, 2, 3, 4, 5, 6, 8}
     side.reported(LoadReport({load.load_id: 1}))
     assert not depot.claims[0].released
     side.finished("r")  # aborted: a rank may still copy
@@ -250,16 +250,49 @@ def test_what_another_connector_loaded_is_saved_when_every_rank_has_computed_on_
     assert not side.has_late_saves()
 
 
+def test_pages_that_another_connector_may_load_into_are_fenced_before_a_step_computes_on_them() -> None:
+    """Its load may write to them while a dump for somebody else still reads them (P3)."""
+    side, req = scheduler(FakeDepot()), request("r", 4 * BLOCK)
+    side.match(req, BLOCK)
+    side.allocated(req, pages([1, 2, 3, 4]), 0)
+    assert side.build_step(Step().output()).fresh_pages == [2, 3, 4]
+
+
 def test_nothing_is_saved_of_a_step_in_which_another_connector_failed() -> None:
-    """Nor of the step after it, which was planned before that was known (P1)."""
     side, step = beside_another()
-    after = side.build_step(Step().goes_on("r", 4 * BLOCK, BLOCK, ([1, 2, 3, 4, 5],)).output())
-    assert after.saves == {}
     side.reported(LoadReport({step.witness: 1}), invalid_pages=True)
     assert not side.has_late_saves()
     again = side.build_step(Step().goes_on("r", BLOCK, 3 * BLOCK, ([1, 2, 3, 4],)).output())
     assert again.late_saves == {}
     assert again.saves[0].pages == [1, 2, 3, 4]
+
+
+def test_requests_of_a_step_planned_before_a_failure_was_known_are_not_saved_any_more() -> None:
+    """VLLM takes what they computed in it for good. Nor is what others compute on their pages (P1)."""
+    side, step = beside_another()
+    side.kv_cache_manager = FakeManager({"r": ([1, 2, 3, 4, 5],)})
+    after = side.build_step(Step().goes_on("r", 4 * BLOCK, BLOCK, ([1, 2, 3, 4, 5],)).output())
+    assert after.saves == {}
+    side.reported(LoadReport({step.witness: 1}), invalid_pages=True)
+    assert side.kv_cache_manager.evicted == {1, 2, 3, 4, 5}
+    side.new_request(request("sharer", 4 * BLOCK))
+    later = Step().goes_on("r", BLOCK, 3 * BLOCK, ([1, 2, 3, 4],)).starts("sharer", BLOCK, BLOCK, [1, 9])
+    assert side.build_step(later.output()).saves == {}
+    assert side.kv_cache_manager.evicted == {1, 2, 3, 4, 5, 9}
+    for name in ("r", "sharer"):
+        side.finished(name)
+    side.new_request(request("other", BLOCK))
+    assert side.build_step(Step().starts("other", 0, BLOCK, [1]).output()).saves[0].pages == [1]
+
+
+def test_readers_of_a_load_that_failed_while_a_step_was_under_way_are_not_saved_any_more() -> None:
+    side, load_id = loading(ranks=1)
+    side.kv_cache_manager = FakeManager({"r": ([1, 2, 3, 4],), "sharer": ([9, 1, 2, 11],)})
+    side.new_request(request("sharer", 4 * BLOCK))
+    side.build_step(Step().starts("sharer", 2 * BLOCK, BLOCK, [9, 1, 2, 11]).output())
+    side.reported(LoadReport({load_id: 1}, {load_id}))
+    later = Step().goes_on("sharer", 3 * BLOCK, BLOCK, ([9, 1, 2, 11],))
+    assert side.build_step(later.output()).saves == {}
 
 
 def test_tokens_without_a_hash_are_not_saved() -> None:
@@ -319,14 +352,15 @@ def test_saves_of_a_step_whose_load_failed_on_any_rank_are_dropped() -> None:
 class FakeManager:
     """vLLM's ``KVCacheManager``, which has forgotten the pages of requests that were aborted or preempted."""
 
-    def __init__(self) -> None:
+    def __init__(self, tables: dict[str, tuple[list[int], ...]] | None = None) -> None:
         self.evicted: set[int] = set()
+        self.tables = tables or {}
 
     def evict_blocks(self, block_ids: set[int]) -> None:
         self.evicted |= block_ids
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
-        return ([],)
+        return self.tables.get(request_id, ([],))
 
 
 @pytest.mark.parametrize("aborted", [True, False], ids=["aborted", "preempted"])

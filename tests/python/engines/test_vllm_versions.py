@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from engine_parts import BLOCK, FakeDepot, FakeStore, Step, geometry, options, request
+from engine_parts import BLOCK, FakeDepot, FakeStore, Step, geometry, options, pages, request
 
 from kvdepot._native import UnavailableError
 from kvdepot.engines.vllm import compute
@@ -107,6 +107,7 @@ def namespaces(side: SchedulerSide) -> list[str]:
 
 def answer(side: SchedulerSide, *digests: str) -> StepMetadata:
     """One step in which the workers are asked, and the next one's metadata."""
+    side.match(request("waits", 4 * BLOCK), 0)
     asked = side.build_step(Step().output())
     assert asked.examine
     assert asked.version is None
@@ -226,13 +227,19 @@ class MovingStore(FakeStore):
     def __init__(self, log: list[str], **values: Any) -> None:
         super().__init__(**values)
         self.log = log
-        self.set_decoding = lambda decoding: None
+        self.closed = False
+        self.set_decoding = self._only_while_open
 
     def of_version(self, depot: Any, version: str, options: Any, owner: object) -> "MovingStore":
         self.log.append(f"version {version}, dumps ended: {self.next_task.done()}")
+        self.closed = False
         return self
 
+    def _only_while_open(self, decoding: bool) -> None:
+        assert not self.closed, "as the core's store says"
+
     def close(self) -> None:
+        self.closed = True
         self.log.append(f"closed, dumps ended: {self.next_task.done()}")
 
 
@@ -377,21 +384,75 @@ def test_a_change_without_a_word_ends_all_use_until_a_whole_reset() -> None:
     assert namespaces(side) == [canonical_of_version(BASE, version)], "a late word of an earlier generation"
 
 
+def first_step_after_a_reset(depot: FakeDepot, drops: bool = False) -> tuple[SchedulerSide, Any]:
+    """A reset that comes before any rank has told its namespaces, and the report of the first step."""
+    side = SchedulerSide(depot, options(drop_at_reset=drops), geometry(), 1)  # type: ignore[arg-type]
+    assert side.reset()
+    req = request("r", 4 * BLOCK)
+    assert side.match(req, 0) == (None, False)
+    asked = side.build_step(Step().output())
+    assert asked.examine
+    report = LoadReport(ranks=[RankNamespaces({0: '{"facts": {}}'}, weights="start")])
+    report.generation, report.weights = asked.generation, {0: "updated"}
+    side.reported(report)
+    return side, req
+
+
 @pytest.mark.parametrize("drops", [False, True])
 def test_a_reset_before_the_first_step_is_answered_together_with_the_namespaces(drops: bool) -> None:
     """A trainer that updates the weights before it sends the first request."""
     depot = FakeDepot(units=9)
-    side = SchedulerSide(depot, options(drop_at_reset=drops), geometry(), 1)  # type: ignore[arg-type]
-    assert side.reset()
-    asked = side.build_step(Step().output())
-    assert asked.examine
-    req = request("r", 4 * BLOCK)
-    assert side.match(req, 0) == (None, False)
-    report = LoadReport(ranks=[RankNamespaces({0: '{"facts": {}}'}, weights="start")])
-    report.generation, report.weights = asked.generation, {0: "updated"}
-    side.reported(report)
+    side, req = first_step_after_a_reset(depot, drops)
     assert side.build_step(Step().output()).version not in (None, "")
-    ((namespaces, *_),) = side._namespaces
-    assert "weights_version" in namespaces[0].canonical
+    ((opened, *_),) = side._namespaces
+    assert "weights_version" in opened[0].canonical
     assert side.match(req, 0)[0]
-    assert depot.resets == ([namespaces] if drops else [])
+    assert [[one.canonical for one in reset] for reset in depot.resets] == ([[opened[0].canonical]] if drops else [])
+
+
+def test_a_drop_before_the_first_step_that_no_depot_confirms_keeps_everything_closed() -> None:
+    depot = FakeDepot(units=9)
+
+    def refuse(_namespaces: Any) -> None:
+        raise UnavailableError("no depot")
+
+    depot.reset = refuse  # type: ignore[method-assign]
+    side, req = first_step_after_a_reset(depot, drops=True)
+    assert side.match(req, 0) == (0, False)
+    assert depot.claims == []
+
+
+def test_a_step_that_only_ends_requests_does_not_ask_for_the_weights() -> None:
+    """A trainer that has paused the engine has not replaced them yet."""
+    side = engine(FakeDepot(units=9), "a")
+    side.reset()
+    assert not side.build_step(Step().output()).examine
+    side.match(request("r", 4 * BLOCK), 0)
+    assert side.build_step(Step().output()).examine
+
+
+def test_a_namespace_that_cannot_be_opened_turns_the_connector_off() -> None:
+    depot = FakeDepot(units=9)
+    side = engine(depot, "a")
+    side.reset()
+
+    def refuse(_canonical: str) -> Any:
+        raise UnavailableError("no more namespaces")
+
+    depot.open_canonical = refuse  # type: ignore[method-assign]
+    answer(side, "changed")
+    assert side.match(request("r", 4 * BLOCK), 0) == (0, False)
+
+
+def test_what_a_request_saved_before_a_reset_is_saved_again_after_it() -> None:
+    """Its namespace may be another one, and it starts while there is none."""
+    side, req = engine(FakeDepot(), "a"), request("r", 4 * BLOCK)
+    side.match(req, 0)
+    side.allocated(req, pages([1, 2, 3, 4]), 0)
+    table = ([1, 2, 3, 4],)
+    assert side.build_step(Step().starts("r", 0, 2 * BLOCK, [1, 2, 3, 4]).output()).saves[0].pages == [1, 2]
+    side.reset()
+    asked = side.build_step(Step(resumed={"r"}).goes_on("r", 0, 2 * BLOCK, table, fresh=table).output())
+    side.reported(LoadReport(generation=asked.generation, weights={0: "a"}))
+    later = side.build_step(Step().goes_on("r", 2 * BLOCK, 2 * BLOCK, table).output())
+    assert later.saves[0].pages == [1, 2, 3, 4]

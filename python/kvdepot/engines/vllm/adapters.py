@@ -53,7 +53,8 @@ class Adapters:
             digest = content_digest(directory)
             written_meanwhile = signature_of(directory) != signature
         except OSError as error:
-            self._distrust(name, f"its files cannot be read: {error}")
+            # Not for good: a hub's adapter may come with the first request, and a file system back.
+            logger.warning("kvdepot: the files of LoRA adapter %r from %s cannot be read: %s", *name, error)
             return b""
         if written_meanwhile or (known is not None and known.digest != digest):
             # vLLM may have either in its memory, and has KV of the earlier one in its own cache under the same hashes.

@@ -5,6 +5,7 @@ leaves most values as they were. On a device it costs about what a few decode st
 """
 
 import hashlib
+import secrets
 import sys
 import weakref
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ DEVICE_CHUNK_WORDS = 4 << 20
 FRAMES_MAX = 64
 SAMPLED_TENSORS = 64
 SAMPLED_VALUES = 1024
+PACKING = "_kvdepot_packing"
 
 # Odd constants of 64 bits, as signed numbers: torch has no unsigned arithmetic.
 _STEP = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -64,7 +66,7 @@ class LiveWeights:
             logger.info("kvdepot: weights in memory are not compared: %s", self._why_unknown or "the model is gone")
             return ""
         try:
-            return _digest(dict(named_tensors(runner)))
+            return _digest(dict(named_tensors(runner)), packed_weights(runner))
         except Exception as error:  # noqa: BLE001 - no memory, a kind of tensor not seen before: then it is unknown
             logger.warning("kvdepot: weights in memory cannot be compared: %s: %s", type(error).__name__, error)
             return ""
@@ -108,6 +110,22 @@ def named_tensors(runner: Any) -> Iterator[tuple[str, "torch.Tensor"]]:
             yield from _plain(f"{kind}.{name}", tensor)
 
 
+def packed_weights(runner: Any) -> dict[str, str]:
+    """Weights that vLLM has packed for a CPU's kernels, by a name that each packing is given once.
+
+    Their tensors are empty and their bytes out of reach. Packing again makes another function, so weights that were
+    loaded again are others to us, even if they are the same.
+    """
+    found = {}
+    for name, module in runner.get_model().named_modules():
+        packed, weight = getattr(module, "cpu_linear", None), getattr(module, "weight", None)
+        if packed is not None and weight is not None and weight.numel() == 0:
+            if not hasattr(packed, PACKING):
+                setattr(packed, PACKING, secrets.token_hex(16))
+            found[name] = getattr(packed, PACKING)
+    return found
+
+
 def _plain(name: str, tensor: Any) -> Iterator[tuple[str, "torch.Tensor"]]:
     """A tensor, or those that a wrapper is made of."""
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -123,7 +141,7 @@ def _plain(name: str, tensor: Any) -> Iterator[tuple[str, "torch.Tensor"]]:
         yield name, tensor
 
 
-def _digest(tensors: dict[str, "torch.Tensor"]) -> str:
+def _digest(tensors: dict[str, "torch.Tensor"], packed: dict[str, str]) -> str:
     host = sum(tensor.nbytes for tensor in tensors.values() if tensor.device.type == "cpu")
     if host > HOST_BYTES_MAX:
         raise ValueError(f"{host} bytes of them are in host memory, more than {HOST_BYTES_MAX}")
@@ -135,6 +153,8 @@ def _digest(tensors: dict[str, "torch.Tensor"]) -> str:
         digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0{tensor.stride()}\0".encode())
         value = found[name]
         digest.update(value if isinstance(value, bytes) else int(value).to_bytes(8, "little", signed=True))
+    for name, packing in sorted(packed.items()):
+        digest.update(f"{name}\0{packing}\0".encode())
     return digest.hexdigest()[:32]
 
 

@@ -78,6 +78,7 @@ class RunningLoad:
         pages: what is garbage if a load that its step waits for fails: its pages, and those computed on them. Known
             here, since vLLM forgets a request's pages when it is aborted or preempted, and still serves them by hash.
         readers: requests that compute on the load.
+        steps: those that were planned before its report, its own among them.
     """
 
     request_id: str
@@ -86,6 +87,7 @@ class RunningLoad:
     before_forward: bool
     pages: set[int] = field(default_factory=set)
     readers: set[str] = field(default_factory=set)
+    steps: int = 0
 
     def follow(self, request_id: str, given: Sequence[int]) -> None:
         """A step gives pages to a request: what comes after one of the load's is computed on the load."""

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvdepot.engines.vllm.adapters import Adapters
@@ -14,6 +14,7 @@ from kvdepot.engines.vllm.options import ConnectorOptions
 from kvdepot.engines.vllm.requests import Offer, RequestState, RunningLoad
 from kvdepot.engines.vllm.saveplan import SavePlan
 from kvdepot.engines.vllm.stats import DepotStats
+from kvdepot.engines.vllm.taint import Taint
 from kvdepot.engines.vllm.versions import WeightsVersion
 from kvdepot.engines.vllm.witnesses import Witnesses
 
@@ -96,6 +97,8 @@ class SchedulerSide:
         self._load_ids = 0
         self._idle = self._may_wait = False
         self._witnesses = Witnesses(ranks)
+        self._taint = Taint()
+        self._waited = False
         self.kv_cache_manager: Any = None
         self.stats = DepotStats()
         if not (loads and dumps):
@@ -123,18 +126,27 @@ class SchedulerSide:
             self._open_version()
 
     def _open_version(self) -> None:
+        from kvdepot._native import KVDepotError
+
         version = self._weights.version or ""
-        self._namespaces = [
-            (
-                [self._depot.open_canonical(canonical_of_version(name, version)) for name in names],
-                group.window_blocks,
-                group.hashes_per_block,
-            )
-            for group, names in zip(self._geometry.groups, self._names, strict=True)
-        ]
+        try:
+            self._namespaces = [
+                (
+                    [self._depot.open_canonical(canonical_of_version(name, version)) for name in names],
+                    group.window_blocks,
+                    group.hashes_per_block,
+                )
+                for group, names in zip(self._geometry.groups, self._names, strict=True)
+            ]
+        except KVDepotError as error:
+            self._turn_off(f"its namespaces cannot be opened: {error}")
+            return
         if self._drops_what_it_opens:
             self._drops_what_it_opens = False
             self._drop_due = [namespace for names, *_ in self._namespaces for namespace in names]
+            self._namespaces = []
+            self._drop()
+            return
         ids = [namespace.id for names, *_ in self._namespaces for namespace in names]
         logger.info("kvdepot: %d ranks, namespaces %s", self._ranks, ", ".join(ids))
 
@@ -159,6 +171,7 @@ class SchedulerSide:
         state.local_tokens = local_tokens
         state.tier_tokens = state.loaded_tokens = 0
         if self._waits_for_ranks() or self._waits_for_weights(state):
+            self._waited = True
             return None, False
         if state.offer is not None and state.offer.local_tokens != local_tokens:
             state.drop_offer()
@@ -265,11 +278,15 @@ class SchedulerSide:
             return
         offer, state.offer = state.offer, None
         self._log_once(state, external_tokens)
+        page_ids = blocks.get_block_ids()
+        # Another connector may load into these before a step computes on them: dumps have to have read them.
+        for group in self._geometry.groups:
+            pages = page_ids[group.index][state.local_tokens // group.block_tokens :]
+            self._step.fresh_pages += [page for page in pages if page]
         if external_tokens <= 0 or offer is None:
             if offer is not None:
                 offer.claim.release()
             return
-        page_ids = blocks.get_block_ids()
         end_tokens = offer.local_tokens + external_tokens
         plan: GroupBlocks = {}
         unproven: set[int] = set()
@@ -282,7 +299,6 @@ class SchedulerSide:
                     wanted.add(state.hashes[(index + 1) * group.hashes_per_block - 1], page)
             if wanted.pages:
                 plan[group.index] = wanted
-                self._step.fresh_pages += wanted.pages
             unproven.update(page for page in page_ids[group.index][begin:] if page)
         state.tier_tokens = min(external_tokens, offer.units_from_tier * self._geometry.hash_tokens)
         state.loaded_tokens = external_tokens
@@ -323,10 +339,12 @@ class SchedulerSide:
             output.num_scheduled_tokens[name] <= DECODE_TOKENS_MAX for name in output.scheduled_cached_reqs.req_ids
         )
         unproven = {load_id: load for load_id, load in self._running_loads.items() if load.before_forward}
-        if unproven:
-            self._follow(unproven.values(), output)
+        self._follow(list(unproven.values()), output)
         weights = self._weights
-        step.generation, step.version, step.examine = weights.generation, weights.version, weights.examining
+        step.generation, step.version = weights.generation, weights.version
+        # Not in a step that only ends requests: an engine that is paused for an update has the old weights still.
+        step.examine = weights.examining and (self._waited or not self._idle)
+        self._waited = False
         # Also without a namespace: dumps of an earlier step may still read these pages.
         self._add_fresh_pages(step, output)
         if not self._namespaces:
@@ -335,7 +353,7 @@ class SchedulerSide:
             return step
         step.late_saves = self._saves.released()
         self._saves.overwritten(set(step.fresh_pages))
-        saves, foreign = self._saves.complete(output, self._requests) if self._dumps else ({}, False)
+        saves, foreign = self._saves.complete(output, self._trusted()) if self._dumps else ({}, False)
         if foreign:
             step.witness = self._next_load_id()
             self._witnesses.begin(step.witness)
@@ -347,16 +365,27 @@ class SchedulerSide:
             step.saves = saves
         return step
 
-    @staticmethod
-    def _follow(loads: Iterable[RunningLoad], output: "SchedulerOutput") -> None:
-        """Notes what this step computes on loads that have not been reported, in the order of scheduling."""
+    def _trusted(self) -> Mapping[str, RequestState]:
+        if not self._taint:
+            return self._requests
+        return {name: state for name, state in self._requests.items() if name not in self._taint}
+
+    def _follow(self, loads: Sequence[RunningLoad], output: "SchedulerOutput") -> None:
+        """Notes what this step computes on loads that are not reported, or that failed, in the order of scheduling."""
+        for load in loads:
+            load.steps += 1
+        if not loads and not self._taint:
+            return
         cached = output.scheduled_cached_reqs
         given = [*zip(cached.req_ids, cached.new_block_ids, strict=True)]
         given += [(new.req_id, new.block_ids) for new in output.scheduled_new_reqs]
         for request_id, page_ids in given:
             for pages in page_ids or ():
+                self._taint.follow(request_id, pages)
                 for load in loads:
                     load.follow(request_id, pages)
+        if self._taint:
+            self._evict(self._taint.pages)
 
     def _add_fresh_pages(self, step: StepMetadata, output: "SchedulerOutput") -> None:
         for new in output.scheduled_new_reqs:
@@ -370,6 +399,7 @@ class SchedulerSide:
                 step.fresh_pages += [page for page in pages if page]
         for copy in getattr(output, "kv_cache_block_copies", None) or ():
             step.fresh_pages.append(copy.dst_block_id)
+        step.fresh_pages = list(dict.fromkeys(step.fresh_pages))
 
     def _note_silent_ranks(self) -> None:
         self._steps_without_ranks += 1
@@ -406,11 +436,23 @@ class SchedulerSide:
         if load is None:
             return
         if load.before_forward:
-            self._evict_unproven(load)
+            self._evict(load.pages)
+            if load.steps > 1:  # a step was planned meanwhile
+                self._distrust(load.readers)
         state = self._requests.get(load.request_id)
         if state is not None:
             state.load_failed = True
             state.saved_blocks = {}
+
+    def _distrust(self, request_ids: Iterable[str]) -> None:
+        """These compute on garbage that vLLM takes for good."""
+        for request_id in request_ids:
+            if request_id in self._requests:
+                held = getattr(self.kv_cache_manager, "get_block_ids", None)
+                pages = held(request_id) if held is not None else ()
+                self._taint.add(request_id, (page for group in pages for page in group))
+        if self._taint:
+            self._evict(self._taint.pages)
 
     def _load_ended(self, load_id: int, ranks: int) -> bool:
         """So many ranks have ended a load; whether all have now."""
@@ -426,11 +468,12 @@ class SchedulerSide:
 
     def _another_failed(self) -> None:
         """Steps that may have computed on it are not saved. vLLM computes its requests again, and that is saved."""
-        numbers, request_ids = self._witnesses.failed()
+        numbers, request_ids, later_ids = self._witnesses.failed()
         for number in numbers:
             self._saves.load_failed(number)
         for request_id in request_ids & self._requests.keys():
             self._requests[request_id].saved_blocks = {}
+        self._distrust(later_ids)
 
     def _turn_off(self, why: str) -> None:
         """A rank cannot take part after all, so none does."""
@@ -445,8 +488,10 @@ class SchedulerSide:
         self._saves.clear()
         for state in self._requests.values():
             state.drop_offer()
+            # They may start again before there are namespaces again, and what was stored so far is in none of those.
+            state.saved_blocks = {}
 
-    def _evict_unproven(self, load: RunningLoad) -> None:
+    def _evict(self, pages: set[int]) -> None:
         """Takes what a failed load left, and what was computed on it, out of vLLM's prefix cache.
 
         vLLM publishes blocks of a load that a step waits for before it is done, and leaves them there while they are
@@ -455,7 +500,7 @@ class SchedulerSide:
         """
         evict = getattr(self.kv_cache_manager, "evict_blocks", None)
         if evict is not None:
-            evict(load.pages)
+            evict(pages)
 
     def has_late_saves(self) -> bool:
         """Whether the engine has to take one more step even when no request is left."""
@@ -463,6 +508,7 @@ class SchedulerSide:
 
     def finished(self, request_id: str) -> None:
         """``request_finished``: its loads, if some still run, keep their leases until all ranks have reported."""
+        self._taint.ended(request_id)
         state = self._requests.pop(request_id, None)
         if state is not None:
             state.drop_offer()
@@ -537,10 +583,10 @@ class SchedulerSide:
         now = time.monotonic()
         if self._drop_tried_s and now - self._drop_tried_s < RESET_RETRY_S:
             return
-        self._drop_tried_s = now
         try:
             self._depot.reset(self._drop_due)
         except KVDepotError as error:
+            self._drop_tried_s = time.monotonic()
             logger.error("kvdepot: the depot did not confirm the reset, it is asked again: %s", error)  # noqa: TRY400
             return
         self._drop_due, self._drop_tried_s = [], 0.0

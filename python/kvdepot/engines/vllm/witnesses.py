@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 @dataclass
 class _Witness:
     ranks_left: int
-    requests: set[str] = field(default_factory=set)
+    requests: set[str] | None = None
+    later: set[str] = field(default_factory=set)
 
 
 class Witnesses:
@@ -26,13 +27,19 @@ class Witnesses:
 
     def planned(self, request_ids: Iterable[str]) -> set[int]:
         """A step with these requests: the numbers of steps that it may build on, itself included."""
+        names = set(request_ids)
         for witness in self._open.values():
-            witness.requests.update(request_ids)
+            if witness.requests is None:
+                witness.requests = names
+            else:
+                witness.later |= names
         return set(self._open)
 
-    def failed(self) -> tuple[set[int], set[str]]:
-        """A page could not be loaded: all numbers that may be meant, and the requests of their steps and later ones."""
-        return set(self._open), {name for witness in self._open.values() for name in witness.requests}
+    def failed(self) -> tuple[set[int], set[str], set[str]]:
+        """A page could not be loaded: numbers that may be meant, the requests of their steps, those of later ones."""
+        found = self._open.values()
+        own = {name for witness in found for name in witness.requests or ()}
+        return set(self._open), own, {name for witness in found for name in witness.later}
 
     def reported(self, number: int, ranks: int) -> bool:
         """So many ranks have ended the step; whether all have now."""

@@ -252,8 +252,9 @@ class WorkerSide:
 
     def start_loads(self, step: StepMetadata) -> None:
         """``start_load_kv``."""
-        for store in self._stores.values():
-            store.set_decoding(step.decoding)
+        if not self._loads.refused:
+            for store in self._stores.values():
+                store.set_decoding(step.decoding)
         self._loads.start(step.loads)
 
     def wait_for_layer(self, layer_name: str) -> None:
@@ -287,6 +288,9 @@ class WorkerSide:
 
     def finished_loads(self) -> set[str]:
         """Requests whose asynchronous loads have come to an end since the last call."""
+        # With a draft model vLLM asks this, and for failed pages, before ``wait_for_save``: a failure that is told a
+        # step later has given a request its token already.
+        self._loads.finish_before_forward()
         return self._loads.finished()
 
     def failed_loads(self) -> set[str]:
