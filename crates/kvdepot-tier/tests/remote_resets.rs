@@ -44,6 +44,11 @@ fn depot<'a>(doors: impl Iterator<Item = &'a Option<PoolServer>>) -> Bench {
     Bench::new(Arc::new(RemoteTier::open(config).unwrap()))
 }
 
+/// The epoch that a server is in.
+fn epoch_at(pool: &Pool) -> u32 {
+    pool.store.lock().namespaces.values().map(|(_, epoch)| *epoch).max().unwrap()
+}
+
 /// Cuts a depot off from a pool: the address of the door that was closed.
 fn cut(bench: &Bench, door: &mut Option<PoolServer>) -> SocketAddr {
     let name = door.as_ref().unwrap().name();
@@ -188,4 +193,48 @@ fn a_reset_of_a_namespace_that_was_closed_is_told_when_the_server_comes_back() {
         follow(&mut a);
         assert!((0..5).all(|n| !a.read_is_right(n)) && a.write(9).is_ok(), "{speaks:?}");
     }
+}
+
+/// The reset is carried out once, although its answer says otherwise every time.
+#[test]
+fn a_server_that_moved_and_answers_that_it_failed_is_not_moved_again() {
+    let pool = Pool::start(Speaks::Own);
+    let mut a = depot([&pool.a].into_iter());
+    a.write_all(10);
+    pool.a.as_ref().unwrap().set(Fault::MovesAndFails);
+    assert_eq!(reset(&mut a).unwrap_err().kind(), ErrorKind::Unavailable, "it could not store the reset");
+    until(|| {
+        assert_eq!(epoch_at(&pool), 1, "one reset, one epoch");
+        a.write(20).is_ok()
+    });
+    assert!(a.read_is_right(20) && (0..10).all(|n| a.read(n).is_err()));
+}
+
+/// The second name of a server finds it moved by the first.
+#[test]
+fn a_server_under_two_names_takes_a_reset_once() {
+    let mut pool = Pool::start(Speaks::Own);
+    let mut a = depot([&pool.a, &pool.b].into_iter());
+    a.write_all(10);
+    reset(&mut a).unwrap();
+    assert_eq!((epoch_at(&pool), a.epoch), (1, 1));
+    assert!((20..60).all(|n| a.write(n).is_ok()) && (0..10).all(|n| a.read(n).is_err()));
+    drop(pool.b.take());
+}
+
+/// A try that moves no server changes nothing of what the depot has closed.
+#[test]
+fn a_reset_that_is_tried_again_does_not_open_a_namespace_that_was_closed() {
+    let pool = Pool::start(Speaks::Own);
+    let mut a = depot([&pool.a].into_iter());
+    let server = pool.a.as_ref().unwrap();
+    server.set(Fault::NeverMoves);
+    let error = a.tier.advance_and_wait(&a.spec, 0).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    a.tier.close_namespace(a.spec.root());
+    server.set(Fault::None);
+    until(|| epoch_at(&pool) > 0);
+    a.epoch = epoch_at(&pool);
+    let error = a.write(9).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
 }

@@ -18,6 +18,13 @@ use super::{RemoteProtocol, again};
 /// How a server that speaks TLS answers anything else: an alert of TLS 1.x.
 const TLS_ALERT: [u8; 2] = [21, 3];
 
+/// A peer that sent nothing for so long is probed,
+const PEER_QUIET: Duration = Duration::from_secs(30);
+/// again after so long,
+const PEER_PROBE_INTERVAL: Duration = Duration::from_secs(10);
+/// and is gone when it has answered none of so many probes.
+const PEER_PROBES: u32 = 3;
+
 /// What a server speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
@@ -125,14 +132,23 @@ fn dial(server: &Server, deadline: Instant) -> Result<TcpStream> {
         match TcpStream::connect_timeout(address, share) {
             Ok(stream) => {
                 stream.set_nodelay(true).map_err(failed)?;
-                // A peer that vanished without a word is found out even when nobody asks it anything.
-                rustix::net::sockopt::set_socket_keepalive(&stream, true).map_err(|e| failed(e.into()))?;
+                keep_alive(&stream).map_err(failed)?;
                 return Ok(stream);
             }
             Err(error) => last = error,
         }
     }
     Err(failed(last))
+}
+
+/// A peer that vanished without a word is found out within a minute even when nobody asks it anything, or all that is left is
+/// to wait for its end of the connection.
+fn keep_alive(stream: &TcpStream) -> std::io::Result<()> {
+    use rustix::net::sockopt;
+    sockopt::set_tcp_keepidle(stream, PEER_QUIET)?;
+    sockopt::set_tcp_keepintvl(stream, PEER_PROBE_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(stream, PEER_PROBES)?;
+    Ok(sockopt::set_socket_keepalive(stream, true)?)
 }
 
 /// How long the next of `untried` addresses may take, when `left` is left for all: one that never answers leaves the
@@ -253,7 +269,19 @@ fn random(out: &mut [u8]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use rustix::net::sockopt;
+
     use super::*;
+
+    #[test]
+    fn a_peer_that_is_gone_is_found_out_within_a_minute() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        keep_alive(&stream).unwrap();
+        assert!(sockopt::socket_keepalive(&stream).unwrap());
+        let probes = sockopt::tcp_keepintvl(&stream).unwrap() * sockopt::tcp_keepcnt(&stream).unwrap();
+        assert!(sockopt::tcp_keepidle(&stream).unwrap() + probes <= Duration::from_secs(60));
+    }
 
     #[test]
     fn no_address_takes_the_time_of_those_behind_it() {

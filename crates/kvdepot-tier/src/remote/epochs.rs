@@ -2,8 +2,9 @@
 //!
 //! A reset closes the namespace at every server before any is asked. A server opens again when this tier has moved it, by a
 //! request that names the epoch which it leaves: so its blocks of the new epoch are all from after the reset. A server
-//! that is in that epoch already, or in a later one, was moved by somebody else, possibly before the reset. Then no server
-//! keeps the number: all are moved to a later one.
+//! that is in that epoch already, or in a later one, was moved before the reset, possibly. Then no server keeps the number:
+//! all are moved to a later one. But a server that was still behind when it was asked after the reset had begun was moved
+//! since, if only by a request whose answer never came: it has taken the reset.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -88,7 +89,7 @@ impl Everyone {
     pub(super) fn leave_epoch(&self, spec: &Arc<NamespaceSpec>, at_least: u32) -> Result<()> {
         let mut spaces = self.shared.spaces.lock();
         let known = spaces.get(spec.root()).map_or(0, |space| space.epoch);
-        let old = spaces.advance(spec, next_epoch(known, at_least)?, self.all_servers(), false);
+        let old = spaces.begin_reset(spec, next_epoch(known, at_least)?, self.all_servers());
         drop(spaces);
         if let Some(old) = old {
             self.shared.known.lock().forget_namespace(old);
@@ -141,15 +142,25 @@ impl Everyone {
     /// Brings all servers to one epoch: the newest that any of them knows, or a later one where a reset asks for that.
     fn settle(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant) -> Result<u32> {
         let _turn = self.shared.turns.take(spec.root(), deadline)?;
+        let mut failed = None;
         for attempt in 1.. {
+            let reset = self.shared.spaces.lock().get(spec.root()).map_or(0, |space| space.reset);
             let opened = self.ask_opened(spec, phase_end(self.shared.config.timeout, deadline));
-            let epoch = self.choose(spec, at_least, &opened)?;
+            let (epoch, is_taken_already) = self.choose(spec, at_least, &opened, reset)?;
             let told = self.move_behind(spec, epoch, &opened, deadline);
+            if is_taken_already
+                && told.outcome.is_ok()
+                && let Some(error) = failed
+            {
+                // It has moved and serves nothing old; but it said that it could not store that.
+                return Err(error);
+            }
             // Another client was faster; or a server failed amid, and the next number tells when the reset was.
             let is_worth_it = told.is_refused || (self.is_to_be_ordered(spec) && self.may_order());
             if attempt >= ADVANCES_MAX || !is_worth_it || Instant::now() >= deadline {
                 return told.outcome.map(|()| epoch);
             }
+            failed = told.outcome.err().filter(|_| !told.is_refused);
         }
         unreachable!("the last attempt returns")
     }
@@ -159,10 +170,23 @@ impl Everyone {
         spaces.get(spec.root()).is_some_and(|space| space.owed != 0 && !space.is_ordered)
     }
 
-    /// Enters the epoch that servers are to be moved to, now that they have said where they are.
-    fn choose(&self, spec: &Arc<NamespaceSpec>, at_least: u32, opened: &[Option<Opened>]) -> Result<u32> {
+    /// Moves on to the epoch that servers are to be moved to, now that they have said where they are. They were asked
+    /// while `reset` was the last one. Also whether one of them has taken the reset without having said so.
+    fn choose(
+        &self,
+        spec: &Arc<NamespaceSpec>,
+        at_least: u32,
+        opened: &[Option<Opened>],
+        reset: u64,
+    ) -> Result<(u32, bool)> {
         let may_order = self.may_order();
+        let servers = |is: &dyn Fn(u32) -> bool| -> ServerSet {
+            let is = |opened: &Option<Opened>| opened.is_some_and(|opened| is(opened.epoch));
+            opened.iter().enumerate().filter(|(_, opened)| is(opened)).map(|(server, _)| bit(server)).sum()
+        };
         let mut spaces = self.shared.spaces.lock();
+        let known = spaces.get(spec.root()).map_or(0, |space| space.epoch);
+        let is_taken_already = spaces.are_there(spec.root(), servers(&|there| there >= known));
         let (epoch, owed, is_ordered) = spaces
             .get(spec.root())
             .map_or((0, 0, false), |space| (space.epoch, space.owed, space.is_ordered));
@@ -178,13 +202,14 @@ impl Everyone {
             (next, spaces.advance(spec, next, self.all_servers(), is_away && may_order))
         } else {
             let epoch = newest.max(at_least);
-            (epoch, spaces.enter(spec, epoch))
+            (epoch, spaces.follow(spec, epoch))
         };
+        spaces.were_behind(spec.root(), reset, servers(&|there| there < epoch));
         drop(spaces);
         if let Some(old) = old {
             self.shared.known.lock().forget_namespace(old);
         }
-        Ok(epoch)
+        Ok((epoch, is_taken_already))
     }
 
     /// Whether all servers take any number for an epoch: an InfiniStore server has an entry for each epoch.

@@ -68,7 +68,7 @@ struct State {
     /// The depot behind it, as it said last.
     depot: Option<u64>,
     /// Connections that ended amid a write, and that the server has not closed.
-    parting: Vec<Parting>,
+    parting: Vec<Arc<Parting>>,
     /// Connections that broke or did not come about.
     failures: u64,
     last_error: Option<Error>,
@@ -338,22 +338,26 @@ impl Server {
 
     /// Waits for the server's end of a connection.
     pub(super) fn part(&self, parting: Parting) {
-        self.state.lock().parting.push(parting);
+        self.state.lock().parting.push(Arc::new(parting));
     }
 
     /// Looks which connections the server has closed: it carries out no more writes of theirs.
     pub(super) fn look_at_parting(&self) {
-        let over: Vec<Parting> = {
-            let mut state = self.state.lock();
+        let parting = {
+            let state = self.state.lock();
             if state.parting.is_empty() {
                 return;
             }
-            state.parting.extract_if(.., |parting| parting.is_over()).collect()
+            state.parting.clone()
         };
+        // They are read without the lock, which lookups take.
+        let over: Vec<Arc<Parting>> = parting.into_iter().filter(|parting| parting.is_over()).collect();
         if !over.is_empty() {
             let mut writing = self.shared.writing.lock();
             over.iter().for_each(|parting| writing.settle(&parting.keys));
             drop(writing);
+            let is_over = |parting: &Arc<Parting>| over.iter().any(|over| Arc::ptr_eq(over, parting));
+            self.state.lock().parting.retain(|parting| !is_over(parting));
             self.changed.notify_all();
         }
     }

@@ -26,8 +26,13 @@ pub(super) struct Space {
     pub(super) epoch: u32,
     /// Servers that owe the last reset.
     pub(super) owed: ServerSet,
+    /// Servers that were before `epoch` when they were asked since the last reset began. One of them that is in it now, or in
+    /// a later one, was moved after that beginning, whoever moved it.
+    behind: ServerSet,
     /// Whether the epoch's number tells that its reset came after resets that other servers were told of before.
     pub(super) is_ordered: bool,
+    /// Which reset was the last, of those of all namespaces.
+    pub(super) reset: u64,
 }
 
 impl Space {
@@ -43,6 +48,8 @@ pub(super) struct Spaces {
     current: HashMap<NamespaceId, NamespaceId>,
     /// Namespaces that were closed while a server owes their reset, oldest first.
     closed: VecDeque<NamespaceId>,
+    /// Resets that have begun.
+    resets: u64,
 }
 
 impl Spaces {
@@ -76,23 +83,55 @@ impl Spaces {
         self.by_root.get(&root)
     }
 
-    /// Enters a namespace, or moves it on to `epoch`: the id that keys carried before, when it has changed. What is owed
+    /// Opens a namespace, or moves it on to `epoch`: the id that keys carried before, when it has changed. What is owed
     /// stays owed.
     pub(super) fn enter(&mut self, spec: &Arc<NamespaceSpec>, epoch: u32) -> Option<NamespaceId> {
+        self.closed.retain(|closed| *closed != spec.root());
+        self.put(spec, epoch)
+    }
+
+    /// As [`Self::enter`] for a namespace that is known; one that is closed stays closed.
+    pub(super) fn follow(&mut self, spec: &Arc<NamespaceSpec>, epoch: u32) -> Option<NamespaceId> {
+        self.by_root.contains_key(&spec.root()).then(|| self.put(spec, epoch)).flatten()
+    }
+
+    fn put(&mut self, spec: &Arc<NamespaceSpec>, epoch: u32) -> Option<NamespaceId> {
         let (root, id) = (spec.root(), spec.id(epoch));
-        let before = self.by_root.remove(&root);
-        let (owed, is_ordered) = before.as_ref().map_or((0, false), |space| (space.owed, space.is_ordered));
-        self.by_root.insert(root, Space { spec: Arc::clone(spec), epoch, owed, is_ordered });
-        let old = before.map(|space| space.spec.id(space.epoch)).filter(|old| *old != id);
+        let space = self.by_root.entry(root).or_insert_with(|| Space {
+            spec: Arc::clone(spec),
+            epoch,
+            owed: 0,
+            behind: 0,
+            is_ordered: false,
+            reset: 0,
+        });
+        let before = space.spec.id(std::mem::replace(&mut space.epoch, epoch));
+        let old = (before != id).then_some(before);
         if let Some(old) = old {
             self.current.remove(&old);
         }
-        self.current.insert(id, root);
-        self.closed.retain(|closed| *closed != root);
+        if !self.closed.contains(&root) {
+            self.current.insert(id, root);
+        }
         old
     }
 
-    /// Begins a reset: `servers` owe it. As [`Self::enter`].
+    /// Begins a reset, which `servers` owe. A namespace that is closed stays closed. As [`Self::enter`].
+    pub(super) fn begin_reset(
+        &mut self,
+        spec: &Arc<NamespaceSpec>,
+        epoch: u32,
+        servers: ServerSet,
+    ) -> Option<NamespaceId> {
+        let old = self.advance(spec, epoch, servers, false);
+        if let Some(space) = self.by_root.get_mut(&spec.root()) {
+            self.resets += 1;
+            (space.behind, space.reset) = (0, self.resets);
+        }
+        old
+    }
+
+    /// Moves a reset that has begun to a later epoch, which `servers` owe. As [`Self::begin_reset`].
     pub(super) fn advance(
         &mut self,
         spec: &Arc<NamespaceSpec>,
@@ -100,22 +139,40 @@ impl Spaces {
         servers: ServerSet,
         is_ordered: bool,
     ) -> Option<NamespaceId> {
-        let is_closed = self.closed.contains(&spec.root());
-        let old = self.enter(spec, epoch);
+        let old = self.put(spec, epoch);
         if let Some(space) = self.by_root.get_mut(&spec.root()) {
             (space.owed, space.is_ordered) = (servers, is_ordered);
         }
-        if is_closed {
-            self.close(spec.root());
-        }
         old
+    }
+
+    /// Servers were before the namespace's epoch when they were asked, while `reset` was the last one.
+    pub(super) fn were_behind(&mut self, root: NamespaceId, reset: u64, servers: ServerSet) {
+        if let Some(space) = self.by_root.get_mut(&root).filter(|space| space.reset == reset) {
+            space.behind |= servers;
+        }
+    }
+
+    /// Servers are in the namespace's epoch or a later one: those that were behind it have taken the reset. The others that
+    /// owe it may have been moved before it began. Whether one that owed it has taken it.
+    pub(super) fn are_there(&mut self, root: NamespaceId, servers: ServerSet) -> bool {
+        let Some(space) = self.by_root.get_mut(&root) else { return false };
+        let taken = space.owed & servers & space.behind;
+        space.owed &= !taken;
+        self.forget_if_over(root);
+        taken != 0
     }
 
     /// This tier has moved a server to an epoch: it does not owe a reset any more that began no later.
     pub(super) fn took(&mut self, root: NamespaceId, epoch: u32, server: usize) {
         let Some(space) = self.by_root.get_mut(&root).filter(|space| space.epoch == epoch) else { return };
         space.owed &= !bit(server);
-        if space.owed == 0 && self.closed.contains(&root) {
+        self.forget_if_over(root);
+    }
+
+    /// Nobody has it open, and no server owes its reset.
+    fn forget_if_over(&mut self, root: NamespaceId) {
+        if self.by_root.get(&root).is_some_and(|space| space.owed == 0) && self.closed.contains(&root) {
             self.closed.retain(|closed| *closed != root);
             self.by_root.remove(&root);
         }
@@ -169,7 +226,7 @@ mod tests {
     fn a_namespace_is_remembered_after_its_close_until_its_servers_took_the_reset() {
         let (mut spaces, spec) = (Spaces::default(), spec(0));
         spaces.enter(&spec, 1);
-        spaces.advance(&spec, 2, 0b11, false);
+        spaces.begin_reset(&spec, 2, 0b11);
         let key = BlockKey { namespace: spec.id(2), hash: BlockHash([1; 16]) };
         assert_eq!(spaces.close(spec.root()), Some(spec.id(2)));
         assert!(!spaces.is_open(&key) && spaces.close(spec.root()).is_none());
@@ -184,11 +241,28 @@ mod tests {
     }
 
     #[test]
+    fn only_a_server_that_was_behind_a_reset_has_taken_it_when_it_is_found_there() {
+        let (mut spaces, spec) = (Spaces::default(), spec(0));
+        let owed = |spaces: &Spaces| spaces.get(spec.root()).unwrap().owed;
+        spaces.begin_reset(&spec, 1, 0b111);
+        spaces.were_behind(spec.root(), 1, 0b001);
+        assert!(spaces.are_there(spec.root(), 0b011));
+        assert_eq!(owed(&spaces), 0b110, "the second may have been there before");
+        spaces.advance(&spec, 2, 0b111, false);
+        assert!(spaces.are_there(spec.root(), 0b001));
+        assert_eq!(owed(&spaces), 0b110, "it is the same reset still");
+        spaces.begin_reset(&spec, 3, 0b111);
+        spaces.were_behind(spec.root(), 1, 0b111);
+        assert!(!spaces.are_there(spec.root(), 0b111));
+        assert_eq!(owed(&spaces), 0b111, "asked before this reset began");
+    }
+
+    #[test]
     fn closed_namespaces_take_a_bounded_amount_of_memory() {
         let mut spaces = Spaces::default();
         for n in 0..=REMOTE_OWED_CLOSED_MAX {
             let spec = spec(n);
-            spaces.advance(&spec, 1, 1, false);
+            spaces.begin_reset(&spec, 1, 1);
             spaces.close(spec.root());
         }
         assert_eq!(

@@ -50,6 +50,10 @@ pub(crate) enum Fault {
     AllThere,
     /// Takes puts (in InfiniStore's protocol the marks of blocks) and stores them when the fault is over.
     LatePuts,
+    /// Moves to an epoch and says that it failed; our own protocol only.
+    MovesAndFails,
+    /// Does not move to an epoch, and says so; our own protocol only.
+    NeverMoves,
 }
 
 /// What a server speaks.

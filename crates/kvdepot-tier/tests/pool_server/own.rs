@@ -75,6 +75,9 @@ fn answer(state: &State, request: &Request<'_>, id: u64, out: &mut Vec<u8>) -> S
             let epoch = store.namespaces[&namespace].1;
             Response::Namespace { namespace, epoch, block_bytes }
         }
+        Request::SetEpoch { .. } if state.fault() == Fault::NeverMoves => {
+            Response::Failed { kind: ErrorKind::Io, message: "not moved" }
+        }
         Request::SetEpoch { namespace, epoch } => match store.namespaces.remove(namespace) {
             Some((spec, before)) => {
                 let epoch = before.max(*epoch);
@@ -83,7 +86,12 @@ fn answer(state: &State, request: &Request<'_>, id: u64, out: &mut Vec<u8>) -> S
                 store.roots.insert(spec.root(), now);
                 let block_bytes = u32::try_from(spec.layout().block_bytes())?;
                 store.namespaces.insert(now, (spec, epoch));
-                Response::Namespace { namespace: now, epoch, block_bytes }
+                match state.fault() {
+                    Fault::MovesAndFails => {
+                        Response::Failed { kind: ErrorKind::Io, message: "moved, and not told its disk" }
+                    }
+                    _ => Response::Namespace { namespace: now, epoch, block_bytes },
+                }
             }
             None => Response::Failed { kind: ErrorKind::NotFound, message: "no such namespace" },
         },
