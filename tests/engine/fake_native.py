@@ -8,10 +8,13 @@ wrong. ``KVDEPOT_FAKE_STRICT``: what is dumped twice is compared.
 """
 
 import ctypes
+import functools
 import hashlib
+import importlib.util
 import itertools
 import json
 import os
+import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -44,6 +47,18 @@ CorruptError = type("CorruptError", (StorageError,), {"kind": "corrupt"})
 NoSpaceError = type("NoSpaceError", (StorageError,), {"kind": "no_space"})
 UnavailableError = _kind("UnavailableError", "unavailable", ConnectionError)
 UnsupportedError = _kind("UnsupportedError", "unsupported")
+
+
+@functools.cache
+def tier_table() -> str:
+    """The core's own: it is data, of which the configuration is made."""
+    file = next(Path(sys.modules["kvdepot"].__path__[0]).glob("_native*.so"))
+    spec = importlib.util.spec_from_file_location("core._native", file)
+    assert spec is not None
+    assert spec.loader is not None
+    core = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(core)
+    return core.tier_table()
 
 
 def init_logging(level: str, path: str | None = None) -> None:
