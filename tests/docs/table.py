@@ -203,6 +203,7 @@ DRY = {
 }
 
 SMALL_FORMS: dict[str, tuple[str, ...]] = {
+    "kvdepot config keys": ("config keys",),
     "make demo": ("make demo",),
     "make bench-engine": ("make bench-engine",),
     'make bench-engine ARGS="--rounds 2 --repeats 4"': ("make bench-engine",),
