@@ -19,7 +19,7 @@ pub const NAMESPACES_STORED_MAX: usize = 32_768;
 /// Most contiguous runs that a slot may be made of.
 pub const SLOT_RUNS_MAX: usize = 64;
 /// Slots that may not go which an eviction passes over without touching their order; see `EvictionPolicy::victim`.
-pub const EVICTION_PASSED_OVER_MAX: usize = 1024;
+pub const EVICTION_PASSED_OVER_MAX: usize = 128;
 /// Most leases of one connection.
 pub const LEASES_PER_OWNER_MAX: usize = 1 << 20;
 /// Longest spelling of a pipeline.

@@ -26,7 +26,7 @@ pub const HAND_OVER_VERSION: u32 = 1;
 /// First field of a snapshot.
 const MAGIC: u64 = 0x5245_564f_4456_4b00;
 /// Slot numbers in one piece, looked at under one hold of the lock.
-const PIECE_SLOTS: usize = 512;
+const PIECE_SLOTS: usize = 128;
 /// Largest part of a snapshot: namespaces are the longest.
 const PART_BYTES_MAX: usize = 64 << 20;
 /// How often it is looked whether the depot has settled.

@@ -12,6 +12,7 @@ mod ending;
 mod epochs;
 mod floors;
 pub mod handover;
+mod holds;
 mod ledger;
 mod locate;
 mod looks;

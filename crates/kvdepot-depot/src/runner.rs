@@ -11,7 +11,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
-use kvdepot_core::machine::{Command, Effects, Event, Job, Machine, Nanos, Owner, Reply, Request, Token};
+use kvdepot_core::machine::{
+    Batch, Command, Effects, Event, Job, Machine, Nanos, Owner, Reply, Request, Token,
+};
 use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_tier::Tier;
 use parking_lot::Mutex;
@@ -20,6 +22,7 @@ use crate::commands::{Ended, TierCommands};
 use crate::config::DepotConfig;
 use crate::death::{DeathGuard, Life};
 use crate::floors::Floors;
+use crate::holds::{Holds, LongestHolds};
 use crate::ledger::Ledger;
 use crate::locate::{Locator, timed_out};
 use crate::looks::Looks;
@@ -62,7 +65,7 @@ pub(crate) struct Runner {
     owners: AtomicU64,
     tokens: AtomicU64,
     began: Instant,
-    hold_max_ns: AtomicU64,
+    holds: Holds,
 }
 
 impl Runner {
@@ -100,7 +103,7 @@ impl Runner {
             owners: AtomicU64::new(1),
             tokens: AtomicU64::new(1),
             began,
-            hold_max_ns: AtomicU64::new(0),
+            holds: Holds::new(),
         }
     }
 
@@ -121,14 +124,17 @@ impl Runner {
     /// One step. Nothing that waits, calls a tier or wakes a thread happens under the lock.
     fn step(&self, event: impl FnOnce() -> Event) -> Effects {
         let mut effects = Effects::default();
+        let hold = Holds::begin();
         let mut machine = self.machine.lock();
         // Ends before the lock does: nobody steps a machine that a panic left half changed.
         let _guard = DeathGuard(&self.life);
         if self.life.is_dead() {
             return effects;
         }
-        let begun = Instant::now();
-        machine.step(self.nanos(begun), event(), &mut effects);
+        let locked = Instant::now();
+        let event = event();
+        let name = event.name();
+        machine.step(self.nanos(locked), event, &mut effects);
         for (key, visible) in effects.visible.drain(..) {
             self.locator.presence.set(&key, visible);
         }
@@ -147,8 +153,7 @@ impl Runner {
             self.outbox.lock().extend(effects.commands.drain(..));
         }
         drop(machine);
-        let held = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.hold_max_ns.fetch_max(held, Ordering::Relaxed);
+        self.holds.end(&hold, locked, name);
         effects
     }
 
@@ -186,9 +191,19 @@ impl Runner {
         }
     }
 
-    /// A request whose reply comes at once.
+    /// A request whose reply comes at once. One of many blocks is asked piece by piece.
     pub(crate) fn ask(self: &Arc<Self>, owner: Owner, request: Request) -> Result<Reply> {
-        self.ask_with(owner, || request)
+        let mut batch = match Batch::of(request) {
+            Ok(batch) => batch,
+            Err(request) => return self.ask_with(owner, || request),
+        };
+        loop {
+            let piece = batch.next();
+            let reply = self.ask_with(owner, || piece);
+            if let Some(reply) = batch.answered(reply) {
+                return reply;
+            }
+        }
     }
 
     /// As [`Self::ask`]; `request` is made under the machine's lock.
@@ -317,12 +332,18 @@ impl Runner {
 
     /// Looks at the machine. Nothing may wait in `look`.
     pub(crate) fn look<T>(&self, look: impl FnOnce(&Machine) -> T) -> T {
-        look(&self.machine.lock())
+        let hold = Holds::begin();
+        let machine = self.machine.lock();
+        let locked = Instant::now();
+        let seen = look(&machine);
+        drop(machine);
+        self.holds.end(&hold, locked, "look");
+        seen
     }
 
-    /// Longest hold of the machine's lock since the last call, in nanoseconds.
-    pub(crate) fn hold_max_ns(&self) -> u64 {
-        self.hold_max_ns.swap(0, Ordering::Relaxed)
+    /// Longest holds of the machine's lock since the last call.
+    pub(crate) fn longest_holds(&self) -> LongestHolds {
+        self.holds.take()
     }
 }
 

@@ -369,7 +369,11 @@ impl Session {
         if let Some(ledger) = &runner.ledger {
             map.insert("ledger_unproven_blocks".to_owned(), ledger.unproven().into());
         }
-        map.insert("lock_hold_max_us".to_owned(), (runner.hold_max_ns() / 1000).into());
+        let holds = runner.longest_holds();
+        for (name, (ns, event)) in [("lock_hold", holds.real), ("lock_hold_cpu", holds.processor)] {
+            map.insert(format!("{name}_max_us"), (ns / 1000).into());
+            map.insert(format!("{name}_max_event"), event.into());
+        }
         let tiers = self.runner.locator.tiers.iter().map(|tier| {
             let usage = tier.usage();
             let mut entry = serde_json::json!({"name": tier.name(), "blocks": usage.blocks, "bytes": usage.bytes, "bytes_max": usage.bytes_max});

@@ -28,7 +28,7 @@ impl World {
             7 => Request::Load { namespace, id: None, hashes, fetch_deadline: 0, last: true, runs_max: 9 },
             8 => Request::Prefetch { namespace, blocks: Vec::new(), deadline: 0 },
             9 => Request::EnterEpoch { namespace, epoch: 7 },
-            10 => Request::Keys { namespaces: vec![namespace], from: usize::MAX, count: usize::MAX },
+            10 => Request::Keys { namespaces: vec![namespace], from: usize::MAX },
             11 => {
                 let Some(fill) = self.clients[client].fills.first() else { return Ok(()) };
                 let shards = ShardSet::Some(vec![NOTHING as u32]);

@@ -88,6 +88,9 @@ pub(crate) struct World {
     /// What a walk over the pool has found.
     pub(crate) listed: Vec<BlockKey>,
     pub(crate) next_listed: Option<usize>,
+    /// The request that was sent last, and its reply.
+    pub(crate) asking: Token,
+    pub(crate) last_reply: Option<kvdepot_core::Result<kvdepot_core::machine::Reply>>,
     pub(crate) numbers: u64,
     pub(crate) steps: usize,
     pub(crate) trace: Option<Vec<String>>,
@@ -137,6 +140,8 @@ impl World {
             placed: crate::placed::Placed::default(),
             listed: Vec::new(),
             next_listed: None,
+            asking: 0,
+            last_reply: None,
             numbers: 0,
             steps: 0,
             trace: trace.then(Vec::new),

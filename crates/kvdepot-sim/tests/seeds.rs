@@ -30,6 +30,7 @@ fn every_seed_keeps_all_promises() {
         reached.extend(report.reached);
     }
     let expected = [
+        "asked in pieces",
         "cold",
         "crash",
         "forgotten",

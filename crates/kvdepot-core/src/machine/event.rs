@@ -1,5 +1,6 @@
 //! What goes into the machine and what comes out of it. All of it is data: nothing here calls anything.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use crate::error::{ErrorKind, Result};
@@ -9,17 +10,15 @@ use crate::key::{BlockHash, BlockKey, NamespaceId, NamespaceSpec};
 use crate::lease::LeaseId;
 use crate::runs::Runs;
 
-use super::handover::Adopt;
-use super::proofs::Proof;
+use super::records::{Adopt, Proof};
 
 pub use super::catalog::NamespaceHandle;
+pub use super::records::Owner;
 
 /// Time in nanoseconds since a moment of the caller's choice. It never goes back.
 pub type Nanos = u64;
 /// Names a request, so that its reply finds the one who waits for it. Never used twice.
 pub type Token = u64;
-/// Who leases slots: a connection.
-pub type Owner = u64;
 /// A claim's number.
 pub type ClaimId = u64;
 /// A tier's place in the pipeline.
@@ -117,6 +116,8 @@ pub struct Question {
 pub enum Job {
     /// A claim's next places.
     Claim(ClaimId),
+    /// A load's next blocks.
+    Load(Token),
     /// The next slots, some of them of namespaces that were reset or forgotten.
     Sweep,
     /// The next leases of a connection that ended.
@@ -174,7 +175,7 @@ pub enum Request {
     /// Moves a namespace to at least this epoch, which every tier has `stored` or not yet. Reply: `Namespace`.
     FollowEpoch { namespace: NamespaceHandle, epoch: u32, stored: bool },
     /// Slots for blocks about to be dumped; more than `runs_max` runs in all are refused. With an `id`, the namespace's keys
-    /// must still carry it. Reply: `Slots`.
+    /// must still carry it. Reply: `Slots`, of the first ones.
     Reserve {
         namespace: NamespaceHandle,
         id: Option<NamespaceId>,
@@ -182,11 +183,11 @@ pub enum Request {
         how: Reserve,
         runs_max: usize,
     },
-    /// Shards of reserved blocks are in their slots. Reply: `Done`.
+    /// Shards of reserved blocks are in their slots. Reply: `Took`.
     Commit { leases: Vec<LeaseId>, shards: ShardSet, crc64: Option<u64> },
     /// A filled slot becomes the value of its key, in place of what is under it and under `others`. Reply: `Done`.
     Publish { lease: LeaseId, others: Vec<BlockKey> },
-    /// Ends leases. Reply: `Done`.
+    /// Ends leases. Reply: `Took`.
     Release { leases: Vec<LeaseId> },
     /// Leases blocks for reading; blocks in a tier are fetched until `fetch_deadline`. `last`: the caller asks for what
     /// is late no more, so it counts as missed. With an `id`, the namespace's keys must still carry it. Reply: `Slots`.
@@ -198,15 +199,15 @@ pub enum Request {
         last: bool,
         runs_max: usize,
     },
-    /// Leases what is in the pool. Reply: `Leased`.
+    /// Leases what is in the pool. Reply: `Leased`, of the first ones.
     LeaseNow { keys: Vec<BlockKey> },
-    /// Leases what is in the pool to look at its bytes, which is no use of it. Reply: `Leased`.
+    /// Leases what is in the pool to look at its bytes, which is no use of it. Reply: `Leased`, of the first ones.
     Inspect { keys: Vec<BlockKey> },
     /// Notes the checksum of a leased block.
     SetChecksum { lease: LeaseId, crc64: u64 },
-    /// Fetches blocks of which a tier is known. Reply: `Done`.
+    /// Fetches blocks of which a tier is known. Reply: `Took`.
     Prefetch { namespace: NamespaceHandle, blocks: Vec<(BlockHash, TierIndex)>, deadline: Nanos },
-    /// Forgets blocks, in the pool and in the tiers that have them by `locations`. Refused while tiers owe too many
+    /// Forgets at most [`super::REMOVE_BLOCKS`] blocks, in the pool and in the tiers that have them by `locations`. Refused while tiers owe too many
     /// removals. Reply: `Removed`, when tiers have forgotten those that are not being written, or could not.
     Remove { keys: Vec<BlockKey>, locations: Vec<Location> },
     /// Finds and leases the longest hit. Reply: `Claim`, when tiers have said what they hold.
@@ -225,13 +226,13 @@ pub enum Request {
     /// Ends all claims of the connection. A claim's leases only keep blocks in the pool: a client copies under leases of its
     /// own, so claims may end while copies are under way. Reply: `Holds`.
     EndClaims,
-    /// Evicts what is cold until at most `bytes` are in use or `blocks_max` blocks went. Reply: `Evicted`.
-    EvictTo { bytes: u64, blocks_max: usize },
+    /// Evicts what is cold until at most `bytes` are in use. Reply: `Evicted`.
+    EvictTo { bytes: u64 },
     /// Waits until all that is queued for the tiers now has been written or given up. Once the depot is to end, only the
     /// last one waits. Reply: `Drained`.
     Drain { last: bool },
-    /// Readable blocks of the namespaces among the slots from `from` on. Reply: `Keys`.
-    Keys { namespaces: Vec<NamespaceHandle>, from: usize, count: usize },
+    /// Readable blocks of the namespaces among the next slots from `from` on. Reply: `Keys`.
+    Keys { namespaces: Vec<NamespaceHandle>, from: usize },
 }
 
 /// A slot in a client's hands.
@@ -326,10 +327,12 @@ pub struct Forgotten {
 pub enum Reply {
     /// To all requests about namespaces and epochs.
     Namespace(Opened),
-    /// To `Reserve` and `Load`, one for each hash.
+    /// To `Load`, one for each hash. To `Reserve`, one for each of the first hashes: the rest is to be asked for again.
     Slots(Vec<Outcome>),
-    /// To `LeaseNow` and `Inspect`, one for each key.
+    /// To `LeaseNow` and `Inspect`, one for each of the first keys: the rest is to be asked for again.
     Leased(Vec<Now>),
+    /// To `Commit`, `Release` and `Prefetch`: how many of the first ones were taken. The rest is to be asked for again.
+    Took(usize),
     /// To `Remove`.
     Removed {
         /// Whether each was there.
@@ -342,8 +345,8 @@ pub enum Reply {
     Claim(Progress),
     /// To `EndClaims`: whether the connection still holds leases.
     Holds(bool),
-    /// To `EvictTo`: how many blocks went.
-    Evicted(usize),
+    /// To `EvictTo`: how many blocks went, and whether it is to be asked again.
+    Evicted(usize, bool),
     /// To `Drain`: whether it is over.
     Drained(bool),
     /// To `Keys`: the keys, and where to go on, if not at the end.
@@ -368,6 +371,16 @@ pub enum Command {
     Touch { keys: Vec<BlockKey> },
 }
 
+/// Memory that is to be given back. It is only dropped.
+#[derive(Debug)]
+pub struct Discarded(#[expect(dead_code, reason = "see there")] Box<dyn Any + Send>);
+
+impl Discarded {
+    pub(super) fn new(what: impl Any + Send) -> Self {
+        Self(Box::new(what))
+    }
+}
+
 /// What a step asks of its caller. Order matters inside each list.
 #[derive(Debug, Default)]
 pub struct Effects {
@@ -388,4 +401,6 @@ pub struct Effects {
     pub questions: Vec<Question>,
     /// To be continued soon, with other steps in between.
     pub again: Vec<Job>,
+    /// To be dropped after unlocking: giving much memory back takes long.
+    pub discarded: Vec<Discarded>,
 }

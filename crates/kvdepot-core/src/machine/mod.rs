@@ -15,6 +15,7 @@
 //!
 //! What happened in a room is returned to this file, which tells the rooms above.
 
+mod batch;
 mod catalog;
 mod claims;
 mod counters;
@@ -27,6 +28,7 @@ mod flow;
 mod forgetting;
 mod handover;
 mod index;
+mod labels;
 mod loads;
 mod names;
 mod owed;
@@ -36,9 +38,12 @@ mod pool;
 pub mod probe;
 mod proofs;
 mod queue;
+mod records;
 mod removal;
 mod requests;
 mod slots;
+#[cfg(test)]
+mod step_tests;
 mod users;
 mod uses;
 
@@ -58,15 +63,15 @@ use pool::Pool;
 use removal::Removal;
 use users::Users;
 
+pub use batch::{Batch, REMOVE_BLOCKS, REQUEST_BLOCKS};
 pub use catalog::Namespace;
 pub use counters::Counters;
 pub use event::*;
 pub use flaw::Flaw;
-pub use handover::{Adopt, Handed, HandedState};
 pub use pace::Pace;
 pub use placement::{Placement, WriteWhen};
 pub use pool::{GROW_BYTES, Held, PoolConfig};
-pub use proofs::{Proof, Whole};
+pub use records::{Adopt, Handed, HandedState, Proof, Whole};
 
 /// What the machine holds now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -160,6 +165,7 @@ impl Machine {
         self.pace = pace;
         self.flow.pace = pace;
         self.claims.pace = pace;
+        self.loads.pace = pace;
     }
 
     /// Builds a mistake in.
@@ -181,6 +187,7 @@ impl Machine {
     /// Something happened: what follows from it is added to `out`.
     pub fn step(&mut self, now: Nanos, event: Event, out: &mut Effects) {
         self.now = self.now.max(now);
+        self.pool.begin_step(self.pace.eviction_looks);
         self.pool.set_now(u32::try_from(self.now / 1_000_000_000).unwrap_or(u32::MAX));
         match event {
             Event::Request { token, owner, request } => {
@@ -203,7 +210,7 @@ impl Machine {
                     self.flow.removal_ended(&mut self.pool, &self.catalog, tier, key, &outcome, out);
                 }
             }
-            Event::Located { ask, locations } => self.located(ask, &locations, out),
+            Event::Located { ask, locations } => self.located(ask, locations, out),
             Event::Probed { ask, outcome } => self.probed(ask, outcome, out),
             Event::TierForgot { tier, keys, lost } => self.tier_forgot(tier, &keys, lost),
             Event::Continue(job) => self.go_on(job, out),
@@ -217,7 +224,11 @@ impl Machine {
                 }
             }
             Event::Freeze => self.frozen = true,
-            Event::Thaw => (self.frozen, self.ending) = (false, false),
+            Event::Thaw => {
+                (self.frozen, self.ending) = (false, false);
+                // One whose turn came meanwhile was answered, and gave the turn to no other.
+                self.loads.retry_oldest(out);
+            }
             Event::Adopt { pool_bytes, slots } => {
                 self.pool.enlarge_to(pool_bytes);
                 slots.iter().for_each(|slot| self.adopt(slot));
@@ -305,6 +316,12 @@ impl Machine {
                 let (claims, mut rooms) = split(self);
                 claims.go_on(&mut rooms, id, out);
             }
+            // What waits for a depot that hands its pool over is answered with what is known.
+            Job::Load(token) if self.frozen => self.expire(token, out),
+            Job::Load(token) => {
+                let Self { catalog, pool, flow, counters, loads, .. } = self;
+                loads.go_on(&mut Rooms { catalog, pool, flow, counters }, token, out);
+            }
             Job::Sweep => self.sweep(out),
             Job::EndOwner(owner) => {
                 if !self.pool.end_owner(owner, self.pace.owner_leases).1 {
@@ -329,12 +346,13 @@ impl Machine {
         self.counters.owners_ended_holding += u64::from(claims || ended > 0);
     }
 
-    fn located(&mut self, ask: Ask, locations: &[Location], out: &mut Effects) {
+    fn located(&mut self, ask: Ask, locations: Vec<Location>, out: &mut Effects) {
         let Self { catalog, pool, flow, counters, loads, claims, .. } = self;
         let mut rooms = Rooms { catalog, pool, flow, counters };
         match ask {
+            Ask::Load(token) if self.frozen => self.expire(token, out),
             Ask::Load(token) => loads.located(&mut rooms, token, locations, out),
-            Ask::Claim(id, part) => claims.located(&mut rooms, id, part, locations, out),
+            Ask::Claim(id, part) => claims.located(&mut rooms, id, part, &locations, out),
         }
     }
 

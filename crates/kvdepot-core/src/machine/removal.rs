@@ -1,5 +1,6 @@
 //! Removal of blocks, in the pool at once and in the tiers in their turn.
 
+use super::batch::REMOVE_BLOCKS;
 use super::event::{Effects, Location, Reply, Token};
 use super::{Machine, names};
 use crate::error::Result;
@@ -22,7 +23,7 @@ impl Removal {
 
 impl Machine {
     /// Takes a key out of the pool: whether tiers are to be told.
-    pub(super) fn forget(&mut self, key: names::PoolKey, location: &Location) -> bool {
+    pub(super) fn forget(&mut self, key: names::PoolKey, location: Location) -> bool {
         let mut saved = false;
         if let Some(slot) = self.pool.find(&key) {
             let found = self.pool.slot(slot);
@@ -31,7 +32,7 @@ impl Machine {
             self.pool.unname(slot);
             self.flow.displace(&mut self.pool, slot);
         }
-        self.flow.has_tiers() && (saved || *location != Location::Absent || self.flow.is_leaving(&key))
+        self.flow.has_tiers() && (saved || location != Location::Absent || self.flow.is_leaving(&key))
     }
 
     pub(super) fn remove(
@@ -41,6 +42,7 @@ impl Machine {
         locations: &[Location],
         out: &mut Effects,
     ) -> Result<()> {
+        debug_assert!(keys.len() <= REMOVE_BLOCKS, "{} blocks in one removal", keys.len());
         self.flow.may_remove()?;
         let mut removal = Removal { was_there: Vec::with_capacity(keys.len()), left: 0, failed: 0 };
         let located = locations.iter().copied().chain(std::iter::repeat(Location::Absent));
@@ -51,7 +53,7 @@ impl Machine {
             };
             let in_pool = self.pool.readable(&key).is_some();
             removal.was_there.push(in_pool || matches!(location, Location::Tier(_)));
-            if self.forget(key, &location) {
+            if self.forget(key, location) {
                 removal.left += usize::from(self.flow.remove(&self.catalog, key, Some(token), out));
             }
         }

@@ -298,11 +298,20 @@ pub(crate) struct Slots {
     free: SlotId,
     /// Numbers in use or free.
     numbers: usize,
+    /// How often a slot was looked at.
+    #[cfg(test)]
+    looks: std::cell::Cell<u64>,
 }
 
 impl Slots {
     pub(crate) const fn new() -> Self {
-        Self { chunks: Vec::new(), free: NIL, numbers: 0 }
+        Self {
+            chunks: Vec::new(),
+            free: NIL,
+            numbers: 0,
+            #[cfg(test)]
+            looks: std::cell::Cell::new(0),
+        }
     }
 
     /// Numbers given out so far, freed ones included: the end of a walk over all slots.
@@ -310,7 +319,19 @@ impl Slots {
         self.numbers
     }
 
+    fn looked(&self) {
+        #[cfg(test)]
+        self.looks.set(self.looks.get() + 1);
+        let _ = self;
+    }
+
+    #[cfg(test)]
+    pub(crate) const fn looks(&self) -> u64 {
+        self.looks.get()
+    }
+
     fn entry(&mut self, id: SlotId) -> &mut Entry {
+        self.looked();
         &mut self.chunks[id as usize / CHUNK][id as usize % CHUNK]
     }
 
@@ -347,6 +368,7 @@ impl Slots {
     }
 
     pub(crate) fn get(&self, id: SlotId) -> Option<&Slot> {
+        self.looked();
         match self.chunks.get(id as usize / CHUNK)?.get(id as usize % CHUNK)? {
             Entry::Used(slot) => Some(slot),
             Entry::Free { .. } => None,

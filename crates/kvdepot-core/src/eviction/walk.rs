@@ -1,0 +1,50 @@
+//! A walk over a list in search of a slot that may go, a few slots at a time.
+
+use crate::limits::EVICTION_PASSED_OVER_MAX;
+
+/// Where a walk stands. One that was cut goes on at the oldest end: what it has passed over is at the newest, but for the
+/// first few, which it meets again.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Walk {
+    /// Slots still to be looked at.
+    left: usize,
+    /// Slots passed over.
+    passed_over: usize,
+    /// Whether it was cut before.
+    is_cut: bool,
+}
+
+impl Walk {
+    /// A walk over a list of so many slots.
+    pub(super) const fn over(len: usize) -> Self {
+        Self { left: len, passed_over: 0, is_cut: false }
+    }
+
+    /// A slot may go, and is kept for a while: all of so many slots are to be looked at once more.
+    pub(super) const fn begin_anew(&mut self, len: usize) {
+        self.left = len;
+    }
+
+    /// Whether there is another slot to look at.
+    pub(super) const fn next(&mut self) -> bool {
+        if self.left == 0 {
+            return false;
+        }
+        self.left -= 1;
+        true
+    }
+
+    /// A slot may not go: whether it is to be moved to the newest end.
+    pub(super) const fn pass_over(&mut self) -> bool {
+        self.passed_over += 1;
+        self.is_cut || self.passed_over > EVICTION_PASSED_OVER_MAX
+    }
+
+    /// The walk is cut here. From now on it moves all that it passes over, or it would not get on.
+    pub(super) fn cut(&mut self) {
+        if !self.is_cut {
+            self.left += self.passed_over.min(EVICTION_PASSED_OVER_MAX);
+        }
+        self.is_cut = true;
+    }
+}
