@@ -76,6 +76,14 @@ bench-wire: infinistore-env standin-verbs ## Measure the wire door beside Infini
 STANDIN_VERBS := .work/standin/libibverbs.so.1
 WITH_STANDIN := KVDEPOT_STANDIN_VERBS=$(CURDIR)/$(STANDIN_VERBS)
 
+# A process finds its driver under this name.
+STANDIN_CUDA := .work/standin/cuda/libcuda.so.1
+
+.PHONY: standin-cuda
+standin-cuda:
+	@$(STEP) "build the stand-in" cargo build --quiet --locked -p kvdepot-standin-cuda
+	@mkdir -p $(dir $(STANDIN_CUDA)) && cp target/debug/libkvdepot_standin_cuda.so $(STANDIN_CUDA)
+
 .PHONY: standin-verbs
 standin-verbs:
 	@$(STEP) "build the stand-in" cargo build --quiet --locked -p kvdepot-standin-verbs
@@ -84,7 +92,7 @@ standin-verbs:
 ##@ Check
 
 .PHONY: test
-test: test-rust test-python test-device test-rdma test-engine test-wire test-docs ## Run all tests
+test: test-rust test-python test-device test-rdma test-layouts test-engine test-wire test-docs ## Run all tests
 
 .PHONY: test-rust
 test-rust: ## Test the Rust crates (ARGS: for cargo test)
@@ -105,6 +113,10 @@ test-python: setup ## Test the Python package (ARGS: for pytest)
 test-device: setup ## Test stores on a device, with a stand-in for the CUDA driver or, KVDEPOT_TEST_GPU=1, a real one
 	@$(STEP) "build the stand-in" cargo build --quiet --locked -p kvdepot-standin-cuda
 	@$(BIN)/python -m pytest tests/device $(ARGS)
+
+.PHONY: test-layouts
+test-layouts: vllm-env standin-cuda ## Test the connector with vLLM's own caches of every layout, without a GPU (ARGS: for pytest)
+	@LD_LIBRARY_PATH=$(CURDIR)/$(dir $(STANDIN_CUDA)) $(VLLM_VENV)/bin/python -m pytest -o filterwarnings=default tests/layouts $(ARGS)
 
 .PHONY: test-engine
 test-engine: vllm-env ## Test with a real vLLM on CPU (ARGS: for pytest)

@@ -89,14 +89,20 @@ class Depot:
         """
     @staticmethod
     def connect(
-        socket_path: str, spawn: Sequence[str] | None = None, *, wait_ms: int = 10_000, call_timeout_ms: int = 8
+        socket_path: str,
+        spawn: Sequence[str] | None = None,
+        *,
+        wait_ms: int = 10_000,
+        call_timeout_ms: int = 8,
+        queue_depths: tuple[int, int] | None = None,
     ) -> Depot:
         """Attaches to the depot at ``socket_path``, and starts one with the command ``spawn`` when none answers.
 
         Waits up to ``wait_ms`` for the first attachment. When that passes, the object is returned unattached
         (``attached`` is false; every lookup is a miss) and goes on trying in the background, as it does whenever the
         depot dies. ``call_timeout_ms`` bounds every call that an engine thread waits for (lookups, claims, leases);
-        a lookup waits longer for tiers of a depot that answers other calls.
+        a lookup waits longer for tiers of a depot that answers other calls. ``queue_depths``: how many tasks may wait in a
+        store, and how many shards of blocks may be under way in a task; ``None`` = as many as the depot was started with.
 
         Raises:
             ProtocolError: something else, or another version, answers on the socket.
@@ -104,6 +110,10 @@ class Depot:
     @property
     def attached(self) -> bool:
         """Whether calls reach a depot now."""
+    @property
+    def trouble(self) -> str:
+        """Why no depot is attached, as far as is known: why it was lost, else why the last try failed. Empty while one
+        is."""
     def open_namespace(self, facts_json: str, layout_json: str) -> Namespace:
         """Opens a namespace from its facts (a JSON object without fractions) and layout (``[[count, [sizes…]], …]``:
         runs of equal shards, each with its tensors' sizes in bytes). Works while unattached, too."""
@@ -297,12 +307,14 @@ def serve(
     idle_exit_ms: int = 0,
     wire_json: str | None = None,
     take_over: bool = False,
+    wait_for_lock: bool = False,
 ) -> None:
     """Runs a depot with its local door at ``socket_path`` until a signal handler raises, or until nobody was attached
     for ``idle_exit_ms`` (0 = never). Returns when another depot already serves that socket. ``wire_json`` opens a wire
     door, too; then it is never idle. What is in no tier yet is written before it returns, for ``drain_timeout_ms`` of the
     configuration. A panic in a thread of the depot aborts the process. ``take_over``: with the pool and the blocks of the
-    depot that serves the socket, which ends then; with an empty pool where none does.
+    depot that serves the socket, which ends then; with an empty pool where none does. ``wait_for_lock``: while another
+    depot serves the socket, waits until that one ends; ``take_over`` goes first.
 
     Raises:
         ConfigError, StorageError. With ``take_over`` also when the running depot's pool has another size.

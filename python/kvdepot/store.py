@@ -32,6 +32,9 @@ def open_store(
 ) -> "Store":
     """Opens a store: a depot inside this process, or with ``mode: node`` the node's own, started when none answers.
 
+    With ``start_depot: false`` nothing is started. Either way a depot is waited for up to ``attach_timeout_ms``;
+    without one every block is a miss until one answers.
+
     Args:
         config: path of a YAML file, dict, ``KVDepotConfig``, or ``None`` for defaults sized to the machine.
         layout: how a block is cut: a ``BlockLayout``, or the sizes in bytes of the tensors of a block of one shard.
@@ -53,7 +56,7 @@ def open_store(
         UnavailableError, UnsupportedError: there is no such device, or no driver for it.
         ProtocolError: something else, or another version, answers on the node's socket.
     """
-    config = load_config(config)
+    config = load_config(config, owns_pool=False)
     layout = BlockLayout.of(layout)
     if not namespace:
         raise config_error("namespace: must say what changes the blocks' bytes, such as {'model': ..., 'dtype': ...}")
@@ -81,6 +84,7 @@ def _attach(config: KVDepotConfig, layout: BlockLayout, engine_id: str) -> _nati
         spawn=config.depot_command(socket, layout.block_bytes),
         wait_ms=config.attach_timeout_ms,
         call_timeout_ms=config.call_timeout_ms,
+        queue_depths=(config.waiting_queue_depth, config.running_queue_depth),
     )
 
 

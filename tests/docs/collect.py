@@ -18,7 +18,9 @@ INLINE = re.compile(r"`((?:[A-Z_]+=\S+\s+)?(?:kvdepot|make|ulimit|kubectl)\s[^`]
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 TARGET = re.compile(r"^([a-z-]+):.*## ", re.MULTILINE)
 # A fenced block without a language is a shell's when its first word is one of these.
-SHELL_WORDS = {"make", "kvdepot", "vllm", "kubectl", "openssl", "head", "install", "ulimit", ".venv-vllm/bin/python"}
+SHELL_WORDS = {"make", "kvdepot", "vllm", "curl", "kubectl", "openssl", "head", "install", "ulimit"} | {
+    ".venv-vllm/bin/python"
+}
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,11 @@ RUNS: tuple[Run | Serve, ...] = (
         CONFIG,
     ),
     Serve(
+        "serve --wait-for-lock",
+        "kvdepot serve --config {tmp}/depot.yaml --socket {tmp}/depot.sock --wait-for-lock",
+        CONFIG,
+    ),
+    Serve(
         "serve --core-json",
         f"kvdepot serve --core-json '{CORE}' --socket {{tmp}}/depot.sock --idle-exit-s 600 --log-level warn "
         "--log-file {tmp}/depot.log",
@@ -187,6 +192,7 @@ STAGES = {
     "test-python",
     "test-device",
     "test-rdma",
+    "test-layouts",
     "test-engine",
     "test-wire",
     "test-docs",
@@ -227,6 +233,7 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "kvdepot serve --config FILE": ("serve",),
     "kvdepot serve --config FILE --take-over": ("serve --take-over",),
     "kvdepot serve --take-over": ("serve --take-over",),
+    "kvdepot serve --wait-for-lock": ("serve --wait-for-lock",),
     "kvdepot serve --drain-timeout": ("serve",),
     "kvdepot serve --service-port …": ("serve --service-port",),
     "head -c 32 /dev/urandom | base64 > /etc/kvdepot/token && chmod 600 /etc/kvdepot/token": ("serve --service-port",),
@@ -239,11 +246,16 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
 }
 
 # Documented commands that are a stage of `.ci/run`, or a target of `DRY`.
-DOCUMENTED_STAGES = {f"make {stage}" for stage in ("test-docs", "test-engine", "test-rdma")}
+DOCUMENTED_STAGES = {f"make {stage}" for stage in ("test-docs", "test-engine", "test-layouts", "test-rdma")}
 DOCUMENTED_DRY = {f"make {target}" for target in ("ptx-check", "test")}
 
 NOT_RUN = {
     "KVDEPOT_TEST_GPU=1 make test-device": "needs a GPU; make test-device runs on the stand-in",
+    'curl http://localhost:8000/v1/completions -H \'Content-Type: application/json\' -d \'{"model": "MODEL", '
+    '"prompt": "Confidential: …", "max_tokens": 64, '
+    '"kv_transfer_params": {"max_load_tokens": 4096, "kvdepot.no_store": true}}\'': (
+        "needs a server; tests/python/engines/test_vllm_asks.py reads what it asks for"
+    ),
     "ulimit -l unlimited": "needs the right to raise limits",
     "ulimit -l": "changes the shell that runs it",
     "ulimit -n": "changes the shell that runs it",

@@ -113,7 +113,7 @@ class Depot:
         root.mkdir(parents=True, exist_ok=True)
 
     @staticmethod
-    def connect(socket_path, spawn=None, *, wait_ms=10_000, call_timeout_ms=8) -> "Depot":
+    def connect(socket_path, spawn=None, *, wait_ms=10_000, call_timeout_ms=8, queue_depths=None) -> "Depot":
         return Depot(Path(socket_path + ".fake"))
 
     @property
@@ -126,6 +126,10 @@ class Depot:
     @property
     def attached(self) -> bool:
         return not self.control.get("dead")
+
+    @property
+    def trouble(self) -> str:
+        return "" if self.attached else "the stand-in plays dead"
 
     def open_namespace(self, facts_json: str, layout_json: str) -> Namespace:
         canonical = json.dumps({"facts": json.loads(facts_json), "layout": json.loads(layout_json)})

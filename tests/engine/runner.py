@@ -5,7 +5,7 @@ A phase names what it does in ``do``, a method of ``Run``:
 
 - ``generate``: ``name``, ``prompts`` (each a list of parts, see ``prompt``), ``max_tokens``, ``one_by_one``,
   ``until_cached`` (again until the first prompt had that hit: an answer that is late is a miss), ``adapter``
-  (number and path)
+  (number and path), ``kv_transfer_params``
 - ``train_adapter``: a LoRA adapter of ``seed`` is written to ``path``
 - ``score``: ``name``, ``prompts``, ``tokens`` (the answers): by how much their tokens are less likely than the best
   ones, in logarithms, on the average
@@ -48,6 +48,10 @@ METRICS = (
     "vllm:external_prefix_cache_hits",
     "vllm:prompt_tokens_cached_by_source",
     "vllm:kvdepot_hit_tokens",
+    "vllm:kvdepot_misses",
+    "vllm:kvdepot_params_malformed",
+    "vllm:kvdepot_params_unknown",
+    "vllm:spec_decode_num_accepted_tokens",
 )
 ENGINE = {
     "dtype": "float32",
@@ -155,7 +159,13 @@ class Run:
         from vllm import SamplingParams
 
         prompts = [prompt(parts) for parts in phase["prompts"]]
-        sampling = SamplingParams(temperature=0, max_tokens=phase.get("max_tokens", 8), ignore_eos=True)
+        params = phase.get("kv_transfer_params")
+        sampling = SamplingParams(
+            temperature=0,
+            max_tokens=phase.get("max_tokens", 8),
+            ignore_eos=True,
+            extra_args=None if params is None else {"kv_transfer_params": params},
+        )
         adapter = adapter_of(phase)
         batches = [[one] for one in prompts] if phase.get("one_by_one") else [prompts]
         began = time.monotonic()
@@ -270,8 +280,8 @@ class Run:
         found = {}
         for metric in self.llm.get_metrics():
             if metric.name in METRICS and getattr(metric, "value", 0):
-                source = metric.labels.get("source", "")
-                found[metric.name + ("/" + source if source else "")] = metric.value
+                label = metric.labels.get("source", metric.labels.get("reason", ""))
+                found[metric.name + ("/" + label if label else "")] = metric.value
         return found
 
 

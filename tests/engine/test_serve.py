@@ -43,11 +43,25 @@ def served(home: DepotHome, model: Path, how: signal.Signals, log: Path) -> tupl
         wait_until_healthy(server, client)
         answer = client.complete(prompt(1, PROMPT_TOKENS), ANSWER_TOKENS)
         hits = client.counters(PROMPT_TOKENS)[HITS]
-        assert client.counter("vllm:kvdepot_hit_tokens_total") == hits
+        check_metrics(client, hits)
         wait_until_clean(home.socket, CLEAN_S)
         os.kill(server.pid, how)
         server.wait_for_end(EXIT_S)
     return hits, answer.tokens
+
+
+def check_metrics(client: Client, hits: int) -> None:
+    """What a scrape shows after one prompt, of which so many tokens were hits."""
+
+    def value(name: str) -> int:
+        return client.counter(f"vllm:kvdepot_{name}")
+
+    assert value("hit_tokens_total") == hits
+    assert value("asked_tokens_total") == HIT_TOKENS * value("claims_total") >= HIT_TOKENS
+    assert value("lookup_seconds_count") == value("claims_total")
+    assert (value("load_bytes_total") > 0) == (hits > 0)
+    assert value("load_seconds_count") == value("loads_total") == (hits > 0)
+    assert value("attached") == 1
 
 
 @pytest.mark.parametrize("how", SIGNALS)
@@ -64,3 +78,7 @@ def test_the_depot_outlives_the_server_that_started_it(real_lab: Lab, how: signa
         after = depot_stats(home.socket)
         assert after is not None
         assert after["pid"] == stats["pid"]
+    for name in ("first", "second"):
+        log = (real_lab.root / f"{name}.log").read_text(errors="replace")
+        for line in (f"pipeline Cache|Empty, depot at {home.socket}", f"attached to the depot (pid {stats['pid']}, "):
+            assert log.count(line) == 1, (name, line)

@@ -11,6 +11,8 @@ from click.testing import CliRunner
 from kvdepot import _native
 from kvdepot.cli import VERBS, main
 from kvdepot.cli.stat import flat
+from kvdepot.config import load_config
+from kvdepot.errors import ConfigError
 
 
 @pytest.fixture
@@ -72,13 +74,14 @@ def test_serve_passes_what_it_was_told(kvdepot, monkeypatch, tmp_path):
     monkeypatch.setattr(_native, "serve", lambda *given, **named: served.append((*given, *named.values())))
     monkeypatch.setattr(_native, "init_logging", lambda *arguments: logged.append(arguments))
     kvdepot("serve", "--core-json", "{}", "--socket", "/s", "--idle-exit-s", 2, "--log-level", "debug")
-    assert (served, logged) == ([("{}", "/s", 2000, None, False)], [("debug", None)])
+    assert (served, logged) == ([("{}", "/s", 2000, None, False, False)], [("debug", None)])
 
     file = tmp_path / "kvdepot.yaml"
     file.write_text(f"pipeline: Cache\npool_gb: 0.5\nsocket: {tmp_path}/s\nlog_level: error\n")
     kvdepot("serve", "--config", file)
-    core, socket, idle_exit_ms, _, take_over = served[1]
+    core, socket, idle_exit_ms, _, take_over, wait_for_lock = served[1]
     assert not take_over
+    assert not wait_for_lock
     assert json.loads(core)["pool_bytes"] == 1 << 29
     assert (socket, idle_exit_ms) == (f"{tmp_path}/s", 0)
     assert logged[1] == ("error", None)
@@ -142,7 +145,7 @@ def test_serve_opens_the_wire_door_as_infinistore_s_options_say(kvdepot, monkeyp
     file.write_text(f"pipeline: Cache\npool_gb: 0.5\nsocket: {tmp_path}/s\n")
     common = ("serve", "--config", file)
     kvdepot(*common, "--service-port", 12345, "--prealloc-size", 0.25, "--log-level", "warning")
-    core, _, _, wire, _ = served[0]
+    core, _, _, wire, *_ = served[0]
     assert json.loads(core)["pool_bytes"] == 1 << 28
     wire = json.loads(wire)
     assert (wire["host"], wire["service_port"], wire["manage_port"]) == ("127.0.0.1", 12345, 18080)
@@ -150,7 +153,7 @@ def test_serve_opens_the_wire_door_as_infinistore_s_options_say(kvdepot, monkeyp
     assert wire["evict"] == {"periodic": False, "interval_ms": 5000, "min_percent": 60.0, "max_percent": 80.0}
     evict = ("--enable-periodic-evict", "--evict-interval", 1, "--evict-min-threshold", 0.5)
     kvdepot(*common, "--host", "localhost", "--minimal-allocate-size", 16, "--auto-increase", *evict)
-    core, _, _, wire, _ = served[1]
+    core, _, _, wire, *_ = served[1]
     core, wire = json.loads(core), json.loads(wire)
     assert core["pool_bytes"] == 1 << 29
     assert core["pool_bytes_max"] > core["pool_bytes"]
@@ -158,7 +161,7 @@ def test_serve_opens_the_wire_door_as_infinistore_s_options_say(kvdepot, monkeyp
     assert wire["evict"] == {"periodic": True, "interval_ms": 1000, "min_percent": 50.0, "max_percent": 80.0}
     assert "rdma" not in wire
     kvdepot(*common, "--idle-exit-s", 3)
-    assert served[2][2:] == (3000, None, False)
+    assert served[2][2:] == (3000, None, False, False)
     nothing = {"device": None, "port": None, "link": None, "gid_index": None}
     for options, rdma in (
         (("--dev-name", "mlx5_1"), {"device": "mlx5_1"}),
@@ -183,6 +186,33 @@ def test_serve_refuses_a_wire_door_that_cannot_be(kvdepot, tmp_path, options, sa
     file = tmp_path / "kvdepot.yaml"
     file.write_text(f"pipeline: Cache\npool_gb: 0.5\nsocket: {tmp_path}/s\n")
     assert said in kvdepot("serve", "--config", file, *options, status=2).stderr
+
+
+def test_serve_waits_for_its_turn_when_told_to(kvdepot, monkeypatch):
+    served = []
+    monkeypatch.setattr(_native, "serve", lambda *_, **named: served.append(named["wait_for_lock"]))
+    monkeypatch.setattr(_native, "init_logging", lambda *arguments: None)
+    kvdepot("serve", "--core-json", "{}", "--socket", "/s", "--wait-for-lock")
+    assert served == [True]
+    both = ("serve", "--core-json", "{}", "--socket", "/s", "--wait-for-lock", "--take-over")
+    assert "use one of them" in kvdepot(*both, status=2).stderr
+
+
+def test_only_the_owner_of_a_pool_checks_its_size(kvdepot, tmp_path):
+    """An engine's container may be smaller than the depot's; the depot's own machine may not."""
+    file = tmp_path / "kvdepot.yaml"
+    text = f"pipeline: Cache\npool_gb: 1000000\nsocket: {tmp_path}/s\n"
+    file.write_text(text)
+    too_large = "pool_gb: makes a pool of 1000000.0 GiB"
+    with pytest.raises(ConfigError, match=too_large):
+        load_config(file, owns_pool=False)
+    file.write_text(text + "start_depot: false\n")
+    config = load_config(file, owns_pool=False)
+    assert config.socket_path() == f"{tmp_path}/s"
+    assert config.depot_command(f"{tmp_path}/s") is None
+    assert too_large in kvdepot("serve", "--config", file, status=2).stderr
+    assert too_large in kvdepot("config", "check", file, status=2).stderr
+    assert kvdepot("stat", "--config", file, status=1).stderr.startswith("error: no depot answers on ")
 
 
 def test_serve_refuses_half_a_core(kvdepot):

@@ -83,7 +83,8 @@ def test_gdr_file_without_gdr_has_a_pool_of_its_own(seeds, machine, tmp_path):
 
 def test_nfs_store_file(seeds, machine):
     config = load_config(seeds / "003_nfs.yaml", machine=machine)
-    assert config == load_config({"pipeline": "Staging|Posix", "directories": ["/mnt/test"], "io_direct": False})
+    ours = {"pipeline": "Staging|Posix", "directories": ["/mnt/test"], "io_direct": False, "use_layerwise": True}
+    assert config == load_config(ours)
     core = json.loads(config.to_core_json(block_bytes=1 << 20, machine=machine))
     assert core["pipeline"] == "Staging|Posix"
     assert core["pool_bytes"] == 4096 << 20
@@ -158,9 +159,15 @@ def test_top_level_keys(name, value, machine):
     assert getattr(load_config(pipeline({name: value}), machine=machine), name) == value
 
 
+def test_files_in_this_spelling_keep_their_default_of_layers(machine):
+    assert load_config(pipeline(), machine=machine).use_layerwise is True
+    assert load_config({}, machine=machine).use_layerwise == "auto"
+
+
 @pytest.mark.parametrize("tier", ["Cache|Posix", "Staging|Posix"])
 def test_both_spellings_make_one_configuration(tier, machine):
     flat = {"pipeline": tier, "directories": "/a:/b", "io_direct": False, "timeout_ms": 5, "hit_ratio": 0.5}
+    flat["use_layerwise"] = True
     ours = load_config(flat, machine=machine)
     theirs = pipeline({"hit_ratio": 0.5}, store_pipeline=tier, storage_backends="/a:/b", timeout_ms=5)
     assert load_config(theirs, machine=machine) == ours

@@ -6,7 +6,9 @@ import pytest
 import yaml
 
 from kvdepot.cli.serve import command
+from kvdepot.cli.stat import command as stat
 from kvdepot.config import load_config
+from kvdepot.errors import ConfigError
 
 MANIFESTS = sorted((Path(__file__).resolve().parents[2] / "deploy" / "kubernetes").glob("*.yaml"))
 
@@ -37,6 +39,36 @@ def test_servers_may_write_what_they_drain(kind):
     drain_timeout_s = command.make_context("serve", options).params["drain_timeout"]
     # Connections and tiers are closed in the rest.
     assert drain_timeout_s + 10 <= spec["terminationGracePeriodSeconds"]
+
+
+def test_the_daemon_set_waits_for_its_turn_and_is_probed_where_engines_attach(machine, tmp_path):
+    (one,) = documents("DaemonSet")
+    (container,) = one["spec"]["template"]["spec"]["containers"]
+    _, *options = container["args"]
+    assert command.make_context("serve", options).params["wait_for_lock"]
+    for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+        program, verb, *options = container[kind]["exec"]["command"]
+        assert (program, verb) == ("kvdepot", "stat")
+        assert stat.make_context("stat", options).params["socket"] == depot_config(machine, tmp_path).socket
+    # A depot that ends before this one drains for as long as its grace period lets it.
+    liveness = container["livenessProbe"]
+    grace_s = one["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert liveness["periodSeconds"] * liveness["failureThreshold"] > grace_s
+
+
+def test_engines_start_no_depot_in_their_pod_and_do_not_mind_its_size(small_machine, machine, tmp_path):
+    assert not depot_config(machine, tmp_path).start_depot
+    assert depot_config(small_machine, tmp_path, owns_pool=False).pool_gb > 16
+    with pytest.raises(ConfigError, match="of memory"):
+        depot_config(small_machine, tmp_path)
+
+
+def depot_config(machine, tmp_path, **more):
+    """The configuration that the depot's DaemonSet and the engines mount."""
+    (one,) = (one for one in documents("ConfigMap") if one["metadata"]["name"] == "kvdepot")
+    file = tmp_path / "depot.yaml"
+    file.write_text(one["data"]["depot.yaml"])
+    return load_config(file, machine=machine, **more)
 
 
 def test_configurations_are_right(machine, tmp_path):

@@ -6,8 +6,10 @@ import stat
 
 import pytest
 
-from kvdepot.config import load_config
+from kvdepot.config import KVDepotConfig, load_config
 from kvdepot.config import socket_path as module
+from kvdepot.config.tier_keys import names_of
+from kvdepot.config.tier_table import TIERS
 from kvdepot.errors import ConfigError
 
 
@@ -34,12 +36,75 @@ def test_one_configuration_one_socket(path_of, tmp_path):
     assert (prefix, len(digits)) == ("depot", 12)
 
 
-def test_what_the_core_is_not_told_changes_nothing(path_of):
-    assert path_of({"use_layerwise": False, "idle_exit_s": 5, "drain_timeout_s": 5, "pool_keep_s": 5}) == path_of()
+ENGINE_KEYS = {
+    "use_layerwise": False,
+    "enable_event_sync": False,
+    "hit_ratio": 0.5,
+    "persist_token_threshold": 100,
+    "load_policy": "best_effort",
+    "copy_threads": 3,
+    "copy_engine": "host",
+    "use_gdr": "auto",
+    "gdr_nics": ["mlx5_0"],
+    "start_depot": False,
+    "attach_timeout_ms": 5,
+    "call_timeout_ms": 50,
+    "timeout_ms": 5,
+    "waiting_queue_depth": 5,
+    "running_queue_depth": 5,
+    "log_level": "debug",
+    "mode": "node",
+}
+MANNER_KEYS = {
+    "idle_exit_s": 5,
+    "drain_timeout_s": 5,
+    "pool_keep_s": 5,
+    "pool_mlock": True,
+    "pool_numa": "0-1",
+    "pool_populate_threads": 4,
+}
+DEPOT_KEYS = {
+    "pipeline": "Cache",
+    "pool_gb": 3,
+    "eviction": "lru",
+    "directories": "/b",
+    "posix_capacity_gb": 4,
+    "posix_free_floor_percent": 9,
+    "io_direct": True,
+    "io_read_threads": 3,
+    "io_write_threads": 3,
+    "shard_directories": False,
+    "durable": True,
+    "directories_shared": False,
+    "posix_write": "when_cold",
+}
 
 
-def test_how_the_pool_gets_its_memory_changes_nothing(path_of):
-    assert path_of({"pool_mlock": True, "pool_numa": "0-1", "pool_populate_threads": 4}) == path_of()
+@pytest.mark.parametrize("key", [*ENGINE_KEYS, *MANNER_KEYS])
+def test_engines_that_differ_in_their_own_keys_share_a_depot(path_of, key):
+    """Nor does the manner in which a depot has its memory, and ends, make it another one."""
+    assert path_of({key: (ENGINE_KEYS | MANNER_KEYS)[key]}) == path_of()
+
+
+@pytest.mark.parametrize("key", DEPOT_KEYS)
+def test_what_a_depot_holds_and_where_makes_it_another_one(path_of, key):
+    assert path_of({key: DEPOT_KEYS[key]}) != path_of()
+
+
+def test_every_key_is_an_engine_s_or_a_depot_s():
+    """A new key of an engine, or of how a depot runs, is said here; a new key of a tier is a depot's by nature."""
+    elsewhere = {"socket", "share_depot", "pool_slots", "load_deadline_ms", "posix_promote", "io_engine"}
+    later = {key.name for key in KVDepotConfig.key_table() if key.facts.only}
+    remote = {name for tier in TIERS if tier.name != "Posix" for name in names_of(tier)}
+    known = {*ENGINE_KEYS, *MANNER_KEYS, *DEPOT_KEYS, *elsewhere, *later, *remote}
+    assert {key.name for key in KVDepotConfig.key_table()} == known
+
+
+def test_an_engine_in_a_small_container_finds_the_depot_of_a_large_one(path_of):
+    large, small = 1024 << 30, 4 << 30
+    assert path_of(memory_bytes=small) == path_of(memory_bytes=large)
+    said = {"pool_gb": 64, "start_depot": False}
+    assert path_of(said, memory_bytes=small) == path_of(said, memory_bytes=large)
 
 
 def test_the_state_of_the_machine_changes_nothing(path_of):

@@ -22,9 +22,11 @@ def service():
 def test_the_depot_is_started_with_options_that_exist_and_may_write_what_it_drains(service):
     program, verb, *options = shlex.split(service["ExecStart"])
     assert (Path(program).name, verb) == ("kvdepot", "serve")
-    drain_timeout_s = command.make_context("serve", options).params["drain_timeout"] or 30
+    params = command.make_context("serve", options).params
+    drain_timeout_s = params["drain_timeout"] or 30
     # Connections and tiers are closed in the rest.
     assert drain_timeout_s + 10 <= int(service["TimeoutStopSec"])
+    assert params["wait_for_lock"]
 
 
 def test_the_manager_hears_the_depot_and_stores_what_is_to_outlive_it(service):

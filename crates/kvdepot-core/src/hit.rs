@@ -22,37 +22,91 @@ pub fn longest_hit(
     limit_units: usize,
     has: &mut dyn FnMut(usize, usize) -> bool,
 ) -> usize {
-    let Some(step) = step_units(groups).filter(|_| !groups.is_empty()) else { return skip_units };
-    let mut hit = round_down_to(limit_units, step);
-    for (group, shape) in groups.iter().enumerate().filter(|(_, shape)| shape.window_blocks == 0) {
-        let mut blocks = needed_blocks(shape, skip_units, hit);
-        if let Some(missing) = blocks.find(|&block| !has(group, block)) {
-            hit = round_down(missing, shape, step);
-        }
+    let mut search = HitSearch::new(groups, skip_units, limit_units);
+    search.go_on(groups, &mut { usize::MAX }, has).unwrap_or(skip_units)
+}
+
+/// A search for the longest hit, which can be cut into pieces. What it asks about must not change meanwhile.
+#[derive(Clone, Debug)]
+pub struct HitSearch {
+    skip_units: usize,
+    step: usize,
+    /// No hit is longer.
+    hit: usize,
+    /// The group that is looked at, and its next block, if some were looked at already.
+    group: usize,
+    at: Option<usize>,
+    /// Whether the groups of full attention have been looked at, and windows are.
+    windows: bool,
+    /// `known[g]`: the group has every block from here up to the one where its last check began.
+    known: Vec<usize>,
+}
+
+impl HitSearch {
+    /// See [`longest_hit`].
+    pub fn new(groups: &[GroupShape], skip_units: usize, limit_units: usize) -> Self {
+        let step = step_units(groups).filter(|_| !groups.is_empty());
+        let hit = step.map_or(skip_units, |step| round_down_to(limit_units, step));
+        let known = vec![usize::MAX; groups.len()];
+        Self { skip_units, step: step.unwrap_or(1), hit, group: 0, at: None, windows: false, known }
     }
-    // `known[g]`: the group has every block from here up to the one where its last check began.
-    let mut known = vec![usize::MAX; groups.len()];
-    while hit > skip_units {
-        let mut shorter = hit;
-        for (group, shape) in groups.iter().enumerate().filter(|(_, shape)| shape.window_blocks > 0) {
-            let window = needed_blocks(shape, skip_units, hit);
-            let unknown = window.start..window.end.min(known[group]);
-            let missing = unknown.clone().rev().find(|&block| !has(group, block));
-            if !unknown.is_empty() {
-                known[group] = missing.map_or(unknown.start, |block| block + 1);
-            }
-            if let Some(missing) = missing {
-                // Every shorter hit that still ends after the missing block has it in its window too.
-                shorter = round_down(missing, shape, step);
+
+    /// Looks at up to `looks` blocks, and takes those off it that it looked at: the hit, when it is found.
+    pub fn go_on(
+        &mut self,
+        groups: &[GroupShape],
+        looks: &mut usize,
+        has: &mut dyn FnMut(usize, usize) -> bool,
+    ) -> Option<usize> {
+        let mut look = |group, block| {
+            *looks = looks.checked_sub(1)?;
+            Some(has(group, block))
+        };
+        while !self.windows {
+            let Some(shape) = groups.get(self.group) else {
+                (self.windows, self.group) = (true, 0);
                 break;
+            };
+            if shape.window_blocks == 0 {
+                let needed = needed_blocks(shape, self.skip_units, self.hit);
+                for block in self.at.unwrap_or(needed.start)..needed.end {
+                    self.at = Some(block);
+                    if !look(self.group, block)? {
+                        self.hit = round_down(block, shape, self.step);
+                        break;
+                    }
+                }
+            }
+            (self.group, self.at) = (self.group + 1, None);
+        }
+        while self.hit > self.skip_units {
+            let Some(shape) = groups.get(self.group) else { return Some(self.hit) };
+            if shape.window_blocks == 0 {
+                self.group += 1;
+                continue;
+            }
+            let window = needed_blocks(shape, self.skip_units, self.hit);
+            let unknown = window.start..window.end.min(self.known[self.group]);
+            let mut missing = None;
+            for block in (unknown.start..self.at.unwrap_or(unknown.end)).rev() {
+                self.at = Some(block + 1);
+                if !look(self.group, block)? {
+                    missing = Some(block);
+                    break;
+                }
+            }
+            self.at = None;
+            if !unknown.is_empty() {
+                self.known[self.group] = missing.map_or(unknown.start, |block| block + 1);
+            }
+            match missing {
+                // Every shorter hit that still ends after the missing block has it in its window too.
+                Some(block) => (self.hit, self.group) = (round_down(block, shape, self.step), 0),
+                None => self.group += 1,
             }
         }
-        if shorter == hit {
-            return hit;
-        }
-        hit = shorter;
+        Some(self.skip_units)
     }
-    skip_units
 }
 
 /// The largest number of units up to `units` that is whole blocks of every group.

@@ -13,11 +13,12 @@ pub mod machine;
 pub mod pipeline;
 pub mod quota;
 pub mod runs;
+mod split_table;
 
 pub use block::{Block, Phase};
 pub use error::{Error, ErrorKind, Result};
 pub use eviction::{EvictionPolicy, SlotId};
-pub use hit::{GroupShape, longest_hit, needed_blocks};
+pub use hit::{GroupShape, HitSearch, longest_hit, needed_blocks};
 pub use key::{BlockHash, BlockKey, NamespaceId, NamespaceSpec, epoch_moves, next_epoch};
 pub use layout::BlockLayout;
 pub use lease::{LeaseId, LeaseTable};

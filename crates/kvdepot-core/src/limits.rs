@@ -19,7 +19,7 @@ pub const NAMESPACES_STORED_MAX: usize = 32_768;
 /// Most contiguous runs that a slot may be made of.
 pub const SLOT_RUNS_MAX: usize = 64;
 /// Slots that may not go which an eviction passes over without touching their order; see `EvictionPolicy::victim`.
-pub const EVICTION_PASSED_OVER_MAX: usize = 1024;
+pub const EVICTION_PASSED_OVER_MAX: usize = 128;
 /// Most leases of one connection.
 pub const LEASES_PER_OWNER_MAX: usize = 1 << 20;
 /// Longest spelling of a pipeline.
@@ -110,8 +110,9 @@ pub const WRITERS_WAITING_MAX: usize = 1024;
 const _: () = assert!(SLOT_RUNS_MAX + 2 <= IO_VECTORS_MAX);
 const _: () = assert!(NAMESPACE_SPEC_BYTES_MAX * 2 < SMALL_FILE_BYTES_MAX);
 
-/// Blocks that tiers could not remove and are asked for again; beyond so many a depot refuses removals.
-pub const REMOVALS_OWED_MAX: usize = 1 << 16;
+/// Blocks that one tier, or one server of it, could not remove and is asked for again. Beyond so many it is not used for the
+/// namespace any more, until that is reset.
+pub const REMOVALS_OWED_MAX: usize = 1 << 13;
 
 /// Most servers of one Remote tier.
 pub const REMOTE_SERVERS_MAX: usize = 64;

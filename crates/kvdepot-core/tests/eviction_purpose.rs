@@ -2,12 +2,21 @@
 
 use std::collections::HashMap;
 
-use kvdepot_core::SlotId;
-use kvdepot_core::eviction::by_name;
+use kvdepot_core::eviction::{Search, by_name};
 use kvdepot_core::limits::EVICTION_PASSED_OVER_MAX;
+use kvdepot_core::{EvictionPolicy, SlotId};
 
 fn key(number: u32) -> u64 {
     u64::from(number)
+}
+
+/// The end of a search that may look at every slot.
+fn victim(policy: &mut dyn EvictionPolicy, may_evict: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId> {
+    match policy.victim(&mut { usize::MAX }, may_evict) {
+        Search::Found(slot) => Some(slot),
+        Search::Nothing => None,
+        Search::Later => panic!("a search without bounds ends"),
+    }
 }
 
 /// How many of a hot set, used in between, are left after a scan of ten times the capacity.
@@ -27,7 +36,7 @@ fn hot_after_scan(name: &str) -> usize {
         let slot = if slots.len() < CAPACITY as usize {
             number
         } else {
-            let slot = policy.victim(&mut |_| true).expect("all may go");
+            let slot = victim(&mut *policy, &mut |_| true).expect("all may go");
             policy.remove(slot);
             slot
         };
@@ -52,7 +61,7 @@ fn a_long_row_of_leased_slots_is_paid_for_once() {
         let mut asked = 0;
         for round in 0..100 {
             asked = 0;
-            let victim = policy.victim(&mut |slot| {
+            let victim = victim(&mut *policy, &mut |slot| {
                 asked += 1;
                 slot >= leased
             });
@@ -60,9 +69,89 @@ fn a_long_row_of_leased_slots_is_paid_for_once() {
             policy.remove(leased + round);
         }
         assert!(asked <= EVICTION_PASSED_OVER_MAX + 1, "{name} asked {asked} times");
-        assert_eq!(policy.victim(&mut |_| false), None);
+        assert_eq!(victim(&mut *policy, &mut |_| false), None);
         assert_eq!(policy.len(), leased as usize);
     }
+}
+
+#[test]
+fn a_search_of_s3fifo_ends_although_what_may_go_is_used_between_its_pieces() {
+    const SLOTS: u32 = 1000;
+    let mut policy = by_name("s3fifo").unwrap();
+    (0..SLOTS).for_each(|slot| policy.insert(slot, key(slot)));
+    // All go to the main queue.
+    (0..2).for_each(|_| (0..SLOTS).for_each(|slot| policy.touch(slot)));
+    assert!(victim(&mut *policy, &mut |_| true).is_some());
+    let mut pieces = 0;
+    let found = loop {
+        // The hot ones are leased, and released, while the search rests.
+        (0..3).for_each(|_| (0..10).for_each(|slot| policy.touch(slot)));
+        match policy.victim(&mut 50, &mut |slot| slot < 10) {
+            Search::Later => pieces += 1,
+            search => break search,
+        }
+        assert!(pieces < 200, "the search does not end");
+    };
+    assert!(matches!(found, Search::Found(slot) if slot < 10), "{found:?}");
+}
+
+/// Looks of each call, and what the search came to, with at most `looks` a call.
+fn search_in_pieces(
+    policy: &mut dyn EvictionPolicy,
+    looks: usize,
+    may_evict: impl Fn(SlotId) -> bool,
+) -> (Vec<usize>, Option<SlotId>) {
+    let mut pieces = Vec::new();
+    loop {
+        let (mut left, mut looked_at) = (looks, 0);
+        let search = policy.victim(&mut left, &mut |slot| {
+            looked_at += 1;
+            may_evict(slot)
+        });
+        assert_eq!(looked_at, looks - left);
+        pieces.push(looked_at);
+        match search {
+            Search::Later => assert!(pieces.len() < 100_000, "the search gets on"),
+            Search::Found(slot) => return (pieces, Some(slot)),
+            Search::Nothing => return (pieces, None),
+        }
+    }
+}
+
+#[test]
+fn a_search_looks_at_few_slots_at_a_time_and_still_finds_the_only_one() {
+    for name in ["lru", "s3fifo"] {
+        for looks in [1, 7, 1000] {
+            let mut policy = by_name(name).unwrap();
+            let slots = 20_000;
+            (0..slots).for_each(|slot| policy.insert(slot, key(slot)));
+            let (pieces, found) = search_in_pieces(&mut *policy, looks, |slot| slot == slots - 1);
+            assert_eq!(found, Some(slots - 1), "{name}, {looks} at a time");
+            assert!(pieces.iter().all(|&looked_at| looked_at <= looks), "{name}: {pieces:?}");
+            let all: usize = pieces.iter().sum();
+            assert!(all <= slots as usize + 2 * EVICTION_PASSED_OVER_MAX, "{name} looked at {all}");
+            assert_eq!(search_in_pieces(&mut *policy, looks, |_| false).1, None, "{name}");
+            assert_eq!(policy.len(), slots as usize);
+        }
+    }
+}
+
+#[test]
+fn a_search_among_blocks_that_are_all_hot_looks_at_few_slots_at_a_time() {
+    let mut policy = by_name("s3fifo").unwrap();
+    let slots = 5_000;
+    for slot in 0..slots {
+        policy.insert(slot, key(slot));
+        (0..3).for_each(|_| policy.touch(slot));
+    }
+    // All of them move to the main queue first.
+    let (pieces, found) = search_in_pieces(&mut *policy, 100, |_| true);
+    assert_eq!(found, Some(0));
+    assert!(pieces.len() > 10 && pieces.iter().all(|&looked_at| looked_at <= 100), "{}", pieces.len());
+    (0..slots).for_each(|slot| (0..3).for_each(|_| policy.touch(slot)));
+    let (pieces, found) = search_in_pieces(&mut *policy, 100, |_| true);
+    assert_eq!(found, Some(0), "three rounds, one use less in each");
+    assert!(pieces.len() > 100 && pieces.iter().all(|&looked_at| looked_at <= 100), "{}", pieces.len());
 }
 
 #[test]
@@ -75,14 +164,14 @@ fn an_unknown_policy_is_told_the_known_ones() {
 fn a_block_that_comes_back_soon_is_kept_by_s3fifo() {
     let mut policy = by_name("s3fifo").unwrap();
     (0..10).for_each(|slot| policy.insert(slot, key(slot)));
-    assert_eq!(policy.victim(&mut |_| true), Some(0));
+    assert_eq!(victim(&mut *policy, &mut |_| true), Some(0));
     policy.remove(0);
     policy.insert(0, key(0));
     for slot in 1..10 {
-        assert_eq!(policy.victim(&mut |_| true), Some(slot));
+        assert_eq!(victim(&mut *policy, &mut |_| true), Some(slot));
         policy.remove(slot);
     }
-    assert_eq!(policy.victim(&mut |_| true), Some(0));
+    assert_eq!(victim(&mut *policy, &mut |_| true), Some(0));
 }
 
 #[test]
@@ -93,5 +182,5 @@ fn a_doomed_block_leaves_no_ghost() {
     policy.insert(9, key(9));
     (0..9).for_each(|slot| policy.remove(slot));
     policy.insert(0, key(100));
-    assert_eq!(policy.victim(&mut |_| true), Some(9));
+    assert_eq!(victim(&mut *policy, &mut |_| true), Some(9));
 }

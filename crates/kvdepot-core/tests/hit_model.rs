@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use kvdepot_core::{GroupShape, longest_hit, needed_blocks};
+use kvdepot_core::{GroupShape, HitSearch, longest_hit, needed_blocks};
 use proptest::prelude::*;
 
 /// The definition: the longest length, in whole blocks of all groups, whose needed blocks are all there.
@@ -47,6 +47,19 @@ proptest! {
         });
         prop_assert_eq!(hit, by_definition(&groups, skip, limit, &there));
         prop_assert!(asked.values().all(|&times| times == 1), "asked more than once: {:?}", asked);
+        let mut search = HitSearch::new(&groups, skip, limit);
+        let mut pieces = 0;
+        let in_pieces = loop {
+            let mut looks = 1 + pieces % 3;
+            pieces += 1;
+            prop_assert!(pieces < 1000, "the search gets on");
+            let has = &mut |group: usize, block: usize| there[group][block];
+            if let Some(hit) = search.go_on(&groups, &mut looks, has) {
+                break hit;
+            }
+            prop_assert_eq!(looks, 0);
+        };
+        prop_assert_eq!(in_pieces, hit);
         for (group, shape) in groups.iter().enumerate().filter(|_| hit > skip) {
             for block in needed_blocks(shape, skip, hit) {
                 prop_assert!(there[group][block] && asked.contains_key(&(group, block)));

@@ -205,7 +205,8 @@ fn a_namespace_is_kept_while_anything_is_under_way_in_it() {
     assert_eq!(lab.feed(Event::Request { token: 1 << 40, owner: 0, request }).len(), 0);
     lab.crowd(20, 5);
     assert!(!lab.forgotten.contains(&kept), "a tier removes its block");
-    lab.feed(Event::Removed { tier, key, outcome: Ok(()) });
+    let Some(&Command::Remove { id, .. }) = lab.commands.last() else { panic!("{:?}", lab.commands) };
+    lab.feed(Event::Removed { id, tier, key, outcome: Ok(()) });
     lab.crowd(30, 3);
     assert!(lab.forgotten.contains(&kept));
 }

@@ -69,6 +69,29 @@ fn load(session: &Session, namespace: NamespaceHandle, first: u64) {
     session.handle(Request::Release { leases: leases.collect() });
 }
 
+/// Leases blocks that end with the session.
+fn acquire(session: &Session, namespace: NamespaceHandle, first: u64) {
+    let request = Request::Acquire { namespace, hashes: hashes(first, PREFIX), wait_ms: 1000, last: true };
+    assert!(matches!(session.handle(request), Response::Grants(_)));
+}
+
+/// Waits until the blocks of a reset namespace have left the pool: the longest hold meanwhile.
+fn wait_until_empty(session: &Session) -> serde_json::Value {
+    let mut longest = holds(session);
+    loop {
+        std::thread::sleep(Duration::from_millis(200));
+        let now = holds(session);
+        for (us, what) in [("real_us", "real"), ("cpu_us", "cpu")] {
+            if now[us].as_u64() > longest[us].as_u64() {
+                (longest[us], longest[what]) = (now[us].clone(), now[what].clone());
+            }
+        }
+        if now["blocks"] == 0 {
+            return longest;
+        }
+    }
+}
+
 /// Microseconds of each lookup, sorted.
 fn lookups(depot: &Arc<Depot>, blocks: u64, threads: u64, each: u64) -> (Vec<f64>, f64) {
     let begun = Instant::now();
@@ -105,10 +128,16 @@ fn describe((took, rate): &(Vec<f64>, f64)) -> serde_json::Value {
     serde_json::json!({"p50_us": at(0.5), "p99_us": at(0.99), "per_s": *rate as u64})
 }
 
-/// The longest hold of the machine's lock since the last question, in microseconds.
-fn hold_us(session: &Session) -> u64 {
+/// The longest holds of the machine's lock since the last question, in microseconds of real and of processor time, and what
+/// took them.
+fn holds(session: &Session) -> serde_json::Value {
     let Response::Stats(text) = session.handle(Request::Stats) else { panic!("no stats") };
-    serde_json::from_str::<serde_json::Value>(&text).unwrap()["lock_hold_max_us"].as_u64().unwrap()
+    let stats = serde_json::from_str::<serde_json::Value>(&text).unwrap();
+    serde_json::json!({
+        "real_us": stats["lock_hold_max_us"], "real": stats["lock_hold_max_event"],
+        "cpu_us": stats["lock_hold_cpu_max_us"], "cpu": stats["lock_hold_cpu_max_event"],
+        "blocks": stats["pool_blocks"],
+    })
 }
 
 fn resident_bytes() -> u64 {
@@ -160,7 +189,7 @@ fn main() {
     let filled_s = begun.elapsed().as_secs_f64();
     let index_bytes = (resident_bytes() - before) as f64 / blocks as f64;
     let mut out = serde_json::json!({
-        "blocks": blocks, "fill_s": filled_s, "index_bytes_per_block": index_bytes, "hold_fill_us": hold_us(&session),
+        "blocks": blocks, "fill_s": filled_s, "index_bytes_per_block": index_bytes, "hold_fill": holds(&session),
     });
     for threads in [1, 16, 64] {
         let each = each / threads;
@@ -184,20 +213,26 @@ fn main() {
             })
             .collect();
         out[format!("lookup_loaded_{threads}")] = describe(&lookups(&depot, blocks, threads, each));
+        out[format!("hold_traffic_{threads}")] = holds(&session);
         stop.store(true, Ordering::Relaxed);
         loads.into_iter().for_each(|thread| thread.join().unwrap());
     }
-    out["hold_traffic_us"] = hold_us(&session).into();
-    session.handle(Request::Reset { namespaces: vec![namespace] });
-    dump(&session, namespace, 0, PLACES);
-    hold_us(&session);
-    out["claim_ms"] = claim(&session, namespace).into();
-    std::thread::sleep(Duration::from_millis(200));
-    out["hold_claim_us"] = hold_us(&session).into();
     let begun = Instant::now();
     session.handle(Request::Reset { namespaces: vec![namespace] });
     out["reset_ms"] = (begun.elapsed().as_secs_f64() * 1e3).into();
-    std::thread::sleep(Duration::from_secs(2));
-    out["hold_reset_us"] = hold_us(&session).into();
+    let hold_reset = wait_until_empty(&session);
+    out["reset_all_gone_s"] = begun.elapsed().as_secs_f64().into();
+    out["hold_reset"] = hold_reset;
+    dump(&session, namespace, 0, blocks);
+    holds(&session);
+    out["claim_ms"] = claim(&session, namespace).into();
+    std::thread::sleep(Duration::from_millis(200));
+    out["hold_claim"] = holds(&session);
+    // As many leases as are loaded in this, on a connection that ends.
+    let ending = depot.session();
+    (0..PLACES).step_by(PREFIX as usize).for_each(|first| acquire(&ending, namespace, first));
+    drop(ending);
+    std::thread::sleep(Duration::from_millis(500));
+    out["hold_end"] = holds(&session);
     println!("{out:#}");
 }

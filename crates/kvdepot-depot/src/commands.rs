@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use kvdepot_core::machine::{Ask, Command, Event, Nanos, Stored, TierIndex};
+use kvdepot_core::limits::REMOVALS_OWED_MAX;
+use kvdepot_core::machine::{Ask, Closed, Command, Event, Nanos, RemovalId, Stored, TierIndex};
 use kvdepot_core::runs::Runs;
 use kvdepot_core::{BlockKey, Result, SlotId};
 use kvdepot_io::SlotBuf;
@@ -33,7 +34,7 @@ enum Batch {
     /// All of them end by the same deadline.
     Reads(Nanos, Vec<ReadItem>),
     Writes(Vec<WriteItem>),
-    Removals(Vec<BlockKey>),
+    Removals(Vec<(RemovalId, BlockKey)>),
 }
 
 impl Batch {
@@ -78,6 +79,16 @@ impl TierCommands {
         &self.locator.tiers[tier]
     }
 
+    /// Says that a tier is not used for a namespace any more.
+    pub(crate) fn closed(&self, Closed { tier, part, namespace }: Closed) {
+        let server = self.tier(tier).servers().into_iter().nth(part).map(|server| server.address);
+        tracing::error!(
+            tier = self.names[tier], server, %namespace, removals_max = REMOVALS_OWED_MAX,
+            "removals of too many blocks failed in a tier: it is neither read nor written for the namespace until that is \
+             reset; look why removals fail"
+        );
+    }
+
     /// Hands all of these commands to the tiers.
     pub(crate) fn execute(&self, commands: &mut VecDeque<Command>, ended: &Ended) {
         let mut batches: SmallVec<[Batch; 4]> = SmallVec::new();
@@ -85,7 +96,15 @@ impl TierCommands {
         for command in commands.drain(..) {
             match command {
                 Command::Read { tier, slot, key, runs, deadline } => {
-                    let read = self.read(tier, slot, key, &runs, ended);
+                    // A slot that was made for this read.
+                    let buf = match self.pool.fresh_slot(&runs) {
+                        Ok(buf) => buf,
+                        Err(error) => {
+                            ended(Event::ReadEnded { tier, slot, outcome: Err(error) });
+                            continue;
+                        }
+                    };
+                    let read = self.read(tier, slot, key, buf, ended);
                     match &mut batches[tier] {
                         Batch::Reads(until, reads) if *until == deadline => reads.push(read),
                         other => self.begin(tier, other, Batch::Reads(deadline, vec![read]), ended),
@@ -100,10 +119,10 @@ impl TierCommands {
                     }
                     self.send_if_full(tier, &mut batches[tier], ended);
                 }
-                Command::Remove { tier, key } => {
+                Command::Remove { id, tier, key } => {
                     match &mut batches[tier] {
-                        Batch::Removals(keys) => keys.push(key),
-                        other => self.begin(tier, other, Batch::Removals(vec![key]), ended),
+                        Batch::Removals(keys) => keys.push((id, key)),
+                        other => self.begin(tier, other, Batch::Removals(vec![(id, key)]), ended),
                     }
                     self.send_if_full(tier, &mut batches[tier], ended);
                 }
@@ -138,8 +157,9 @@ impl TierCommands {
             }
             Batch::Writes(writes) => self.tier(tier).write(writes, Instant::now() + self.timeout),
             Batch::Removals(mut keys) => {
-                while let Some(part) = keys.first().map(|key| self.tier(tier).part(key)) {
-                    let (mine, others) = keys.into_iter().partition(|key| self.tier(tier).part(key) == part);
+                while let Some(part) = keys.first().map(|(_, key)| self.tier(tier).part(key)) {
+                    let (mine, others) =
+                        keys.into_iter().partition(|(_, key)| self.tier(tier).part(key) == part);
                     self.remove(tier, mine, ended);
                     keys = others;
                 }
@@ -147,21 +167,18 @@ impl TierCommands {
         }
     }
 
-    fn remove(&self, tier: TierIndex, keys: Vec<BlockKey>, ended: &Ended) {
-        let (removed, ended, name) = (keys.clone(), Arc::clone(ended), self.names[tier]);
+    fn remove(&self, tier: TierIndex, removals: Vec<(RemovalId, BlockKey)>, ended: &Ended) {
+        let keys = removals.iter().map(|(_, key)| *key).collect();
+        let (ended, name) = (Arc::clone(ended), self.names[tier]);
         let done = move |outcome: Result<()>| {
             if let Err(error) = &outcome {
                 tracing::debug!("{name} may still have blocks that were to be removed: {error}");
             }
-            for key in removed {
-                ended(Event::Removed { tier, key, outcome: outcome.clone() });
+            for (id, key) in removals {
+                ended(Event::Removed { id, tier, key, outcome: outcome.clone() });
             }
         };
         self.tier(tier).remove(keys, Box::new(done));
-    }
-
-    fn buffer(&self, runs: &Runs) -> SlotBuf {
-        self.pool.slot(runs).expect("the allocator hands out runs inside of the pool")
     }
 
     /// A number for a log line's task.
@@ -169,8 +186,8 @@ impl TierCommands {
         self.tasks.fetch_add(1, Ordering::Relaxed)
     }
 
-    fn read(&self, tier: TierIndex, slot: SlotId, key: BlockKey, runs: &Runs, ended: &Ended) -> ReadItem {
-        let (buf, begun) = (self.buffer(runs), Instant::now());
+    fn read(&self, tier: TierIndex, slot: SlotId, key: BlockKey, buf: SlotBuf, ended: &Ended) -> ReadItem {
+        let begun = Instant::now();
         let (task, bytes, name) = (self.next_task(), buf.len(), self.names[tier]);
         tracing::debug!("{name} task({task},Backend2Cache,1,{bytes}) dispatching.");
         let ended = Arc::clone(ended);
@@ -186,7 +203,8 @@ impl TierCommands {
     }
 
     fn write(&self, tier: TierIndex, slot: SlotId, key: BlockKey, runs: &Runs, ended: &Ended) -> WriteItem {
-        let (buf, begun) = (self.buffer(runs), Instant::now());
+        let buf = self.pool.slot(runs).expect("the allocator hands out runs inside of the pool");
+        let begun = Instant::now();
         let (task, bytes, name) = (self.next_task(), buf.len(), self.names[tier]);
         tracing::debug!("{name} task({task},Cache2Backend,1,{bytes}) dispatching.");
         let ended = Arc::clone(ended);

@@ -9,16 +9,18 @@ use std::time::Duration;
 use crossbeam_channel::Receiver;
 use kvdepot_core::machine::{Event, GROW_BYTES, Machine, PoolConfig};
 use kvdepot_core::pipeline::{PipelineSpec, PoolKind};
-use kvdepot_core::{Error, ErrorKind, Result, eviction};
+use kvdepot_core::{BlockKey, Error, ErrorKind, Result, eviction};
 use kvdepot_tier::{Tier, registry};
 
 use crate::config::DepotConfig;
 use crate::death::DeathGuard;
 use crate::ending::Unwritten;
 use crate::epochs;
-use crate::ledger::{Ledger, prover};
+use crate::ledger::Ledger;
 use crate::pool::{self, PoolMapping, Population, Reach};
-use crate::runner::{Runner, random};
+use crate::prover;
+use crate::random::random;
+use crate::runner::Runner;
 use crate::session::Session;
 use crate::tier_events::Listener;
 use crate::user::User;
@@ -121,8 +123,10 @@ impl Depot {
         // Private memory goes with its process.
         let is_kept = config.pool_keep_ms > 0 && pool.fd().is_some();
         let ledger = is_kept.then(|| Ledger::create(pool.bytes())).transpose()?;
-        let mut machine =
-            Machine::new(pool_config, tiers.len()).with_placements(&config.placements(pool_kind, &names)?);
+        let parted = tiers.clone();
+        let mut machine = Machine::new(pool_config, tiers.len())
+            .with_placements(&config.placements(pool_kind, &names)?)
+            .with_parts(Arc::new(move |tier: usize, key: &BlockKey| parted[tier].part(key)));
         if is_kept {
             machine.keep_ledger();
         }

@@ -16,7 +16,8 @@ use kvdepot_tier::Done;
 
 use crate::locate::timed_out;
 use crate::openings::Opening;
-use crate::runner::{Runner, random};
+use crate::random::random;
+use crate::runner::Runner;
 
 /// Between two looks at all namespaces: how long another depot's reset may go unnoticed.
 const LOOK_INTERVAL: Duration = Duration::from_secs(30);

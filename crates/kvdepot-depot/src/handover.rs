@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use kvdepot_core::machine::{Adopt, Event, Handed, HandedState};
+use kvdepot_core::machine::{Adopt, Event, Handed, HandedState, Machine};
 use kvdepot_core::{Error, ErrorKind, Result};
 use rustix::fs::MemfdFlags;
 use serde::{Deserialize, Serialize};
@@ -26,7 +26,7 @@ pub const HAND_OVER_VERSION: u32 = 1;
 /// First field of a snapshot.
 const MAGIC: u64 = 0x5245_564f_4456_4b00;
 /// Slot numbers in one piece, looked at under one hold of the lock.
-const PIECE_SLOTS: usize = 512;
+const PIECE_SLOTS: usize = 128;
 /// Largest part of a snapshot: namespaces are the longest.
 const PART_BYTES_MAX: usize = 64 << 20;
 /// How often it is looked whether the depot has settled.
@@ -170,6 +170,10 @@ impl Depot {
     pub fn settle(&self, holders: &[&Session], patience: Duration) -> Result<()> {
         let owners: Vec<u64> = holders.iter().map(|session| session.owner()).collect();
         let end = Instant::now() + patience;
+        // That does not change while the depot is frozen.
+        if let Some(why) = self.runner.look(Machine::closed_somewhere) {
+            return Err(not_now(why));
+        }
         loop {
             self.runner.work_off();
             let why = match self.runner.look(|machine| machine.unsettled(&owners)) {

@@ -19,7 +19,7 @@ use crate::taking_in::TakingIn;
 pub use crate::ledger::left::LeftLedger;
 
 /// Slots adopted under one hold of the lock.
-const PIECE_SLOTS: usize = 256;
+const PIECE_SLOTS: usize = 128;
 /// Slots that one session holds.
 const SESSION_SLOTS: usize = 1 << 19;
 /// Blocks read between two lines of the log.

@@ -11,7 +11,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
-use kvdepot_core::machine::{Command, Effects, Event, Job, Machine, Nanos, Owner, Reply, Request, Token};
+use kvdepot_core::machine::{
+    Batch, Command, Effects, Event, Job, Machine, Nanos, Owner, Reply, Request, Token,
+};
 use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_tier::Tier;
 use parking_lot::Mutex;
@@ -20,13 +22,18 @@ use crate::commands::{Ended, TierCommands};
 use crate::config::DepotConfig;
 use crate::death::{DeathGuard, Life};
 use crate::floors::Floors;
+use crate::holds::{Holds, LongestHolds};
 use crate::ledger::Ledger;
 use crate::locate::{Locator, timed_out};
 use crate::looks::Looks;
 use crate::openings::Openings;
 use crate::pool::PoolMapping;
 use crate::probers::Probers;
+use crate::random::random;
 
+/// What a request may take for its own pieces, however short its deadline is: one that has no time to wait is still told what the
+/// pool has.
+const OWN_WORK_MIN: Duration = Duration::from_millis(100);
 /// How long a reply may be on its way from the thread whose step made it.
 const DELIVERY_WAIT: Duration = Duration::from_secs(1);
 
@@ -62,7 +69,7 @@ pub(crate) struct Runner {
     owners: AtomicU64,
     tokens: AtomicU64,
     began: Instant,
-    hold_max_ns: AtomicU64,
+    holds: Holds,
 }
 
 impl Runner {
@@ -100,7 +107,7 @@ impl Runner {
             owners: AtomicU64::new(1),
             tokens: AtomicU64::new(1),
             began,
-            hold_max_ns: AtomicU64::new(0),
+            holds: Holds::new(),
         }
     }
 
@@ -121,14 +128,17 @@ impl Runner {
     /// One step. Nothing that waits, calls a tier or wakes a thread happens under the lock.
     fn step(&self, event: impl FnOnce() -> Event) -> Effects {
         let mut effects = Effects::default();
+        let hold = Holds::begin();
         let mut machine = self.machine.lock();
         // Ends before the lock does: nobody steps a machine that a panic left half changed.
         let _guard = DeathGuard(&self.life);
         if self.life.is_dead() {
             return effects;
         }
-        let begun = Instant::now();
-        machine.step(self.nanos(begun), event(), &mut effects);
+        let locked = Instant::now();
+        let event = event();
+        let name = event.name();
+        machine.step(self.nanos(locked), event, &mut effects);
         for (key, visible) in effects.visible.drain(..) {
             self.locator.presence.set(&key, visible);
         }
@@ -147,20 +157,24 @@ impl Runner {
             self.outbox.lock().extend(effects.commands.drain(..));
         }
         drop(machine);
-        let held = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.hold_max_ns.fetch_max(held, Ordering::Relaxed);
+        self.holds.end(&hold, locked, name);
+        effects.closed.drain(..).for_each(|closed| self.commands.closed(closed));
         effects
     }
 
-    /// Feeds an event and what follows from it. The reply to `own`, if it came; until it has, this thread goes on with
-    /// work that was cut into pieces, as it waits for that. Other work is left to the pump.
-    fn feed(&self, event: impl FnOnce() -> Event, own: Option<Token>) -> Option<Result<Reply>> {
+    /// Feeds an event and what follows from it. The reply to `own`, if it came; until it has, or its time is over (P2), this
+    /// thread goes on with work that was cut into pieces, as it waits for that. Other work is left to the pump.
+    fn feed(
+        &self,
+        event: impl FnOnce() -> Event,
+        own: Option<(Token, Option<Instant>)>,
+    ) -> Option<Result<Reply>> {
         let mut reply = None;
         let mut todo = VecDeque::new();
         let mut effects = self.step(event);
         loop {
             for (token, outcome) in effects.replies {
-                if Some(token) == own {
+                if own.is_some_and(|(own, _)| own == token) {
                     reply = Some(outcome);
                 } else {
                     self.life.waiters.deliver(token, outcome);
@@ -173,8 +187,10 @@ impl Runner {
                 let locations = self.locator.locate(&question.keys);
                 todo.push_back(Event::Located { ask: question.ask, locations });
             }
+            let is_late = |deadline: Instant| !effects.again.is_empty() && Instant::now() >= deadline;
+            let waits = reply.is_none() && own.is_some_and(|(_, until)| !until.is_some_and(is_late));
             for job in effects.again {
-                if own.is_some() && reply.is_none() {
+                if waits {
                     todo.push_back(Event::Continue(job));
                 } else {
                     self.jobs.lock().push_back(job);
@@ -186,9 +202,19 @@ impl Runner {
         }
     }
 
-    /// A request whose reply comes at once.
+    /// A request whose reply comes at once. One of many blocks is asked piece by piece.
     pub(crate) fn ask(self: &Arc<Self>, owner: Owner, request: Request) -> Result<Reply> {
-        self.ask_with(owner, || request)
+        let mut batch = match Batch::of(request) {
+            Ok(batch) => batch,
+            Err(request) => return self.ask_with(owner, || request),
+        };
+        loop {
+            let piece = batch.next();
+            let reply = self.ask_with(owner, || piece);
+            if let Some(reply) = batch.answered(reply) {
+                return reply;
+            }
+        }
     }
 
     /// As [`Self::ask`]; `request` is made under the machine's lock.
@@ -198,7 +224,7 @@ impl Runner {
         request: impl FnOnce() -> Request,
     ) -> Result<Reply> {
         let token = self.tokens.fetch_add(1, Ordering::Relaxed);
-        let reply = self.feed(|| Event::Request { token, owner, request: request() }, Some(token));
+        let reply = self.feed(|| Event::Request { token, owner, request: request() }, Some((token, None)));
         self.kick_if_queued();
         reply.unwrap_or_else(|| {
             self.life.ensure_alive()?;
@@ -220,7 +246,8 @@ impl Runner {
             self.life.waiters.forget(token);
             return Err(dead);
         }
-        if let Some(reply) = self.feed(|| Event::Request { token, owner, request }, Some(token)) {
+        let own = Some((token, Some(deadline.max(Instant::now() + OWN_WORK_MIN))));
+        if let Some(reply) = self.feed(|| Event::Request { token, owner, request }, own) {
             self.life.waiters.forget(token);
             self.kick_if_queued();
             return reply;
@@ -230,7 +257,7 @@ impl Runner {
             return reply;
         }
         // Where it is over already, another thread has the reply in its hands and delivers it: it may name leases.
-        let reply = self.feed(|| Event::Expire { token }, Some(token));
+        let reply = self.feed(|| Event::Expire { token }, Some((token, None)));
         let reply = reply.or_else(|| waiter.wait(Instant::now() + DELIVERY_WAIT));
         self.life.waiters.forget(token);
         reply.unwrap_or_else(|| Err(timed_out("a request found no reply")))
@@ -317,12 +344,18 @@ impl Runner {
 
     /// Looks at the machine. Nothing may wait in `look`.
     pub(crate) fn look<T>(&self, look: impl FnOnce(&Machine) -> T) -> T {
-        look(&self.machine.lock())
+        let hold = Holds::begin();
+        let machine = self.machine.lock();
+        let locked = Instant::now();
+        let seen = look(&machine);
+        drop(machine);
+        self.holds.end(&hold, locked, "look");
+        seen
     }
 
-    /// Longest hold of the machine's lock since the last call, in nanoseconds.
-    pub(crate) fn hold_max_ns(&self) -> u64 {
-        self.hold_max_ns.swap(0, Ordering::Relaxed)
+    /// Longest holds of the machine's lock since the last call.
+    pub(crate) fn longest_holds(&self) -> LongestHolds {
+        self.holds.take()
     }
 }
 
@@ -339,11 +372,4 @@ impl fmt::Debug for Runner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Runner({})", self.config.pipeline)
     }
-}
-
-/// A number that nobody can guess.
-pub(crate) fn random() -> u64 {
-    use std::hash::{BuildHasher, Hasher};
-    // The standard library's random keys: no crate is worth this.
-    std::collections::hash_map::RandomState::new().build_hasher().finish()
 }

@@ -169,8 +169,9 @@ impl Session {
             Request::Reserve { namespace, hashes } => {
                 let hashes = checked(&hashes)?.collect();
                 let (how, runs_max) = (Reserve::Block, RUNS_PER_ANSWER_MAX);
-                let reply =
-                    runner.ask(self.owner, Ask::Reserve { namespace, id: None, hashes, how, runs_max })?;
+                // One id for all pieces: a reset between two of them refuses the rest.
+                let id = Some(runner.locator.directory.get(namespace)?.id);
+                let reply = runner.ask(self.owner, Ask::Reserve { namespace, id, hashes, how, runs_max })?;
                 let Reply::Slots(outcomes) = reply else { return Err(other_reply()) };
                 self.ensure_present(&outcomes)?;
                 Response::Grants(outcomes.into_iter().map(grant).collect())
@@ -369,7 +370,11 @@ impl Session {
         if let Some(ledger) = &runner.ledger {
             map.insert("ledger_unproven_blocks".to_owned(), ledger.unproven().into());
         }
-        map.insert("lock_hold_max_us".to_owned(), (runner.hold_max_ns() / 1000).into());
+        let holds = runner.longest_holds();
+        for (name, (ns, event)) in [("lock_hold", holds.real), ("lock_hold_cpu", holds.processor)] {
+            map.insert(format!("{name}_max_us"), (ns / 1000).into());
+            map.insert(format!("{name}_max_event"), event.into());
+        }
         let tiers = self.runner.locator.tiers.iter().map(|tier| {
             let usage = tier.usage();
             let mut entry = serde_json::json!({"name": tier.name(), "blocks": usage.blocks, "bytes": usage.bytes, "bytes_max": usage.bytes_max});
@@ -438,54 +443,5 @@ impl Drop for Session {
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Session({})", self.owner)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use kvdepot_core::pipeline::PoolKind;
-    use kvdepot_core::{BlockLayout, NamespaceSpec};
-    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-
-    use super::*;
-    use crate::pool::PoolMapping;
-    use crate::{Depot, DepotConfig};
-
-    const PAGE: u64 = 2 << 20;
-
-    /// Bytes of the file that are there.
-    fn present(file: &std::fs::File) -> u64 {
-        use std::os::unix::fs::MetadataExt;
-        file.metadata().unwrap().blocks() * 512
-    }
-
-    #[test]
-    fn no_client_is_given_a_huge_page_that_nobody_has_touched() {
-        let fd = memfd_create("kvdepot-test", MemfdFlags::CLOEXEC).unwrap();
-        ftruncate(&fd, 4 * PAGE).unwrap();
-        let file = std::fs::File::from(fd);
-        let pool = PoolMapping::as_of_huge_pages(file.try_clone().unwrap().into(), 4 * PAGE);
-        let config = serde_json::json!({"pipeline": "Cache", "pool_bytes": 4 * PAGE, "populate": false});
-        let config = DepotConfig::from_json(&config.to_string()).unwrap();
-        let depot = Depot::with_tiers(config, PoolKind::Cache, Vec::new(), pool).unwrap();
-        let session = depot.session();
-        let spec = NamespaceSpec::new("{}", BlockLayout::uniform(1, &[PAGE]).unwrap()).unwrap();
-        let namespace = session.open_namespace(spec.canonical()).unwrap().handle;
-        let reserve = |block: u8| {
-            let hashes = Hashes(vec![block; 16].into());
-            session.handle(Request::Reserve { namespace, hashes })
-        };
-        assert_eq!(present(&file), 0);
-        assert!(matches!(&reserve(1), Response::Grants(grants) if grants.len() == 1));
-        assert_eq!(present(&file), PAGE, "all of the slot's page, and no other");
-        // Whoever touches what is cut off dies of SIGBUS, as where a huge page is refused.
-        ftruncate(&file, PAGE).unwrap();
-        assert!(matches!(reserve(2), Response::Failed { .. }));
-        ftruncate(&file, 4 * PAGE).unwrap();
-        assert!(
-            matches!(&reserve(2), Response::Grants(grants) if grants.len() == 1),
-            "the slot is free again"
-        );
-        assert_eq!(present(&file), 2 * PAGE);
     }
 }

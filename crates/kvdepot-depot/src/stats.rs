@@ -127,7 +127,7 @@ pub(crate) fn merge(map: &mut serde_json::Map<String, serde_json::Value>, counte
 }
 
 /// What the machine holds now, by the names that `stat` and the metrics use.
-pub(crate) fn gauges(gauges: &Gauges) -> [(&'static str, u64); 20] {
+pub(crate) fn gauges(gauges: &Gauges) -> [(&'static str, u64); 21] {
     [
         ("pool_bytes", gauges.pool_bytes),
         ("pool_free_bytes", gauges.pool_free_bytes),
@@ -147,6 +147,7 @@ pub(crate) fn gauges(gauges: &Gauges) -> [(&'static str, u64); 20] {
         ("fetches_queued", gauges.reads_queued as u64),
         ("writes_queued", gauges.writes_queued as u64),
         ("removals_owed", gauges.removals_owed as u64),
+        ("removals_closed", gauges.removals_closed as u64),
         ("evict_blocks", gauges.evicted),
         ("evict_blocks_unwritten", gauges.evicted_unwritten),
     ]

@@ -11,7 +11,7 @@ use crate::death::DeathGuard;
 use crate::runner::Runner;
 
 /// Blocks in one event: a bound on a step of the machine.
-const KEYS_PER_EVENT: usize = 256;
+const KEYS_PER_EVENT: usize = 128;
 
 /// Hears what one tier reports. Tiers hold it weakly, the depot keeps it.
 pub(crate) struct Listener {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kvdepot_copy::EngineSpec;
 use kvdepot_core::NamespaceSpec;
-use kvdepot_depot::client::{Attachment, ClaimGroupSpec, DeviceEngine, Store as CoreStore};
+use kvdepot_depot::client::{Attachment, ClaimGroupSpec, DeviceEngine, QueueDepths, Store as CoreStore};
 use kvdepot_depot::{Depot as CoreDepot, DepotConfig};
 use kvdepot_io::fork::OfProcess;
 use parking_lot::Mutex;
@@ -74,24 +74,35 @@ impl Depot {
     }
 
     #[staticmethod]
-    #[pyo3(signature = (socket_path, spawn = None, *, wait_ms = 10_000, call_timeout_ms = 8))]
+    #[pyo3(signature = (socket_path, spawn = None, *, wait_ms = 10_000, call_timeout_ms = 8, queue_depths = None))]
     fn connect(
         py: Python<'_>,
         socket_path: &str,
         spawn: Option<Vec<String>>,
         wait_ms: u64,
         call_timeout_ms: u64,
+        queue_depths: Option<(u64, u64)>,
     ) -> PyResult<Self> {
         let (wait, call_timeout) =
             (Duration::from_millis(wait_ms), Duration::from_millis(call_timeout_ms.max(1)));
         let attachment = py.detach(|| Attachment::connect(socket_path.into(), spawn, wait, call_timeout));
-        Ok(Self::new(attachment.or_raise()?))
+        let attachment = attachment.or_raise()?;
+        if let Some((waiting, running)) = queue_depths {
+            attachment.set_queue_depths(QueueDepths { waiting, running });
+        }
+        Ok(Self::new(attachment))
     }
 
     #[getter]
     fn attached(&self) -> bool {
         let is_attached = |inner: &Inner| inner.attachment.lock().as_ref().is_some_and(|it| it.attached());
         self.inner.get().is_some_and(is_attached)
+    }
+
+    #[getter]
+    fn trouble(&self) -> String {
+        let why = |inner: &Inner| inner.attachment.lock().as_ref().map(|it| it.trouble());
+        self.inner.get().and_then(why).unwrap_or_default()
     }
 
     fn open_namespace(&self, py: Python<'_>, facts_json: &str, layout_json: &str) -> PyResult<Namespace> {

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use crate::errors::OrRaise;
 
 #[pyfunction]
-#[pyo3(signature = (config_json, socket_path, *, idle_exit_ms = 0, wire_json = None, take_over = false))]
+#[pyo3(signature = (config_json, socket_path, *, idle_exit_ms = 0, wire_json = None, take_over = false, wait_for_lock = false))]
 pub(crate) fn serve(
     py: Python<'_>,
     config_json: &str,
@@ -18,13 +18,18 @@ pub(crate) fn serve(
     idle_exit_ms: u64,
     wire_json: Option<&str>,
     take_over: bool,
+    wait_for_lock: bool,
 ) -> PyResult<()> {
     let config = DepotConfig::from_json(config_json).or_raise()?;
     let wire = wire_json.map(WireConfig::from_json).transpose().or_raise()?;
     let idle_exit = (idle_exit_ms > 0).then(|| Duration::from_millis(idle_exit_ms));
     let mut interrupted = None;
     let ended = py.detach(|| {
-        let serve = if take_over { kvdepot_server::serve_taking_over } else { kvdepot_server::serve_doors };
+        let serve = match (take_over, wait_for_lock) {
+            (true, _) => kvdepot_server::serve_taking_over,
+            (false, true) => kvdepot_server::serve_in_turn,
+            (false, false) => kvdepot_server::serve_doors,
+        };
         serve(config, Path::new(socket_path), idle_exit, wire, &mut || {
             // Python's own signal handlers decide: SIGINT raises KeyboardInterrupt, SIGTERM what the command line set.
             interrupted = Python::attach(|py| py.check_signals()).err();

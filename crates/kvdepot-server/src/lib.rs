@@ -73,7 +73,40 @@ pub fn serve_doors(
     keep_on: &mut dyn FnMut() -> bool,
 ) -> Result<Ended> {
     let _serving = panics::abort_on_panic();
-    let lock = match Place::take(socket, place::ANSWER_WAIT, keep_on)? {
+    let place = Place::take(socket, place::ANSWER_WAIT, keep_on)?;
+    serve_place(place, config, socket, idle_exit, wire, keep_on)
+}
+
+/// As [`serve_doors`], but while another depot serves the socket this one waits for that one's end, however long it takes.
+pub fn serve_in_turn(
+    config: DepotConfig,
+    socket: &Path,
+    idle_exit: Option<Duration>,
+    wire: Option<WireConfig>,
+    keep_on: &mut dyn FnMut() -> bool,
+) -> Result<Ended> {
+    let _serving = panics::abort_on_panic();
+    // Now, and not when the other one has ended.
+    ensure_can_serve(&config, wire.as_ref())?;
+    let place = Place::wait(socket, keep_on)?;
+    serve_place(place, config, socket, idle_exit, wire, keep_on)
+}
+
+/// Finds the mistakes of a configuration while another depot still serves the socket.
+fn ensure_can_serve(config: &DepotConfig, wire: Option<&WireConfig>) -> Result<()> {
+    config.ensure_can_start()?;
+    wire.map_or(Ok(()), WireDoor::check)
+}
+
+fn serve_place(
+    place: Place,
+    config: DepotConfig,
+    socket: &Path,
+    idle_exit: Option<Duration>,
+    wire: Option<WireConfig>,
+    keep_on: &mut dyn FnMut() -> bool,
+) -> Result<Ended> {
+    let lock = match place {
         Place::Free(lock) => lock,
         Place::Served => {
             tracing::info!("another depot serves {} already", socket.display());
@@ -98,8 +131,7 @@ pub fn serve_taking_over(
 ) -> Result<Ended> {
     let _serving = panics::abort_on_panic();
     // While the running depot still can go on.
-    config.ensure_can_start()?;
-    wire.as_ref().map_or(Ok(()), WireDoor::check)?;
+    ensure_can_serve(&config, wire.as_ref())?;
     let (connections, wire) = reserve_descriptors(wire);
     let Some(inheritance) = handover::ask(socket, &mut config)? else {
         tracing::info!("no depot serves {}: there is nothing to take over", socket.display());
@@ -184,6 +216,7 @@ fn serve_held(
     let idle_exit = idle_exit.filter(|_| wire_config.is_none());
     let mut wire = wire_config.clone().map(|wire| WireDoor::open(wire, &depot)).transpose()?;
     systemd::notify("READY=1");
+    systemd::notify("STATUS=Serving");
     loop {
         tracing::info!(
             "serving {} at {} (pid {})",

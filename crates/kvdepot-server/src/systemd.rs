@@ -4,7 +4,7 @@
 use std::ffi::OsStr;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
@@ -15,8 +15,6 @@ use rustix::net::{
     SocketType,
 };
 
-/// The number of the first descriptor that a service is started with.
-const FIRST_FD: RawFd = 3;
 /// How long the manager may take to make room for a datagram.
 const SEND_WAIT: Duration = Duration::from_secs(1);
 
@@ -105,42 +103,9 @@ fn store_size() -> usize {
     std::env::var("FDSTORE").ok().and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 
-/// What the manager has stored for this service under names that begin so, with its name. The first call takes it.
-pub(crate) fn take_stored(prefix: &str) -> Vec<(String, OwnedFd)> {
-    let get = |name: &str| std::env::var(name).unwrap_or_default();
-    let (names, numbers): (Vec<String>, Vec<RawFd>) =
-        stored(&get("LISTEN_PID"), &get("LISTEN_FDS"), &get("LISTEN_FDNAMES"), prefix).into_iter().unzip();
-    let fds = kvdepot_io::inherited::take(&numbers);
-    // One that is not open says that the environment is not to be believed.
-    if fds.len() == names.len() { names.into_iter().zip(fds).collect() } else { Vec::new() }
-}
-
-/// Names and numbers of the descriptors that an environment tells of.
-fn stored(pid: &str, count: &str, names: &str, prefix: &str) -> Vec<(String, RawFd)> {
-    if pid.parse() != Ok(std::process::id()) {
-        return Vec::new();
-    }
-    let count: usize = count.parse().unwrap_or(0);
-    let named = names.split(':').take(count).zip(FIRST_FD..);
-    named.filter(|(name, _)| name.starts_with(prefix)).map(|(name, fd)| (name.to_owned(), fd)).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_what_is_named_so_and_meant_for_this_process_is_taken() {
-        let own = std::process::id().to_string();
-        let names = "web:kvdepot-pool:kvdepot-client-7:stored";
-        assert_eq!(
-            stored(&own, "4", names, "kvdepot-"),
-            [("kvdepot-pool".to_owned(), 4), ("kvdepot-client-7".to_owned(), 5)]
-        );
-        assert_eq!(stored(&own, "2", names, "kvdepot-").len(), 1, "the rest is none");
-        assert_eq!(stored("1", "4", names, "kvdepot-"), [], "another process's");
-        assert_eq!(stored(&own, "", "", "kvdepot-"), []);
-    }
 
     #[test]
     fn a_manager_is_told_lines_and_given_descriptors() {

@@ -24,7 +24,9 @@ use kvdepot_depot::client::Attachment;
 use kvdepot_depot::message::{HELLO_MAGIC, PROTOCOL_VERSION, Request, Response, decode, encode};
 use kvdepot_depot::seqpacket::{FrameBuffer, SeqPacket};
 use kvdepot_depot::{Depot, PoolMapping};
-use kvdepot_server::{DoorLock, Ended, LocalDoor, Place, WireConfig, logging, serve_depot, serve_doors};
+use kvdepot_server::{
+    DoorLock, Ended, LocalDoor, Place, WireConfig, logging, serve_depot, serve_doors, serve_in_turn,
+};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use scripted::{Act, Scripted};
 
@@ -384,4 +386,68 @@ fn a_lock_that_is_held_without_a_depot_is_an_error() {
     let served = Served::start(config(4 << 20, serde_json::json!({})));
     drop(served.attach());
     assert!(matches!(Place::take(&served.socket, LONG, &mut || true), Ok(Place::Served)));
+}
+
+#[test]
+fn a_depot_that_waits_for_its_turn_serves_when_the_other_one_has_ended() {
+    let mut first = Served::start(config(4 << 20, serde_json::json!({})));
+    drop(first.attach());
+    let socket = first.socket.clone();
+    let (mut asked, mut after) = (0, 0);
+    let second = Place::wait(&socket, &mut || {
+        asked += 1;
+        if asked == 3 {
+            first.stop();
+        }
+        true
+    });
+    assert!(matches!(second, Ok(Place::Free(_))), "{second:?}");
+    assert_eq!(asked, 3, "it neither ends beside a depot that answers, nor waits after its end");
+    drop(second);
+    let ended = serve_in_turn(config(4 << 20, serde_json::json!({})), &socket, None, None, &mut || {
+        after += 1;
+        after < 3
+    });
+    assert_eq!(ended.unwrap(), Ended::Stopped);
+}
+
+#[test]
+fn a_depot_that_waits_for_its_turn_leaves_a_deleted_lock_to_the_depot_that_answers() {
+    let first = Served::start(config(4 << 20, serde_json::json!({})));
+    drop(first.attach());
+    let mut lock = first.socket.clone().into_os_string();
+    lock.push(".lock");
+    let mut asked = 0;
+    let second = Place::wait(&first.socket, &mut || {
+        asked += 1;
+        if asked == 1 {
+            std::fs::remove_file(&lock).unwrap();
+        }
+        asked < 4
+    });
+    assert!(matches!(second, Ok(Place::Stopped)), "{second:?}");
+    drop(first.attach());
+}
+
+#[test]
+fn a_depot_that_waits_for_its_turn_can_be_told_to_stop_and_says_its_mistakes_at_once() {
+    let served = Served::start(config(4 << 20, serde_json::json!({})));
+    drop(served.attach());
+    let wait = |config| serve_in_turn(config, &served.socket, None, None, &mut || false);
+    assert_eq!(wait(config(4 << 20, serde_json::json!({}))).unwrap(), Ended::Stopped);
+    let wrong = config(4 << 20, serde_json::json!({"eviction": "oldest"}));
+    assert_eq!(wait(wrong).unwrap_err().kind(), ErrorKind::Config);
+}
+
+#[test]
+fn a_client_knows_why_it_has_no_depot() {
+    let mut served = Served::start(config(4 << 20, serde_json::json!({})));
+    let attachment = served.attach();
+    assert_eq!(attachment.trouble(), "");
+    served.stop();
+    eventually("the client notices", || !attachment.attached());
+    assert!(!attachment.trouble().is_empty());
+    let nobody = served.socket.with_extension("nobody");
+    let nobody = Attachment::connect(nobody, None, Duration::ZERO, LONG).unwrap();
+    eventually("the first try fails", || !nobody.trouble().is_empty());
 }

@@ -18,7 +18,9 @@ use common::{Engine, config, spec};
 use kvdepot_core::{BlockLayout, NamespaceSpec};
 use kvdepot_server::{logging, serve};
 use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
+use rustix::net::sockopt::set_socket_passcred;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+use rustix::process::{Pid, getpid};
 
 const POOL: u64 = 16 << 20;
 const PAGES: usize = 32;
@@ -33,6 +35,9 @@ fn role_main() {
     let Some((role, directory)) = own_role() else { return };
     if role == "client" {
         let _attachment = attach(&directory);
+        // What is none of a client's business.
+        let manager = UnixDatagram::unbound().unwrap();
+        manager.send_to(b"FDSTOREREMOVE=1\nFDNAME=kvdepot-pool", directory.join("notify")).unwrap();
         std::fs::write(directory.join("attached"), "").unwrap();
         loop {
             std::thread::park();
@@ -48,8 +53,12 @@ fn role_main() {
 /// What a manager has.
 #[derive(Default)]
 struct State {
+    /// The service's main process. Nobody else is believed, as with `NotifyAccess=main`.
+    main: Option<Pid>,
     stored: Vec<(String, OwnedFd)>,
     said: Vec<String>,
+    /// Messages of others.
+    ignored: usize,
 }
 
 /// The service manager of one service.
@@ -65,6 +74,7 @@ impl Manager {
     fn start(directory: &Path, room: usize) -> Self {
         let address = directory.join("notify");
         let socket = UnixDatagram::bind(&address).unwrap();
+        set_socket_passcred(&socket, true).unwrap();
         let state: Arc<Mutex<State>> = Arc::default();
         let shared = Arc::clone(&state);
         let thread = std::thread::spawn(move || while hear(&socket, &shared, room) {});
@@ -119,7 +129,13 @@ impl Manager {
             .env("FDSTORE", "512")
             .env("LISTEN_FDS", stored.len().to_string())
             .env("LISTEN_FDNAMES", names.join(":"));
-        let depot = Role::spawn(&mut command, role, directory);
+        let depot = {
+            // It says nothing before its manager knows it.
+            let mut state = self.state.lock().unwrap();
+            let depot = Role::spawn(&mut command, role, directory);
+            state.main = Some(Pid::from_child(&depot.0));
+            depot
+        };
         until("the depot says that it serves", || self.has_heard("READY=1"));
         depot
     }
@@ -136,18 +152,27 @@ impl Drop for Manager {
 
 /// Hears one datagram. Whether to go on.
 fn hear(socket: &UnixDatagram, state: &Mutex<State>, room: usize) -> bool {
-    let (mut bytes, mut space) = ([0; 4096], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))]);
+    let mut bytes = [0; 4096];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1), ScmCredentials(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut slices = [IoSliceMut::new(&mut bytes)];
     let heard =
         rustix::net::recvmsg(socket, &mut slices, &mut ancillary, RecvFlags::CMSG_CLOEXEC).unwrap().bytes;
-    let mut fds = ancillary.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-        _ => None,
-    });
-    let fd = fds.next();
+    let (mut fd, mut sender) = (None, None);
+    for message in ancillary.drain() {
+        match message {
+            RecvAncillaryMessage::ScmRights(mut fds) => fd = fds.next(),
+            RecvAncillaryMessage::ScmCredentials(credentials) => sender = Some(credentials.pid),
+            _ => {}
+        }
+    }
     let text = String::from_utf8(bytes[..heard].to_vec()).unwrap();
     let mut state = state.lock().unwrap();
+    // This process says where the test stands.
+    if sender != state.main && sender != Some(getpid()) {
+        state.ignored += 1;
+        return true;
+    }
     let name = text.lines().find_map(|line| line.strip_prefix("FDNAME="));
     match (text.lines().next().unwrap_or_default(), name, fd) {
         ("STOP=1", ..) => return false,
@@ -226,6 +251,8 @@ fn a_client_of_the_depot_before_holds_the_pool_until_it_exits() {
     fill(directory, &names(0), 3);
     let client = Role::start("client", directory);
     until("the client is attached", || directory.join("attached").exists());
+    manager.catch_up();
+    assert_eq!(manager.state.lock().unwrap().ignored, 1, "what the client says of the depot's pool");
     depot.kill();
     let _next = manager.depot("depot", directory);
     let attachment = attach(directory);

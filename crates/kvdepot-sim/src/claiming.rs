@@ -92,7 +92,7 @@ impl World {
         let chosen = self.rng.below(claims);
         let claim = self.clients[client].claims[chosen].id;
         let settle = self.rng.chance(30);
-        self.request_of(Some(client), Request::ClaimPoll { claim, settle }, Asked::Poll(claim))?;
+        self.request_of(Some(client), Request::ClaimPoll { claim, settle }, Asked::Poll(claim, self.now))?;
         Ok(())
     }
 
@@ -110,7 +110,11 @@ impl World {
     pub(crate) fn end_claim(&mut self, client: usize, claim: usize) -> Result<(), Fail> {
         // A claim may have run out of patience: then it is not there any more, and a poll says so.
         let id = self.clients[client].claims[claim].id;
-        self.request_of(Some(client), Request::ClaimPoll { claim: id, settle: false }, Asked::Poll(id))?;
+        self.request_of(
+            Some(client),
+            Request::ClaimPoll { claim: id, settle: false },
+            Asked::Poll(id, self.now),
+        )?;
         let claims = &mut self.clients[client].claims;
         let Some(at) = claims.iter().position(|claim| claim.id == id) else { return Ok(()) };
         let claim = claims.remove(at);
@@ -123,6 +127,10 @@ impl World {
 
     /// A claim whose deadline has passed is settled, or gone for want of a poll (P2).
     pub(crate) fn check_deadlines(&mut self) -> Result<(), Fail> {
+        // Work that is left of them is cut into pieces, as that of others.
+        while !self.jobs.is_empty() {
+            self.go_on()?;
+        }
         let now = self.now;
         for client in 0..self.clients.len() {
             let claims = self.clients[client].claims.iter();
@@ -130,7 +138,7 @@ impl World {
                 claims.filter(|claim| claim.wish.deadline <= now).map(|claim| claim.id).collect();
             for claim in due {
                 let request = Request::ClaimPoll { claim, settle: false };
-                self.request_of(Some(client), request, Asked::Poll(claim))?;
+                self.request_of(Some(client), request, Asked::Poll(claim, self.now))?;
                 let claims = &self.clients[client].claims;
                 if claims.iter().any(|other| other.id == claim && other.settled.is_none()) {
                     return fail(Rule::Progress, format!("claim {claim} is not settled by its deadline"));

@@ -38,13 +38,22 @@ impl World {
         }
         self.end_clients()?;
         self.settle_down()?;
+        self.reset_closed()?;
         self.check_leaks()?;
         self.check_listed()?;
         self.check_tiers()?;
         for round in 0..6 {
             self.calm_claim()?;
             if round == 3 {
-                self.request_of(None, Request::EvictTo { bytes: 0, blocks_max: 10_000 }, Asked::Done)?;
+                // A step evicts a few.
+                for _ in 0..10_000 {
+                    self.request_of(None, Request::EvictTo { bytes: 0 }, Asked::Done)?;
+                    if self.machine.gauges().pool_blocks == 0 {
+                        break;
+                    }
+                    // In between, what is cold is written to tiers that are to have it.
+                    self.settle_down()?;
+                }
                 let gauges = self.machine.gauges();
                 if gauges.pool_free_bytes != gauges.pool_bytes {
                     return fail(Rule::Leaks, format!("all was evicted, and {gauges:?}"));
@@ -136,7 +145,7 @@ impl World {
                 let claims: Vec<u64> = self.clients[client].claims.iter().map(|claim| claim.id).collect();
                 for claim in claims {
                     let request = Request::ClaimPoll { claim, settle: false };
-                    self.request_of(Some(client), request, Asked::Poll(claim))?;
+                    self.request_of(Some(client), request, Asked::Poll(claim, self.now))?;
                 }
                 for (number, claim) in self.clients[client].claims.iter().enumerate() {
                     match claim.settled {
@@ -207,7 +216,7 @@ impl World {
         while let Some(start) = from {
             let known = self.spaces.iter().filter(|space| space.known);
             let namespaces = known.map(|space| space.handle).collect();
-            let request = Request::Keys { namespaces, from: start, count: 7 };
+            let request = Request::Keys { namespaces, from: start };
             self.request_of(None, request, Asked::Keys { from: start })?;
             from = self.next_listed.take();
         }
@@ -259,7 +268,11 @@ impl World {
             return fail(Rule::Claims, "a calm claim is not there");
         };
         let id = claim.id;
-        self.request_of(Some(client), Request::ClaimPoll { claim: id, settle: false }, Asked::Poll(id))?;
+        self.request_of(
+            Some(client),
+            Request::ClaimPoll { claim: id, settle: false },
+            Asked::Poll(id, self.now),
+        )?;
         let settled = self.clients[client].claims.first().and_then(|claim| claim.settled);
         let Some(units) = settled else {
             return fail(Rule::Progress, "a calm claim does not settle");

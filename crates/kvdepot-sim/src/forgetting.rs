@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use kvdepot_core::machine::{Command, NamespaceHandle, Request, Reserve};
+use kvdepot_core::machine::{Command, Event, NamespaceHandle, Request, Reserve};
 use kvdepot_core::{BlockHash, BlockKey, LeaseId, NamespaceId};
 
 use crate::client::Wish;
@@ -166,7 +166,9 @@ impl World {
     /// Whether a tier was told to read, write or remove a block of a namespace, and has not ended it.
     fn is_commanded(&self, id: NamespaceId) -> bool {
         let running = self.running.iter().any(|running| match &running.work {
-            Work::Read { key, .. } | Work::Write { key, .. } | Work::Remove { key } => key.namespace == id,
+            Work::Read { key, .. } | Work::Write { key, .. } | Work::Remove { key, .. } => {
+                key.namespace == id
+            }
             Work::Probe { .. } => false,
         });
         running
@@ -181,6 +183,10 @@ impl World {
     /// An engine resets its cache: the pool first, then every tier. One that cannot store it is told later.
     pub(crate) fn reset(&mut self) -> Result<(), Fail> {
         let number = self.rng.below(self.spaces.len());
+        self.reset_one(number)
+    }
+
+    fn reset_one(&mut self, number: usize) -> Result<(), Fail> {
         if !self.know(None, number)? {
             return Ok(());
         }
@@ -217,6 +223,30 @@ impl World {
         }
         self.reached.insert("reset");
         Ok(())
+    }
+
+    /// Namespaces that are closed in a tier are of use again once they are reset.
+    pub(crate) fn reset_closed(&mut self) -> Result<(), Fail> {
+        if self.machine.gauges().removals_closed == 0 {
+            return Ok(());
+        }
+        self.reached.insert("tier closed");
+        for number in 0..self.spaces.len() {
+            if self.spaces[number].known {
+                self.reset_one(number)?;
+            }
+        }
+        self.settle_down()?;
+        for _ in 0..300 {
+            if self.machine.gauges().removals_closed == 0 {
+                break;
+            }
+            self.feed_and_answer(Event::Tick)?;
+        }
+        match self.machine.gauges().removals_closed {
+            0 => Ok(()),
+            closed => fail(Rule::Progress, format!("all were reset, and {closed} are closed")),
+        }
     }
 
     /// Tiers are told once more of epochs that they have not stored.

@@ -13,7 +13,7 @@ use crate::mistakes::Mistake;
 use crate::plan::Feature;
 use crate::replies::Asked;
 use crate::running::Work;
-use crate::world::{World, machine};
+use crate::world::World;
 
 /// Rounds in which tiers may end what they have begun.
 const ROUNDS: usize = 40;
@@ -50,7 +50,7 @@ impl World {
         let handed = self.hand_over(&holders)?;
         self.forget_the_old()?;
         let pool_bytes = self.machine.gauges().pool_bytes;
-        self.machine = machine(&self.plan, self.mistake);
+        self.replace_machine();
         self.begin_anew()?;
         self.adopt(handed, &holders, pool_bytes)?;
         self.reached.insert("taken over");

@@ -53,11 +53,15 @@ pub enum Mistake {
     SpaceForgottenEarly,
     /// A failed removal counts as done.
     FailedRemovalCounts,
+    /// The end of a removal is taken for that of the one before it.
+    RemovalsMixed,
+    /// A tier that owes too many removals is used as if it owed none.
+    ClosedTierUsed,
 }
 
 impl Mistake {
     /// All of them.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 26] = [
         Self::SealedEarly,
         Self::LeaseKept,
         Self::NoQuarantine,
@@ -82,6 +86,8 @@ impl Mistake {
         Self::ForgottenWhileBusy,
         Self::SpaceForgottenEarly,
         Self::FailedRemovalCounts,
+        Self::RemovalsMixed,
+        Self::ClosedTierUsed,
     ];
 
     /// The mistake of that name.
@@ -105,6 +111,8 @@ impl Mistake {
             Self::ForgottenWhileBusy => Some(Flaw::ForgetWhileBusy),
             Self::SpaceForgottenEarly => Some(Flaw::ForgetSpaceEarly),
             Self::FailedRemovalCounts => Some(Flaw::FailedRemovalCounts),
+            Self::RemovalsMixed => Some(Flaw::RemovalsByOrder),
+            Self::ClosedTierUsed => Some(Flaw::ClosedTierUsed),
             _ => None,
         }
     }

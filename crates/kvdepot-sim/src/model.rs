@@ -72,11 +72,6 @@ impl Model {
         gone
     }
 
-    /// What was to be removed was not, after all.
-    pub(crate) fn stays(&mut self, gone: &[usize]) {
-        gone.iter().for_each(|&version| self.versions[version].gone = None);
-    }
-
     /// Nothing that was sealed under keys of this namespace id is to be shown by a lease beyond `leases`.
     pub(crate) fn forget_namespace(&mut self, id: NamespaceId, leases: u64) {
         let sealed = |entry: &&mut Version| entry.key.namespace == id && entry.gone.is_none();

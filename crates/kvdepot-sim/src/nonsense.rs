@@ -1,7 +1,7 @@
 //! Requests that no sound client sends: they are refused, and change nothing for others.
 
-use kvdepot_core::machine::{ClaimGroup, Event, Request, Reserve, ShardSet};
-use kvdepot_core::{GroupShape, LeaseId};
+use kvdepot_core::machine::{ClaimGroup, Event, RemovalId, Request, Reserve, ShardSet};
+use kvdepot_core::{BlockKey, GroupShape, LeaseId};
 
 use crate::fail::{Fail, Rule, fail};
 use crate::replies::Asked;
@@ -17,7 +17,7 @@ impl World {
         let lease = self.lease_of_another(client);
         let (namespace, hashes) = (NOTHING, vec![specs::hash(0, 0)]);
         let claim = NOTHING;
-        let request = match self.rng.below(13) {
+        let request = match self.rng.below(18) {
             0 => Request::Release { leases: vec![lease] },
             1 => Request::Commit { leases: vec![lease], shards: ShardSet::All, crc64: None },
             2 => Request::SetChecksum { lease, crc64: 1 },
@@ -28,16 +28,30 @@ impl World {
             7 => Request::Load { namespace, id: None, hashes, fetch_deadline: 0, last: true, runs_max: 9 },
             8 => Request::Prefetch { namespace, blocks: Vec::new(), deadline: 0 },
             9 => Request::EnterEpoch { namespace, epoch: 7 },
-            10 => Request::Keys { namespaces: vec![namespace], from: usize::MAX, count: usize::MAX },
+            10 => Request::Keys { namespaces: vec![namespace], from: usize::MAX },
             11 => {
                 let Some(fill) = self.clients[client].fills.first() else { return Ok(()) };
                 let shards = ShardSet::Some(vec![NOTHING as u32]);
                 Request::Commit { leases: vec![fill.lease], shards, crc64: None }
             }
+            12..17 => return self.end_a_removal_again(),
             _ => return self.odd(client),
         };
         self.request_of(Some(client), request, Asked::Refusal)?;
         Ok(())
+    }
+
+    /// A tier tells once more that a removal has ended. Of the next one of that block it says nothing.
+    fn end_a_removal_again(&mut self) -> Result<(), Fail> {
+        let under_way: Vec<(usize, BlockKey)> = self.removals_under_way().collect();
+        let ended = self.removals_ended.iter().filter(|(_, tier, key)| under_way.contains(&(*tier, *key)));
+        let ended: Vec<(RemovalId, usize, BlockKey)> = ended.copied().collect();
+        if ended.is_empty() {
+            return Ok(());
+        }
+        let (id, tier, key) = ended[self.rng.below(ended.len())];
+        self.reached.insert("told twice");
+        self.feed_and_answer(Event::Removed { id, tier, key, outcome: Ok(()) })
     }
 
     /// A lease that another client holds, or nobody.

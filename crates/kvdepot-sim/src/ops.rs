@@ -323,8 +323,8 @@ impl World {
     }
 
     fn evict(&mut self) -> Result<(), Fail> {
-        let (bytes, blocks_max) = (self.rng.below(8) as u64 * 4096, self.rng.between(1, 6));
-        self.request_of(None, Request::EvictTo { bytes, blocks_max }, Asked::Done)?;
+        let bytes = self.rng.below(8) as u64 * 4096;
+        self.request_of(None, Request::EvictTo { bytes }, Asked::Done)?;
         Ok(())
     }
 

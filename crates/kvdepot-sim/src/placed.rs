@@ -9,6 +9,9 @@ use crate::fail::{Fail, Rule, fail};
 use crate::model::name;
 use crate::world::World;
 
+/// Bytes of the largest block of `specs`.
+const LARGEST_BLOCK: u64 = 3 * 4096;
+
 /// What the placements look at. Never forgotten: what was used once may be given to a tier twice.
 #[derive(Debug, Default)]
 pub(crate) struct Placed {
@@ -31,6 +34,11 @@ impl Placed {
         self.values.extend(keys);
     }
 
+    /// Blocks are to be evicted. A step may look for them, and have what is cold written, before any has gone.
+    pub(crate) const fn evictions_asked(&mut self) {
+        self.short = true;
+    }
+
     pub(crate) fn fetched(&mut self, key: BlockKey, tier: usize) {
         let lowest = self.fetched.entry(key).or_default();
         *lowest = tier.max(*lowest);
@@ -41,7 +49,9 @@ impl World {
     /// Notes, after every step, whether the pool is short: what became cold may be written much later, when a reset has
     /// made room again. The machine begins at an eighth; within a step it may have been shorter than it shows.
     pub(crate) fn note_room(&mut self, gauges: &Gauges) {
-        self.placed.short |= gauges.pool_free_bytes * 2 < gauges.pool_bytes || gauges.evicted > 0;
+        // A step may look for a block to evict, and have what is cold written, before any has gone.
+        let short = gauges.pool_free_bytes < LARGEST_BLOCK || gauges.pool_free_bytes * 2 < gauges.pool_bytes;
+        self.placed.short |= short || gauges.evicted > 0;
     }
 
     /// A tier is to write a block.

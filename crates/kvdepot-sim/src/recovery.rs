@@ -14,7 +14,7 @@ use crate::model::tag;
 use crate::plan::Feature;
 use crate::running::Work;
 use crate::tier::SimTier;
-use crate::world::{World, machine};
+use crate::world::World;
 
 /// What holds the pool for clients of a depot that crashed.
 #[derive(Debug)]
@@ -49,7 +49,7 @@ impl World {
         // A record that was being written.
         records.retain(|_| !self.rng.chance(5));
         self.damage_pool(&records);
-        self.machine = machine(&self.plan, self.mistake);
+        self.replace_machine();
         self.begin_anew()?;
         records.retain(|block| self.is_current(&block.key) && self.is_proved(block));
         let clients: Vec<Owner> = self.clients.iter().map(|client| client.owner).collect();

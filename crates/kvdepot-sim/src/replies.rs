@@ -1,6 +1,6 @@
 //! What was asked, and whether the replies keep their promises.
 
-use kvdepot_core::machine::{Event, Leased, Now, Outcome, Owner, Progress, Reply, Request, Token};
+use kvdepot_core::machine::{Batch, Event, Leased, Now, Outcome, Owner, Progress, Reply, Request, Token};
 use kvdepot_core::{BlockKey, ErrorKind, LeaseId, Result as CoreResult};
 
 use crate::client::{Claimed, Fill, Reading, Wish};
@@ -48,7 +48,8 @@ pub(crate) enum Asked {
         gone: Vec<usize>,
     },
     Claim(Wish),
-    Poll(u64),
+    /// A claim, and when it was asked: its patience counts from then, however late the reply comes.
+    Poll(u64, u64),
     Drain {
         writes: Vec<u64>,
     },
@@ -75,28 +76,87 @@ impl Asked {
     const fn waits(&self) -> bool {
         matches!(
             self,
-            Self::Load { .. } | Self::Remove { .. } | Self::Claim(_) | Self::Drain { .. } | Self::Odd
+            Self::Load { .. }
+                | Self::Remove { .. }
+                | Self::Claim(_)
+                | Self::Poll(..)
+                | Self::Drain { .. }
+                | Self::Odd
         )
+    }
+
+    /// What is asked of the blocks after the first `taken`.
+    fn of_rest(&self, taken: usize) -> Self {
+        match self {
+            Self::Reserve { keys, pages, value } => {
+                Self::Reserve { keys: keys[taken..].to_vec(), pages: *pages, value: *value }
+            }
+            Self::Commit { leases, shards, all } => {
+                Self::Commit { leases: leases[taken..].to_vec(), shards: shards.clone(), all: *all }
+            }
+            Self::LeaseNow { keys } => Self::LeaseNow { keys: keys[taken..].to_vec() },
+            Self::Refusal => Self::Refusal,
+            Self::Forgotten => Self::Forgotten,
+            Self::Odd => Self::Odd,
+            _ => Self::Done,
+        }
     }
 }
 
 impl World {
-    /// Sends a request of a client (by number) or of the depot itself.
+    /// Sends a request of a client (by number) or of the depot itself; one of many blocks as a depot's runner does.
     pub(crate) fn request_of(
         &mut self,
         client: Option<usize>,
         request: Request,
         asked: Asked,
     ) -> Result<Token, Fail> {
-        let token = self.number();
-        let owner = client.map_or(0, |client| self.clients[client].owner);
-        let waits = asked.waits();
         if let Asked::Load { keys } | Asked::LeaseNow { keys } = &asked {
             self.placed.used(keys);
         }
         if let Asked::Remove { keys, .. } = &asked {
             self.placed.replaced(keys.iter().map(|(key, _)| *key));
         }
+        if let Request::EvictTo { bytes } = &request {
+            let gauges = self.machine.gauges();
+            if gauges.pool_bytes - gauges.pool_free_bytes > *bytes {
+                self.placed.evictions_asked();
+            }
+        }
+        let mut batch = match Batch::of(request) {
+            Ok(batch) => batch,
+            Err(request) => return self.ask(client, request, asked),
+        };
+        let mut taken = 0;
+        loop {
+            let token = self.ask(client, batch.next(), asked.of_rest(taken))?;
+            let Some(reply) = self.last_reply.take() else {
+                return fail(Rule::Replies, "a piece of a request was not answered");
+            };
+            taken += match &reply {
+                Ok(Reply::Slots(some)) => some.len(),
+                Ok(Reply::Leased(some)) => some.len(),
+                Ok(Reply::Took(some)) => *some,
+                _ => 0,
+            };
+            if batch.answered(reply).is_some() {
+                return Ok(token);
+            }
+            self.reached.insert("asked in pieces");
+            // What others do in between.
+            if !self.calm && self.rng.chance(40) {
+                self.execute_one()?;
+                self.end_one()?;
+                self.go_on()?;
+            }
+        }
+    }
+
+    fn ask(&mut self, client: Option<usize>, request: Request, asked: Asked) -> Result<Token, Fail> {
+        let token = self.number();
+        let owner = client.map_or(0, |client| self.clients[client].owner);
+        let waits = asked.waits();
+        (self.asking, self.last_reply) = (token, None);
         self.waiting.insert(token, Waiting { owner, asked });
         self.feed_and_answer(Event::Request { token, owner, request })?;
         if !waits && self.waiting.contains_key(&token) {
@@ -124,14 +184,17 @@ impl World {
             return fail(Rule::Replies, format!("request {token} was answered twice: {reply:?}"));
         };
         let client = self.clients.iter().position(|client| client.owner == owner);
+        if token == self.asking {
+            self.last_reply = Some(reply.clone());
+        }
         let reply = match reply {
             Ok(reply) => reply,
             Err(error) => return self.refused(client, asked, error.kind()),
         };
         match (asked, reply) {
             (Asked::Reserve { keys, pages, value }, Reply::Slots(outcomes)) => {
-                if outcomes.len() != keys.len() {
-                    return fail(Rule::Replies, "not one outcome a block");
+                if outcomes.len() > keys.len() {
+                    return fail(Rule::Replies, "more outcomes than blocks");
                 }
                 for (key, outcome) in keys.into_iter().zip(outcomes) {
                     if let Outcome::Leased(leased) = outcome {
@@ -139,8 +202,8 @@ impl World {
                     }
                 }
             }
-            (Asked::Commit { leases, shards, all }, Reply::Done) => {
-                for lease in leases {
+            (Asked::Commit { leases, shards, all }, Reply::Took(took)) => {
+                for lease in leases.into_iter().take(took) {
                     self.committed(client, lease, &shards, all);
                 }
             }
@@ -188,9 +251,9 @@ impl World {
                 self.clients[client].claims.push(Claimed { id: progress.claim, wish, settled: None, polled });
                 self.progressed(client, progress)?;
             }
-            (Asked::Poll(_), Reply::Claim(progress)) => {
+            (Asked::Poll(_, at), Reply::Claim(progress)) => {
                 if let Some(client) = client {
-                    self.polled(client, progress.claim);
+                    self.polled(client, progress.claim, at);
                     self.progressed(client, progress)?;
                 }
             }
@@ -232,16 +295,7 @@ impl World {
                 self.take_fill(client, lease);
                 Ok(())
             }
-            // Tiers owe too much: nothing was removed.
-            Asked::Remove { gone, .. } if kind == ErrorKind::Busy => {
-                if self.machine.gauges().removals_owed == 0 {
-                    return fail(Rule::Replies, "a removal was refused although tiers owe none");
-                }
-                self.reached.insert("removal refused");
-                self.model.stays(&gone);
-                Ok(())
-            }
-            Asked::Poll(id) if kind == ErrorKind::NotFound => self.claim_lost(client, id),
+            Asked::Poll(id, _) if kind == ErrorKind::NotFound => self.claim_lost(client, id),
             Asked::Claim(wish) if kind == ErrorKind::NotFound && self.now >= wish.opened + wish.patience => {
                 Ok(())
             }
@@ -367,10 +421,9 @@ impl World {
         Ok(())
     }
 
-    fn polled(&mut self, client: usize, id: u64) {
-        let now = self.now;
+    fn polled(&mut self, client: usize, id: u64, at: u64) {
         let claims = self.clients[client].claims.iter_mut();
-        claims.filter(|claim| claim.id == id).for_each(|claim| claim.polled = now);
+        claims.filter(|claim| claim.id == id).for_each(|claim| claim.polled = claim.polled.max(at));
     }
 
     fn progressed(&mut self, client: usize, progress: Progress) -> Result<(), Fail> {

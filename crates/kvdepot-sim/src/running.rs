@@ -1,6 +1,6 @@
 //! The executor: commands leave first in, first out; tiers end them in any order, sometimes before the call returns.
 
-use kvdepot_core::machine::{Ask, Command, Event, Fetched, Nanos};
+use kvdepot_core::machine::{Ask, Command, Event, Fetched, Nanos, RemovalId};
 use kvdepot_core::runs::Runs;
 use kvdepot_core::{BlockKey, Error, ErrorKind, SlotId};
 
@@ -38,6 +38,7 @@ pub(crate) enum Work {
         half: Vec<u64>,
     },
     Remove {
+        id: RemovalId,
         key: BlockKey,
     },
     Probe {
@@ -66,12 +67,12 @@ impl World {
                 half.truncate(half.len().div_ceil(2));
                 (tier, Work::Write { slot, key, runs, half })
             }
-            Command::Remove { tier, key } if self.mistake == Some(Mistake::RemovalNotSent) => {
-                return self.feed_and_answer(Event::Removed { tier, key, outcome: Ok(()) });
+            Command::Remove { id, tier, key } if self.mistake == Some(Mistake::RemovalNotSent) => {
+                return self.feed_and_answer(Event::Removed { id, tier, key, outcome: Ok(()) });
             }
-            Command::Remove { tier, key } => {
+            Command::Remove { id, tier, key } => {
                 self.tiers[tier].begin_removal(key);
-                (tier, Work::Remove { key })
+                (tier, Work::Remove { id, key })
             }
             Command::Probe { tier, ask, keys } => (tier, Work::Probe { ask, keys }),
             Command::Touch { .. } => return Ok(()),
@@ -129,14 +130,15 @@ impl World {
                 }
                 self.feed_and_answer(Event::WriteEnded { tier, slot, outcome })
             }
-            Work::Remove { key } => {
+            Work::Remove { id, key } => {
                 let luck = match () {
                     () if self.luck(Feature::RemovalErrors, 12) => Luck::Fails,
                     () if self.luck(Feature::RemovalErrors, 4) => Luck::FailsStored,
                     () => Luck::Good,
                 };
                 let outcome = self.tiers[tier].end_removal(&key, luck);
-                self.feed_and_answer(Event::Removed { tier, key, outcome })
+                self.removals_ended.push((id, tier, key));
+                self.feed_and_answer(Event::Removed { id, tier, key, outcome })
             }
             Work::Probe { ask, keys } => {
                 let outcome = if self.luck(Feature::ProbeErrors, 10) {
@@ -196,6 +198,19 @@ impl World {
         let chosen = self.rng.below(self.forgotten.len());
         let (tier, keys, lost) = self.forgotten.remove(chosen);
         self.feed_and_answer(Event::TierForgot { tier, keys, lost })
+    }
+
+    /// Removals that tiers have not ended.
+    pub(crate) fn removals_under_way(&self) -> impl Iterator<Item = (usize, BlockKey)> {
+        let running = self.running.iter().filter_map(|running| match running.work {
+            Work::Remove { key, .. } => Some((running.tier, key)),
+            _ => None,
+        });
+        let queued = self.outbox.iter().filter_map(|(_, command)| match command {
+            Command::Remove { tier, key, .. } => Some((*tier, *key)),
+            _ => None,
+        });
+        running.chain(queued)
     }
 
     /// Numbers of writes that tiers have not ended, and were ordered already.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kvdepot_core::limits::BLOCK_ALIGN_BYTES;
 use kvdepot_core::machine::{
     Ask, Command, Effects, Event, Job, Location, Machine, NamespaceHandle, Nanos, Opened, PoolConfig,
-    Request, Token,
+    RemovalId, Request, Token,
 };
 use kvdepot_core::{BlockHash, BlockKey, NamespaceId, eviction};
 
@@ -73,6 +73,8 @@ pub(crate) struct World {
     /// Whether slots of a depot before are being taken in. They were within the share then, or their client had stopped.
     pub(crate) adopting: bool,
     pub(crate) running: Vec<Running>,
+    /// Removals that were told to have ended.
+    pub(crate) removals_ended: Vec<(RemovalId, usize, BlockKey)>,
     pub(crate) forgotten: Vec<(usize, Vec<BlockKey>, bool)>,
     pub(crate) jobs: Vec<Job>,
     pub(crate) answers: Vec<Answer>,
@@ -88,6 +90,9 @@ pub(crate) struct World {
     /// What a walk over the pool has found.
     pub(crate) listed: Vec<BlockKey>,
     pub(crate) next_listed: Option<usize>,
+    /// The request that was sent last, and its reply.
+    pub(crate) asking: Token,
+    pub(crate) last_reply: Option<kvdepot_core::Result<kvdepot_core::machine::Reply>>,
     pub(crate) numbers: u64,
     pub(crate) steps: usize,
     pub(crate) trace: Option<Vec<String>>,
@@ -126,6 +131,7 @@ impl World {
             not_saved: 0,
             adopting: false,
             running: Vec::new(),
+            removals_ended: Vec::new(),
             forgotten: Vec::new(),
             jobs: Vec::new(),
             answers: Vec::new(),
@@ -137,6 +143,8 @@ impl World {
             placed: crate::placed::Placed::default(),
             listed: Vec::new(),
             next_listed: None,
+            asking: 0,
+            last_reply: None,
             numbers: 0,
             steps: 0,
             trace: trace.then(Vec::new),
@@ -298,7 +306,7 @@ impl World {
             mix(match command {
                 Command::Read { tier, slot, .. } => 1 << 40 | u64::from(*slot) << 8 | *tier as u64,
                 Command::Write { tier, slot, .. } => 2 << 40 | u64::from(*slot) << 8 | *tier as u64,
-                Command::Remove { tier, key } => 3 << 40 | u64::from(key.hash.0[1]) << 8 | *tier as u64,
+                Command::Remove { tier, key, .. } => 3 << 40 | u64::from(key.hash.0[1]) << 8 | *tier as u64,
                 Command::Probe { tier, keys, .. } => 4 << 40 | (keys.len() as u64) << 8 | *tier as u64,
                 Command::Touch { keys } => 5 << 40 | keys.len() as u64,
             });
@@ -365,13 +373,21 @@ impl World {
         self.opened.clear();
         self.clients.clear();
         self.hold = None;
-        self.machine = machine(&self.plan, self.mistake);
+        self.replace_machine();
         self.memory = Memory::new(self.plan.shape.pool_pages_max);
         self.open_spaces(&[], |_| true)
     }
 }
 
-pub(crate) fn machine(plan: &Plan, mistake: Option<Mistake>) -> Machine {
+impl World {
+    /// Another depot begins, which numbers everything anew.
+    pub(crate) fn replace_machine(&mut self) {
+        self.machine = machine(&self.plan, self.mistake);
+        self.removals_ended.clear();
+    }
+}
+
+fn machine(plan: &Plan, mistake: Option<Mistake>) -> Machine {
     let pool = PoolConfig {
         pool_bytes: plan.shape.pool_pages as u64 * BLOCK_ALIGN_BYTES,
         pool_bytes_max: plan.shape.pool_pages_max as u64 * BLOCK_ALIGN_BYTES,
@@ -381,7 +397,10 @@ pub(crate) fn machine(plan: &Plan, mistake: Option<Mistake>) -> Machine {
         seed: plan.seed,
     };
     let placements: Vec<_> = plan.shape.tiers.iter().map(|tier| tier.placement).collect();
-    let mut machine = Machine::new(pool, placements.len()).with_placements(&placements);
+    // The first tier has two servers.
+    let part_of = |tier: usize, key: &BlockKey| if tier == 0 { usize::from(key.hash.0[1] % 2) } else { 0 };
+    let mut machine =
+        Machine::new(pool, placements.len()).with_placements(&placements).with_parts(Arc::new(part_of));
     if plan.features.has(Feature::Forgetting) {
         machine = machine.with_namespaces_max(plan.shape.namespaces_max);
     }
@@ -405,8 +424,8 @@ fn show_event(event: &Event) -> String {
             let keys: Vec<String> = keys.iter().map(name).collect();
             format!("tier {tier} forgot {} lost={lost}", keys.join(" "))
         }
-        Event::Removed { tier, key, outcome } => {
-            format!("tier {tier} removed {} ok={}", name(key), outcome.is_ok())
+        Event::Removed { id, tier, key, outcome } => {
+            format!("tier {tier} ended removal {id} of {} ok={}", name(key), outcome.is_ok())
         }
         other => format!("{other:?}"),
     }
@@ -416,7 +435,7 @@ fn show_command(command: &Command) -> String {
     match command {
         Command::Read { tier, slot, key, .. } => format!("read tier {tier} slot {slot} {}", name(key)),
         Command::Write { tier, slot, key, .. } => format!("write tier {tier} slot {slot} {}", name(key)),
-        Command::Remove { tier, key } => format!("remove tier {tier} {}", name(key)),
+        Command::Remove { id, tier, key } => format!("removal {id} tier {tier} {}", name(key)),
         Command::Probe { tier, ask, keys } => format!("probe tier {tier} {ask:?} {} keys", keys.len()),
         Command::Touch { keys } => format!("touch {}", keys.len()),
     }

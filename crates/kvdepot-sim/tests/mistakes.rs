@@ -48,6 +48,16 @@ fn a_failed_removal_that_counts_as_done() {
 }
 
 #[test]
+fn a_removal_ended_by_the_end_of_another() {
+    finds(Mistake::RemovalsMixed, &[Rule::Stale, Rule::Forgetting, Rule::Progress, Rule::Leaks]);
+}
+
+#[test]
+fn a_tier_used_that_owes_too_many_removals() {
+    finds(Mistake::ClosedTierUsed, &[Rule::Stale]);
+}
+
+#[test]
 fn the_end_of_a_read_that_is_not_told() {
     finds(Mistake::MissSwallowed, &[Rule::Leaks, Rule::Progress]);
 }

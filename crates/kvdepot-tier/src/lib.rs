@@ -199,7 +199,8 @@ pub trait Tier: Send + Sync + Debug {
     fn remove(&self, keys: Vec<BlockKey>, done: Done<()>);
 
     /// The part of the tier that a block lies in, such as a server. Removals in different parts are asked for in different
-    /// calls, so that one does not wait for another's part.
+    /// calls, so that one does not wait for another's part, and those that fail count for their part alone. Always the same
+    /// one for a block, and quick: it is called under the depot's lock.
     fn part(&self, key: &BlockKey) -> usize {
         let _ = key;
         0

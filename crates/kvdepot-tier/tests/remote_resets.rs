@@ -5,10 +5,11 @@ mod pool_server;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use kvdepot_core::ErrorKind;
-use kvdepot_tier::conformance::{Bench, Waiting};
+use kvdepot_core::{BlockLayout, ErrorKind};
+use kvdepot_tier::conformance::{Bench, Waiting, spec};
 use kvdepot_tier::{RemoteConfig, RemoteTier, Tier};
 use parking_lot::Mutex;
 use pool_server::waits::{PATIENCE, until};
@@ -208,6 +209,49 @@ fn a_server_that_moved_and_answers_that_it_failed_is_not_moved_again() {
         a.write(20).is_ok()
     });
     assert!(a.read_is_right(20) && (0..10).all(|n| a.read(n).is_err()));
+}
+
+/// That another server was moved meanwhile says nothing of this one's disk.
+#[test]
+fn a_reset_that_one_server_did_not_store_fails_although_another_one_was_moved_meanwhile() {
+    let (failing, moved) = (PoolServer::own(), PoolServer::own());
+    let mut config = RemoteConfig::new([failing.name(), moved.name()]);
+    config.timeout = PATIENCE / 2;
+    let mut a = Bench::new(Arc::new(RemoteTier::open(config).unwrap()));
+    until(|| a.tier.servers().iter().all(|server| server.up));
+    follow(&mut a);
+    failing.set(Fault::MovesAndFails);
+    moved.set(Fault::MovedByAnother);
+    let error = reset(&mut a).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "it could not store the reset: {error}");
+}
+
+/// One server answers nothing any more; the other one has many resets to take, and would take them at once.
+#[test]
+fn a_hung_server_holds_up_no_reset_that_another_one_owes() {
+    const NAMESPACES: usize = 8;
+    let (hung, sound) = (PoolServer::own(), PoolServer::own());
+    let mut config = RemoteConfig::new([hung.name(), sound.name()]);
+    // Nobody waits for the end of its silence. A second connection, when it comes, would tell a server what it owes.
+    (config.timeout, config.connections) = (PATIENCE * 2, 1);
+    let tier = RemoteTier::open(config).unwrap();
+    until(|| tier.servers().iter().all(|server| server.up));
+    let layout = BlockLayout::uniform(1, &[4096]).unwrap();
+    [&hung, &sound].iter().for_each(|server| server.set(Fault::NeverMoves));
+    for n in 0..NAMESPACES {
+        let spec = spec(&format!("hung {n}"), layout.clone());
+        tier.open_and_wait(&spec, 0).unwrap();
+        tier.advance_and_wait(&spec, 0).unwrap_err();
+    }
+    hung.set(Fault::Hung);
+    sound.set(Fault::None);
+    until(|| {
+        sound.state.store.lock().namespaces.values().filter(|(_, epoch)| *epoch > 0).count() == NAMESPACES
+    });
+    until(|| hung.state.hanging.load(Ordering::SeqCst) > 0);
+    assert!(hung.state.store.lock().namespaces.values().all(|(_, epoch)| *epoch == 0), "it has taken none");
+    hung.set(Fault::None);
+    hung.disconnect();
 }
 
 /// The second name of a server finds it moved by the first.

@@ -34,6 +34,11 @@ from kvdepot.errors import config_error
     help="Take pool and blocks over from the depot that serves the socket, which ends then.",
 )
 @click.option(
+    "--wait-for-lock",
+    is_flag=True,
+    help="While another depot serves the socket, wait until that one ends, and then serve.",
+)
+@click.option(
     "--detach",
     is_flag=True,
     help="Return at once and serve in the background, in a session of its own. Engines start their depot so.",
@@ -56,6 +61,7 @@ def command(
     block_bytes: int | None,
     idle_exit_s: int,
     take_over: bool,
+    wait_for_lock: bool,
     detach: bool,
     drain_timeout: int | None,
     log_level: str | None,
@@ -72,10 +78,17 @@ def command(
     With --detach it becomes no descendant of the process that started it, so a server that ends all of its children, as
     vLLM's does, leaves it alone. Use --log-file then. The exit status says nothing about whether the depot could start.
 
+    With --wait-for-lock it does not end beside another depot: it waits for that one's end, however long it takes, and
+    then serves. Until then it has no pool. For service managers that start again whatever ends, such as a DaemonSet.
+
     With --take-over it asks the depot that serves the socket for its pool. That depot hands all of its blocks over and
     ends with status 0. It goes on serving, and this one ends with an error, when the pools differ in size or the
     versions do not fit. Where no depot serves the socket, this one starts with an empty pool.
     """
+    if take_over and wait_for_lock:
+        raise config_error(
+            "--wait-for-lock: --take-over does not wait for the running depot but ends it: use one of them"
+        )
     if core_json is not None and (file is not None or socket is None):
         raise config_error("--core-json: goes with --socket and without --config")
     config = load_config(file)
@@ -92,7 +105,14 @@ def command(
         _detach()
     _end_in_order_on_signals()
     _native.init_logging(log_level or config.effective_log_level(), log_file)
-    _native.serve(core_json, socket, idle_exit_ms=idle_exit_s * 1000, wire_json=wire_json, take_over=take_over)
+    _native.serve(
+        core_json,
+        socket,
+        idle_exit_ms=idle_exit_s * 1000,
+        wire_json=wire_json,
+        take_over=take_over,
+        wait_for_lock=wait_for_lock,
+    )
 
 
 def _detach() -> None:

@@ -21,7 +21,7 @@ WAIT_MS = 1000
 def command(file: str | None, socket: str | None, block_bytes: int | None, as_json: bool) -> None:
     """Shows the counters and gauges of a running depot."""
     if socket is None:
-        socket = load_config(file).socket_path(block_bytes)
+        socket = load_config(file, owns_pool=False).socket_path(block_bytes)
     depot = _native.Depot.connect(socket, None, wait_ms=WAIT_MS, call_timeout_ms=WAIT_MS)
     try:
         if not depot.attached:

@@ -31,7 +31,7 @@ class Size:
 
 
 def pool_size(config: "KVDepotConfig", block_bytes: int | None, machine: Machine) -> Size:
-    """Size of the pool.
+    """Size of the pool on its owner's machine.
 
     Raises:
         ConfigError: larger than the machine's memory, or sized in blocks and ``block_bytes`` is missing.
@@ -41,19 +41,26 @@ def pool_size(config: "KVDepotConfig", block_bytes: int | None, machine: Machine
         where = config.origins.get(problem.key, "argument")
         raise config_error(f"{where}: {problem.key}: {problem.text}, got {getattr(config, problem.key)}")
     half = Size(machine.memory_bytes // MEMORY_PART // BLOCK_ALIGN_BYTES * BLOCK_ALIGN_BYTES, from_machine=True)
+    said = _said_bytes(config, block_bytes)
+    wanted = Size(POOL_GIB_DEFAULT * GIB if said is None else said)
+    if config.pool_gb is not None or config.pool_slots is not None:
+        return wanted
+    return min(wanted, half, key=lambda size: size.bytes)
+
+
+def _said_bytes(config: "KVDepotConfig", block_bytes: int | None) -> int | None:
+    """Bytes of the pool by the configuration alone, on any machine; ``None`` when it leaves them to the machine."""
     if config.pool_gb is not None:
-        return Size(int(config.pool_gb * GIB))
+        return int(config.pool_gb * GIB)
     if config.pool != "Staging":
-        return min(Size(POOL_GIB_DEFAULT * GIB), half, key=lambda size: size.bytes)
+        return None
     if block_bytes is None:
         raise config_error(
             f"the pool of {config.pipeline} is sized in blocks, whose size only an engine knows: "
             "write pool_gb to run it without one"
         )
     slot_bytes = -(-block_bytes // BLOCK_ALIGN_BYTES) * BLOCK_ALIGN_BYTES
-    if config.pool_slots is not None:
-        return Size(config.pool_slots * slot_bytes)
-    return min(Size(POOL_SLOTS_DEFAULT * slot_bytes), half, key=lambda size: size.bytes)
+    return (config.pool_slots or POOL_SLOTS_DEFAULT) * slot_bytes
 
 
 def memory_problem(config: "KVDepotConfig", machine: Machine, block_bytes: int = 1) -> Problem | None:
@@ -80,24 +87,27 @@ def core_json(config: "KVDepotConfig", block_bytes: int | None, machine: Machine
 
 
 def identity_json(config: "KVDepotConfig", block_bytes: int | None, machine: Machine) -> str:
-    """``core_json`` without the sizes that the machine decides, which may change from one minute to the next."""
+    """What makes one depot another than the next: engines for which this is equal share one.
+
+    That is what the depot holds and where: pipeline, size of the pool where it is said, eviction, tiers. Sizes that a
+    machine decides are no part of it: they may change from one minute to the next, and an engine's container may be
+    smaller than the depot's. Nor is anything checked against this machine.
+    """
     return json.dumps(_core_object(config, block_bytes, machine, identity=True), separators=(",", ":"))
 
 
 def _core_object(config: "KVDepotConfig", block_bytes: int | None, machine: Machine, identity: bool) -> object:
-    def size(found: Size) -> int | None:
-        return None if identity and found.from_machine else found.bytes
-
+    pool_bytes = _said_bytes(config, block_bytes) if identity else pool_size(config, block_bytes, machine).bytes
     whole: dict[str, object] = {
         "pipeline": config.pipeline,
-        "pool_bytes": size(pool_size(config, block_bytes, machine)),
+        "pool_bytes": pool_bytes,
         "eviction": config.eviction,
-        "waiting_queue_depth": config.waiting_queue_depth,
-        "running_queue_depth": config.running_queue_depth,
-        "timeout_ms": config.timeout_ms,
     }
     if not identity:
-        # How a depot gets its memory, and how it ends, do not make it another depot.
+        # How long engines wait and queue, how a depot gets its memory and how it ends do not make it another depot.
+        whole["waiting_queue_depth"] = config.waiting_queue_depth
+        whole["running_queue_depth"] = config.running_queue_depth
+        whole["timeout_ms"] = config.timeout_ms
         whole["drain_timeout_ms"] = config.drain_timeout_s * 1000
         whole["pool_keep_ms"] = config.pool_keep_s * 1000
         if config.pool_keep_s:

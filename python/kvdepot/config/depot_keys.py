@@ -38,6 +38,11 @@ class DepotKeys(BaseModel):
         "Engines with the same configuration share one depot and its pool; false gives each engine its own.",
         seeds=["share_buffer_enable"],
     )
+    start_depot: bool = key(
+        True,
+        "Whether an engine starts the depot when none answers. `false`: it runs on misses until one does, and only the "
+        "depot itself checks the pool's size against its machine. For depots that systemd or a DaemonSet starts.",
+    )
     idle_exit_s: int = key(
         600,
         "A depot that an engine has started ends when nobody was attached for so long; 0 = never.",
@@ -64,7 +69,9 @@ class DepotKeys(BaseModel):
     )
     attach_timeout_ms: int = key(
         10_000,
-        "How long an engine waits at its start for the depot; after that it goes on without and attaches later.",
+        "How long an engine waits at its start for the depot that it starts; after that it goes on without and "
+        "attaches later. With `start_depot: false` it waits in the background, and logs after this long that there is "
+        "none.",
         unit="ms",
         ge=0,
         le=TIMEOUT_MS_MAX,
@@ -79,7 +86,8 @@ class DepotKeys(BaseModel):
     )
     timeout_ms: int = key(
         30_000,
-        "Bound of every dump, load and tier operation; what has not come by then is a miss.",
+        "Bound of every dump, load and tier operation; what has not come by then is a miss. Each engine has its own "
+        "for its dumps and loads; in the tiers that of the engine that has started the depot holds.",
         unit="ms",
         seeds=["timeout_ms"],
         ge=1,
@@ -125,7 +133,7 @@ class DepotKeys(BaseModel):
     eviction: Literal["s3fifo", "lru"] = key("s3fifo", "Which clean blocks leave a full pool first.")
     waiting_queue_depth: int = key(
         8192,
-        "Tasks that may wait in the depot; one more is refused at once.",
+        "Tasks of an engine that may wait; one more is refused at once.",
         unit="tasks",
         seeds=["waiting_queue_depth"],
         ge=1,
@@ -133,7 +141,7 @@ class DepotKeys(BaseModel):
     )
     running_queue_depth: int = key(
         524_288,
-        "Block copies that may be under way or queued behind running tasks.",
+        "Shards of blocks that a task of an engine may have under way at a time.",
         unit="blocks",
         seeds=["running_queue_depth"],
         ge=1,

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, field_validator
 
 from kvdepot.config.depot_keys import TIMEOUT_MS_MAX
 from kvdepot.config.keys import key
@@ -11,9 +11,10 @@ from kvdepot.config.keys import key
 class EngineKeys(BaseModel):
     """What an engine dumps and loads, and how long it waits."""
 
-    use_layerwise: bool = key(
-        True,
-        "Load and save layer by layer, beside the computation.",
+    use_layerwise: Literal[True, False, "auto"] = key(
+        "auto",
+        "Load and save layer by layer, beside the computation. `auto`: on CPUs only; on GPUs a step that waits for "
+        "loads would cost vLLM its full CUDA graphs.",
         seeds=["use_layerwise"],
     )
     enable_event_sync: bool = key(
@@ -74,6 +75,12 @@ class EngineKeys(BaseModel):
         by_default="the nearest on the PCI bus",
         type_text="list of names",
     )
+
+    @field_validator("gdr_nics", mode="before")
+    @classmethod
+    def _list_of_names(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list) else value
+
     use_lite: bool = key(
         False,
         "Count hits without storing anything.",

@@ -20,7 +20,9 @@ from kvdepot.errors import config_error
 ConfigSource = str | os.PathLike[str] | Mapping[str, object] | KVDepotConfig | None
 
 
-def load_config(source: ConfigSource = None, *, machine: Machine | None = None) -> KVDepotConfig:
+def load_config(
+    source: ConfigSource = None, *, machine: Machine | None = None, owns_pool: bool = True
+) -> KVDepotConfig:
     """Reads a configuration and checks all of it.
 
     Args:
@@ -28,6 +30,8 @@ def load_config(source: ConfigSource = None, *, machine: Machine | None = None) 
             defaults sized to the machine. Files and dicts may be in our own spelling (``docs/configuration.md``) or
             in the seeds' (``ucm_connectors``).
         machine: what sizes are checked against; this machine when left out.
+        owns_pool: whether the pool will be of this machine's memory. False for a process that attaches to a depot: it
+            checks the pool's size only if it may start that depot itself (``start_depot``).
 
     Returns:
         The configuration; ``origins`` knows the file and line of each key that was said.
@@ -42,7 +46,7 @@ def load_config(source: ConfigSource = None, *, machine: Machine | None = None) 
         document = _document(source)
         said = _read(document)
         config = _validate(document, said)
-    problem = core.memory_problem(config, machine)
+    problem = core.memory_problem(config, machine) if owns_pool or config.start_depot else None
     if problem:
         raise config_error(_problem_text(document, said, problem))
     return config

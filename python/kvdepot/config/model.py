@@ -124,9 +124,12 @@ class KVDepotConfig(EngineKeys, TierKeys, DepotKeys):
         """
         return socket_path.socket_path(self, block_bytes, suffix, Machine.here())
 
-    def depot_command(self, socket: str, block_bytes: int | None = None) -> list[str]:
-        """The command that starts this configuration's depot on ``socket``: what ``Depot.connect`` spawns."""
-        return core.depot_command(self, socket, block_bytes, Machine.here())
+    def depot_command(self, socket: str, block_bytes: int | None = None) -> list[str] | None:
+        """The command that starts this configuration's depot on ``socket``: what ``Depot.connect`` spawns.
+
+        ``None`` with ``start_depot: false``: somebody else starts it.
+        """
+        return core.depot_command(self, socket, block_bytes, Machine.here()) if self.start_depot else None
 
     def copy_json(self, cuda_device: int | None = None) -> str:
         """What makes the copy engine: the argument of ``Depot.store``.

@@ -64,7 +64,7 @@ def reference_markdown() -> str:
     for store, store_keys in seeds.STORES.items():
         rows = [_seed_row(seed, names[seed], seeds.REQUIRED[store], seeds.STORE_DEFAULTS) for seed in store_keys]
         parts.append(_table(f"`ucm_connector_config` of `{store}`", ["key", "is our", "default"], rows, level=3))
-    rows = [_seed_row(seed, names[seed], (), {}) for seed in seeds.TOP_LEVEL]
+    rows = [_seed_row(seed, names[seed], (), seeds.TOP_DEFAULTS) for seed in seeds.TOP_LEVEL]
     parts.append(_table("Top level", ["key", "is our", "default"], rows, level=3))
     parts.append(
         "`UcmNfsStore` is the pipeline `Staging|Posix`. `ucm_connector_module_path` may name the store's own module\n"

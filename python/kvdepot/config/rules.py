@@ -26,6 +26,7 @@ def problems(config: "KVDepotConfig") -> Iterator[Problem]:
     yield from _later(config)
     yield from _pool(config)
     yield from _socket(config)
+    yield from _start(config)
     yield from tier_problems(config)
     yield from placement_problems(config)
     if config.load_policy == "deadline" and config.load_deadline_ms is None:
@@ -54,6 +55,15 @@ def _pool(config: "KVDepotConfig") -> Iterator[Problem]:
         yield Problem("pool_gb", f"a pool has at least {POOL_BYTES_MIN} bytes: the unit is GiB")
     if not _POOL_NUMA.fullmatch(config.pool_numa):
         yield Problem("pool_numa", "must be auto, interleave or a list of NUMA nodes such as 0,2-3")
+
+
+def _start(config: "KVDepotConfig") -> Iterator[Problem]:
+    if config.start_depot:
+        return
+    if not config.share_depot:
+        yield Problem("start_depot", "nobody else starts an engine's own depot: remove start_depot or share_depot")
+    if config.mode == "embedded":
+        yield Problem("start_depot", "an embedded depot is a part of this process: remove it, or write mode: node")
 
 
 def _socket(config: "KVDepotConfig") -> Iterator[Problem]:

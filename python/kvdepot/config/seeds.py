@@ -46,6 +46,8 @@ TOP_LEVEL = (
 )
 STORE_DEFAULTS: Mapping[str, object] = {"io_direct": False}
 """Where a store's key that is left out means something else than ours."""
+TOP_DEFAULTS: Mapping[str, object] = {"use_layerwise": True}
+"""The same of the file's other keys."""
 CONNECTOR_KEYS = ("ucm_connector_name", "ucm_connector_module_path", "ucm_connector_config")
 
 
@@ -67,6 +69,9 @@ class SeedReader:
                 self._say(self.names[name], value, (name,))
             elif name != "ucm_connectors":
                 self._unknown((name,), (*TOP_LEVEL, "ucm_connectors"))
+        for name, value in TOP_DEFAULTS.items():
+            if name not in root:
+                self._say(self.names[name], value, ("ucm_connectors",))
         connectors = root["ucm_connectors"]
         if not isinstance(connectors, list) or len(connectors) != 1:
             count = f"{len(connectors)} entries" if isinstance(connectors, list) else type(connectors).__name__

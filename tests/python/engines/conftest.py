@@ -3,7 +3,7 @@
 import importlib.util
 import sys
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 
@@ -43,3 +43,5 @@ if importlib.util.find_spec("vllm") is None:
     )
     _stand_in("vllm.distributed.kv_transfer.kv_connector.v1.metrics", KVConnectorStats=StatsBase)
     _stand_in("vllm.distributed.kv_transfer.kv_connector.factory", KVConnectorFactory=Factory)
+    cpu = SimpleNamespace(is_cpu=lambda: True)
+    _stand_in("vllm.platforms", current_platform=cpu)

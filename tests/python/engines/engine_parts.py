@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvdepot.engines.vllm.compute import ComputePoint
+from kvdepot.engines.vllm.drafts import Drafts
 from kvdepot.engines.vllm.groups import Geometry, Group
 from kvdepot.engines.vllm.meta import RankNamespaces
 from kvdepot.engines.vllm.scheduler import SchedulerSide
@@ -42,6 +43,8 @@ class FakeClaim:
 
 class FakeDepot:
     """Has the first ``units`` hash units of everything."""
+
+    attached = True
 
     def __init__(self, units: int = 0, settled: bool = True) -> None:
         self.units, self.settled = units, settled
@@ -139,7 +142,9 @@ def options(**values: Any) -> Any:
         "timeout_ms": 1000,
         "enable_event_sync": True,
         "drop_at_reset": False,
+        "tiers": ("Posix",),
     }
+    known["loads_in_steps"] = values.get("use_layerwise", True)
     return SimpleNamespace(**{**known, **values})
 
 
@@ -160,16 +165,24 @@ def scheduler(
     *,
     loads: bool = True,
     dumps: bool = True,
+    drafts: Drafts | None = None,
     **values: Any,
 ) -> SchedulerSide:
-    side = SchedulerSide(depot, options(**values), geometry(*windows), ranks, loads=loads, dumps=dumps)
+    side = SchedulerSide(depot, options(**values), geometry(*windows), ranks, loads=loads, dumps=dumps, drafts=drafts)
     side.open_namespaces([found(rank, len(windows)) for rank in range(ranks)])
     return side
 
 
-def request(name: str, tokens: int, known: int | None = None) -> Any:
+def request(name: str, tokens: int, known: int | None = None, **params: Any) -> Any:
+    """``params``: its ``kv_transfer_params``."""
     hashes = [f"{name}/{index}".encode() for index in range((known or tokens) // BLOCK)]
-    return SimpleNamespace(request_id=name, num_tokens=tokens, num_prompt_tokens=tokens, block_hashes=hashes)
+    return SimpleNamespace(
+        request_id=name,
+        num_tokens=tokens,
+        num_prompt_tokens=tokens,
+        block_hashes=hashes,
+        kv_transfer_params=params or None,
+    )
 
 
 def pages(*by_group: list[int]) -> Any:

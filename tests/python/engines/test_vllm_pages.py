@@ -55,7 +55,11 @@ def test_runs_are_the_bytes_of_the_page(layout: str, layerwise: bool) -> None:
     assert found.block_bytes == LAYERS * HEADS * TOKENS * CONTENT * 2
     for page in range(PAGES):
         data = b"".join(read(shard, page) for shard in found.shards)
-        assert data == b"".join(in_memory_order(array[page]).tobytes() for array in arrays)
+        if layerwise:
+            assert data == b"".join(in_memory_order(array[page]).tobytes() for array in arrays)
+        else:  # the layout's own order without its blocks: layers of one head may follow each other
+            order = [axis - (axis > 1) for axis in LAYOUTS[layout] if axis != 1]
+            assert data == np.stack([array[page] for array in arrays]).transpose(order).tobytes()
 
 
 def in_memory_order(page: np.ndarray) -> np.ndarray:
@@ -110,9 +114,30 @@ def test_names_for_the_same_memory_count_once() -> None:
     assert found.shard_of_layer() == {"own": 0, "other": 1}
 
 
-def test_tensors_without_blocks_are_refused() -> None:
-    with pytest.raises(ValueError, match="no dimension"):
-        layer_pages(tensor(np.zeros((PAGES - 1, 3), dtype=np.uint8)), PAGES)
+@pytest.mark.parametrize("shape", [(PAGES - 1, 3), (PAGES + 1, 3), (3, PAGES), (0, PAGES), ()])
+def test_tensors_whose_first_dimension_does_not_count_blocks_are_refused(shape: tuple[int, ...]) -> None:
+    """Another dimension of the right size counts something else: heads, or tokens."""
+    with pytest.raises(ValueError, match="does not count"):
+        layer_pages(tensor(np.zeros(shape, dtype=np.uint8)), PAGES)
+
+
+def test_a_layer_without_a_tensor_is_refused() -> None:
+    """Its bytes would be missing in every block (P1)."""
+    with pytest.raises(ValueError, match="no tensor for layer b"):
+        group_pages(["a", "b"], {"a": tensor(layers_of("LBHNC")[0])}, PAGES, layerwise=True)
+
+
+@pytest.mark.parametrize("layout", ["BLHNC", "BLNHC", "BHLNC"])
+def test_a_block_is_copied_in_the_order_of_its_addresses(layout: str) -> None:
+    """One copy, though the group names its layers in another order; that order is a fact then."""
+    arrays = layers_of(layout)
+    caches = {str(index): tensor(array) for index, array in enumerate(arrays)}
+    found = group_pages(list(reversed(caches)), caches, PAGES, layerwise=False)
+    assert found.layout == [[1, [LAYERS * HEADS * TOKENS * CONTENT * 2]]]
+    assert any(form.startswith("order:") for form in found.forms)
+    straight = group_pages(list(caches), caches, PAGES, layerwise=False)
+    assert found.shards == straight.shards
+    assert found.forms != straight.forms
 
 
 def test_only_neighbours_with_one_stride_are_joined() -> None:

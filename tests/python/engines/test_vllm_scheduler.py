@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 from engine_parts import BLOCK, FakeDepot, Step, found, geometry, options, pages, request, scheduler
 
+from kvdepot.engines.vllm.lookup import CLAIM_WAIT_MS
 from kvdepot.engines.vllm.meta import LoadReport, RankNamespaces
-from kvdepot.engines.vllm.scheduler import CLAIM_WAIT_MS, RANK_STEPS_MAX, SchedulerSide
+from kvdepot.engines.vllm.namespaces import RANK_STEPS_MAX
+from kvdepot.engines.vllm.scheduler import SchedulerSide
 
 
 def admit(side: Any, req: Any, local: int, *table: list[int]) -> int:
@@ -121,7 +123,7 @@ def test_only_an_idle_engine_gives_a_waiting_claim_time() -> None:
 def test_a_step_waits_once_however_many_requests_wait() -> None:
     depot = FakeDepot(units=9, settled=False)
     side = scheduler(depot, wait_ms=10**6)
-    waiting = [request(f"r{index}", 4 * BLOCK) for index in range(5)]
+    waiting = [request(f"r{index}", 4 * BLOCK) for index in range(100)]
     for _ in range(2):
         side.build_step(Step().output())
         for req in waiting:
@@ -135,7 +137,7 @@ def nearly_there(left: int, idle: bool = True, **values: Any) -> tuple[FakeDepot
     side, req = scheduler(depot, **{"wait_ms": 10**6, **values}), request("r", 4 * BLOCK)
     assert side.match(req, 0)[0] is None
     side.build_step((Step() if idle else Step().starts("other", 0, BLOCK, [9])).output())
-    side._requests["r"].offer.started_s -= 1.0  # type: ignore[union-attr]
+    side._requests["r"].lookup.started_s -= 1.0  # type: ignore[union-attr]
     depot.claims[0].on_their_way = (3, 3, 1000 - left, left)
     return depot, side.match(req, 0)
 
@@ -161,7 +163,7 @@ def test_a_hit_that_is_arriving_becomes_a_load_that_keeps_its_claim() -> None:
     side, req = scheduler(depot, wait_ms=10**6), request("r", 4 * BLOCK)
     side.match(req, 0)
     side.build_step(Step().output())
-    side._requests["r"].offer.started_s -= 1.0  # type: ignore[union-attr]
+    side._requests["r"].lookup.started_s -= 1.0  # type: ignore[union-attr]
     depot.claims[0].on_their_way = (3, 2, 999, 1)
     assert admit(side, req, 0, [7, 8, 9, 10]) == 3 * BLOCK
     assert side.hit_tier_tokens(req) == 2 * BLOCK

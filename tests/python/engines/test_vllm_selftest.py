@@ -67,10 +67,12 @@ def test_a_load_that_is_late_writes_nothing_after_the_pages_were_given_back(
     monkeypatch.setattr(compute, "_cuda", lambda: None)
     depot: Any = FakeDepot()
     depot.attached = True
+    groups = [SimpleNamespace(layer_names=["a"], kv_cache_spec=SimpleNamespace())]
+    config: Any = SimpleNamespace(num_blocks=PAGES, kv_cache_tensors=[], kv_cache_groups=groups)
     if loads_right:
-        assert selftest.self_test(depot, {0: store}, {"a": cache}, options())
+        assert selftest.self_test(depot, {0: store}, {"a": cache}, config, options())
     else:
         with pytest.raises(selftest.SelfTestError, match="other bytes came back"):
-            selftest.self_test(depot, {0: store}, {"a": cache}, options())
+            selftest.self_test(depot, {0: store}, {"a": cache}, config, options())
     tasks[0].end()
     assert torch.equal(cache, before)

@@ -102,7 +102,7 @@ def engine(depot: Any, *digests: str, named: bool = True, **values: Any) -> Sche
 
 
 def namespaces(side: SchedulerSide) -> list[str]:
-    return [namespace.canonical for names, *_ in side._namespaces for namespace in names]
+    return [namespace.canonical for names, *_ in side._namespaces.groups for namespace in names]
 
 
 def answer(side: SchedulerSide, *digests: str) -> StepMetadata:
@@ -404,7 +404,7 @@ def test_a_reset_before_the_first_step_is_answered_together_with_the_namespaces(
     depot = FakeDepot(units=9)
     side, req = first_step_after_a_reset(depot, drops)
     assert side.build_step(Step().output()).version not in (None, "")
-    ((opened, *_),) = side._namespaces
+    ((opened, *_),) = side._namespaces.groups
     assert "weights_version" in opened[0].canonical
     assert side.match(req, 0)[0]
     assert [[one.canonical for one in reset] for reset in depot.resets] == ([[opened[0].canonical]] if drops else [])

@@ -3,21 +3,19 @@
 use std::collections::VecDeque;
 use std::hash::BuildHasher;
 
+use crate::split_table::SplitTable;
 use foldhash::fast::FixedState;
-use hashbrown::HashTable;
 
-/// Tables, so that the growth of one is short.
-const TABLES: usize = 256;
 /// Fingerprints in one piece of the row.
 const CHUNK: usize = 4096;
 /// Keys forgotten for one that is remembered, at most.
-const POPS_MAX: usize = 64;
+const POPS_MAX: usize = 4;
 
 /// Remembered keys, oldest first. About 14 bytes a key.
 #[derive(Debug)]
 pub(super) struct Ghosts {
     /// Number of the newest entry of each remembered key; a key's earlier entries are stale.
-    newest: Vec<HashTable<u32>>,
+    newest: SplitTable,
     hasher: FixedState,
     row: Row,
 }
@@ -62,7 +60,7 @@ impl Row {
 
 impl Ghosts {
     pub(super) fn new() -> Self {
-        Self { newest: vec![HashTable::new(); TABLES], hasher: FixedState::default(), row: Row::default() }
+        Self { newest: SplitTable::new(), hasher: FixedState::default(), row: Row::default() }
     }
 
     /// Remembers a key, and at most `keys_max` in all (P7); where there were more, it forgets them step by step.
@@ -70,12 +68,11 @@ impl Ghosts {
         let number = self.row.push(fingerprint);
         let (row, hasher) = (&self.row, &self.hasher);
         let hash = hasher.hash_one(fingerprint);
-        let table = &mut self.newest[table_of(hash)];
-        match table.find_mut(hash, |&known| row.at(known) == Some(fingerprint)) {
+        match self.newest.find_mut(hash, |&known| row.at(known) == Some(fingerprint)) {
             Some(known) => *known = number,
             None => {
                 let rehash = |known: &u32| hasher.hash_one(row.at(*known).unwrap_or_default());
-                table.insert_unique(hash, number, rehash);
+                self.newest.insert(hash, number, rehash);
             }
         }
         // In bounded pieces: after a reset there are far fewer slots than keys.
@@ -85,27 +82,15 @@ impl Ghosts {
             }
             let Some((number, fingerprint)) = self.row.pop() else { return };
             let hash = self.hasher.hash_one(fingerprint);
-            if let Ok(entry) = self.newest[table_of(hash)].find_entry(hash, |&known| known == number) {
-                entry.remove();
-            }
+            self.newest.remove(hash, |&known| known == number);
         }
     }
 
     /// Whether the key was remembered; it is not any more.
     pub(super) fn forget(&mut self, fingerprint: u32) -> bool {
         let (row, hash) = (&self.row, self.hasher.hash_one(fingerprint));
-        let table = &mut self.newest[table_of(hash)];
-        let found = table.find_entry(hash, |&known| row.at(known) == Some(fingerprint));
-        found.is_ok_and(|entry| {
-            entry.remove();
-            true
-        })
+        self.newest.remove(hash, |&known| row.at(known) == Some(fingerprint))
     }
-}
-
-/// From the middle bits: tables use the highest and the lowest.
-const fn table_of(hash: u64) -> usize {
-    (hash >> 32) as usize % TABLES
 }
 
 #[cfg(test)]
@@ -118,7 +103,7 @@ mod tests {
         for key in 0..100_000 {
             ghosts.remember(key, 10_000);
         }
-        assert_eq!(ghosts.newest.iter().map(HashTable::len).sum::<usize>(), 10_000);
+        assert_eq!(ghosts.newest.len(), 10_000);
         assert!(ghosts.row.chunks.len() <= 10_000 / CHUNK + 2);
         assert!(!ghosts.forget(89_999) && ghosts.forget(90_000) && !ghosts.forget(90_000));
     }

@@ -1,8 +1,8 @@
 //! Least recently used.
 
 use super::list::SlotLists;
-use super::{EvictionPolicy, SlotId};
-use crate::limits::EVICTION_PASSED_OVER_MAX;
+use super::walk::Walk;
+use super::{EvictionPolicy, Search, SlotId};
 
 const RECENCY: usize = 0;
 
@@ -10,12 +10,14 @@ const RECENCY: usize = 0;
 #[derive(Debug)]
 pub struct Lru {
     lists: SlotLists<1>,
+    /// A search that has not ended.
+    walk: Option<Walk>,
 }
 
 impl Lru {
     /// An empty policy.
     pub fn new() -> Self {
-        Self { lists: SlotLists::new() }
+        Self { lists: SlotLists::new(), walk: None }
     }
 }
 
@@ -41,20 +43,28 @@ impl EvictionPolicy for Lru {
         self.lists.unlink(slot);
     }
 
-    fn victim(&mut self, may_evict: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId> {
-        let mut next = self.lists.oldest(RECENCY);
-        // Counted, because slots that are passed over late come round again at the newest end.
-        for passed_over in 0..self.lists.len(RECENCY) {
-            let slot = next?;
+    fn victim(&mut self, looks: &mut usize, may_evict: &mut dyn FnMut(SlotId) -> bool) -> Search {
+        let mut walk = self.walk.take().unwrap_or_else(|| Walk::over(self.lists.len(RECENCY), 0));
+        let mut next = None;
+        while let Some(slot) = next.or_else(|| self.lists.oldest(RECENCY)) {
+            if *looks == 0 {
+                walk.cut();
+                self.walk = Some(walk);
+                return Search::Later;
+            }
+            if !walk.next() {
+                break;
+            }
+            *looks -= 1;
             if may_evict(slot) {
-                return Some(slot);
+                return Search::Found(slot);
             }
             next = self.lists.newer(slot);
-            if passed_over >= EVICTION_PASSED_OVER_MAX {
+            if walk.pass_over() {
                 self.lists.move_to(RECENCY, slot);
             }
         }
-        None
+        Search::Nothing
     }
 
     fn coldest(&self, look: &mut dyn FnMut(SlotId, bool) -> bool) {

@@ -9,6 +9,7 @@ mod ghosts;
 mod list;
 mod lru;
 mod s3fifo;
+mod walk;
 
 pub use lru::Lru;
 pub use s3fifo::S3Fifo;
@@ -18,6 +19,17 @@ pub type SlotId = u32;
 
 /// Names that [`by_name`] knows.
 pub const POLICY_NAMES: [&str; 2] = ["lru", "s3fifo"];
+
+/// What a search for a slot that may go has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Search {
+    /// This slot is the next to go.
+    Found(SlotId),
+    /// None may go.
+    Nothing,
+    /// Not known yet: too many may not go.
+    Later,
+}
 
 /// An order of eviction over the slots that hold a block.
 pub trait EvictionPolicy: Send + Debug {
@@ -31,12 +43,14 @@ pub trait EvictionPolicy: Send + Debug {
     /// The slot's block is gone, by eviction or otherwise. A slot that is not known is left alone.
     fn remove(&mut self, slot: SlotId);
 
-    /// The next slot to go among those that `may_evict` allows; finds one if there is any.
+    /// The next slot to go among those that `may_evict` allows. Looks at no more than `looks` slots, and takes off it what it
+    /// looked at: a search that has not ended by then is [`Search::Later`], and goes on where it stopped when it is called
+    /// again. It finds a slot if there is one that may go all the while.
     ///
     /// The slot stays until the caller removes it. Slots that may not go are passed over and keep their place in
-    /// the order; beyond `EVICTION_PASSED_OVER_MAX` in one call they count as used just now, so that a long row
-    /// of leased slots is paid for once and not by every call after.
-    fn victim(&mut self, may_evict: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId>;
+    /// the order; beyond `EVICTION_PASSED_OVER_MAX` in one search they count as used just now, so that a long row
+    /// of leased slots is paid for once and not by every search after.
+    fn victim(&mut self, looks: &mut usize, may_evict: &mut dyn FnMut(SlotId) -> bool) -> Search;
 
     /// Walks over the slots from those that go next, without changing their order, until `look` returns `false`.
     /// `look` is told whether the slot would go when its turn comes, or is kept for its uses.

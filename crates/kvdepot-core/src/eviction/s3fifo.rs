@@ -7,8 +7,8 @@
 use super::chunked::Chunked;
 use super::ghosts::Ghosts;
 use super::list::SlotLists;
-use super::{EvictionPolicy, SlotId};
-use crate::limits::EVICTION_PASSED_OVER_MAX;
+use super::walk::Walk;
+use super::{EvictionPolicy, Search, SlotId};
 
 const SMALL: usize = 0;
 const MAIN: usize = 1;
@@ -30,6 +30,8 @@ pub struct S3Fifo {
     ghosts: Ghosts,
     /// The last answer of `victim`: only an eviction leaves a ghost, a doomed block does not.
     chosen: Option<SlotId>,
+    /// A search that has not ended: the queues still to be looked through, and how far it is in the first.
+    search: Option<(&'static [usize], Walk)>,
 }
 
 impl S3Fifo {
@@ -41,6 +43,7 @@ impl S3Fifo {
             fingerprints: Chunked::new(0),
             ghosts: Ghosts::new(),
             chosen: None,
+            search: None,
         }
     }
 
@@ -49,57 +52,47 @@ impl S3Fifo {
         self.lists.len(SMALL) >= (self.len() / SMALL_DIVISOR).max(1)
     }
 
-    /// One walk over the small queue, oldest first. Evictable slots used often enough move to the main queue.
-    fn victim_in_small(&mut self, may_evict: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId> {
-        let mut next = self.lists.oldest(SMALL);
-        let mut passed_over = 0;
-        for _ in 0..self.lists.len(SMALL) {
-            let slot = next?;
-            next = self.lists.newer(slot);
-            if !may_evict(slot) {
-                self.pass_over(SMALL, slot, &mut passed_over);
-            } else if self.uses[slot] >= PROMOTION_USES {
-                self.uses[slot] = 0;
-                self.lists.move_to(MAIN, slot);
-            } else {
-                return Some(slot);
-            }
-        }
-        None
+    /// The lists to be looked through, in this order. The walk over the small queue may promote all that it finds, so the main
+    /// queue comes after it.
+    fn order(&self) -> &'static [usize] {
+        if self.small_is_full() { &[SMALL, MAIN] } else { &[MAIN, SMALL, MAIN] }
     }
 
-    /// Walks over the main queue, oldest first; each walk costs the evictable slots one use, so the last walk
-    /// finds one if there is any.
-    fn victim_in_main(&mut self, may_evict: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId> {
-        for _walk in 0..=USES_MAX {
-            let mut next = self.lists.oldest(MAIN);
-            let mut passed_over = 0;
-            let mut reprieved = false;
-            for _ in 0..self.lists.len(MAIN) {
-                let slot = next?;
-                next = self.lists.newer(slot);
-                if !may_evict(slot) {
-                    self.pass_over(MAIN, slot, &mut passed_over);
-                } else if self.uses[slot] > 0 {
-                    self.uses[slot] -= 1;
-                    self.lists.move_to(MAIN, slot);
-                    reprieved = true;
-                } else {
-                    return Some(slot);
-                }
+    /// A walk over one queue, oldest first. Slots that may go and were used often enough are kept: those of the small queue
+    /// move to the main queue, those of the main queue lose a use. So a walk that began anew for each of them finds one.
+    fn walk(
+        &mut self,
+        list: usize,
+        walk: &mut Walk,
+        looks: &mut usize,
+        may_evict: &mut dyn FnMut(SlotId) -> bool,
+    ) -> Search {
+        let mut next = None;
+        while let Some(slot) = next.or_else(|| self.lists.oldest(list)) {
+            if *looks == 0 {
+                walk.cut();
+                return Search::Later;
             }
-            if !reprieved {
+            if !walk.next() {
                 break;
             }
+            *looks -= 1;
+            next = self.lists.newer(slot);
+            if !may_evict(slot) {
+                if walk.pass_over() {
+                    self.lists.move_to(list, slot);
+                }
+            } else if list == SMALL && self.uses[slot] >= PROMOTION_USES {
+                self.uses[slot] = 0;
+                self.lists.move_to(MAIN, slot);
+            } else if list == MAIN && self.uses[slot] > 0 && walk.reprieve(self.lists.len(MAIN)) {
+                self.uses[slot] -= 1;
+                self.lists.move_to(MAIN, slot);
+            } else {
+                return Search::Found(slot);
+            }
         }
-        None
-    }
-
-    fn pass_over(&mut self, list: usize, slot: SlotId, passed_over: &mut usize) {
-        *passed_over += 1;
-        if *passed_over > EVICTION_PASSED_OVER_MAX {
-            self.lists.move_to(list, slot);
-        }
+        Search::Nothing
     }
 }
 
@@ -138,16 +131,27 @@ impl EvictionPolicy for S3Fifo {
         }
     }
 
-    fn victim(&mut self, may_evict: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId> {
+    fn victim(&mut self, looks: &mut usize, may_evict: &mut dyn FnMut(SlotId) -> bool) -> Search {
         self.chosen = None;
-        if !self.small_is_full() {
-            self.chosen = self.victim_in_main(may_evict);
+        let (mut lists, mut going_on) = match self.search.take() {
+            Some((lists, walk)) => (lists, Some(walk)),
+            None => (self.order(), None),
+        };
+        while let Some(&list) = lists.first() {
+            let mut walk = going_on.take().unwrap_or_else(|| Walk::over(self.lists.len(list), USES_MAX));
+            match self.walk(list, &mut walk, looks, may_evict) {
+                Search::Found(slot) => {
+                    self.chosen = Some(slot);
+                    return Search::Found(slot);
+                }
+                Search::Later => {
+                    self.search = Some((lists, walk));
+                    return Search::Later;
+                }
+                Search::Nothing => lists = &lists[1..],
+            }
         }
-        // The walk over the small queue may promote all that it finds, so the main queue comes after it.
-        if self.chosen.is_none() {
-            self.chosen = self.victim_in_small(may_evict).or_else(|| self.victim_in_main(may_evict));
-        }
-        self.chosen
+        Search::Nothing
     }
 
     fn coldest(&self, look: &mut dyn FnMut(SlotId, bool) -> bool) {

@@ -1,6 +1,7 @@
 //! Dumps: slots reserved, filled and sealed, and values that take the place of others.
 
 use super::event::{Effects, Leased, NamespaceHandle, Outcome, Owner, Reply, Reserve, ShardSet};
+use super::pool::NoRoom;
 use super::{Location, Machine, Namespace, names};
 use crate::block::Block;
 use crate::error::{Error, ErrorKind, Result};
@@ -19,7 +20,6 @@ impl Machine {
         runs_max: usize,
     ) -> Result<Reply> {
         let namespace = self.catalog.get_as(namespace, id)?.clone();
-        self.counters.dump_blocks += hashes.len() as u64;
         self.pool.seen(owner);
         let mut runs_left = runs_max;
         let mut outcomes = Vec::with_capacity(hashes.len());
@@ -42,7 +42,8 @@ impl Machine {
                     runs_left -= leased.runs.len().min(runs_left);
                     Outcome::Leased(leased)
                 }
-                Err(error) => {
+                Err(NoRoom::Later) => break,
+                Err(NoRoom::Full(error)) => {
                     full = Some(error.kind());
                     self.counters.dump_blocks_dropped += 1;
                     self.counters.failed("dump", &error);
@@ -50,6 +51,7 @@ impl Machine {
                 }
             });
         }
+        self.counters.dump_blocks += outcomes.len() as u64;
         Ok(Reply::Slots(outcomes))
     }
 
@@ -60,23 +62,20 @@ impl Machine {
         key: names::PoolKey,
         how: Reserve,
         runs_left: usize,
-    ) -> Result<Leased> {
+    ) -> std::result::Result<Leased, NoRoom> {
         let layout = namespace.spec.layout();
         let bytes = layout.slot_bytes();
         if runs_left == 0 {
-            return Err(Error::new(
+            return Err(NoRoom::Full(Error::new(
                 ErrorKind::Busy,
                 "too many pieces for one answer: ask for the rest again",
-            ));
+            )));
         }
         if how != Reserve::Block {
-            self.pool.may_fill(bytes)?;
-        }
-        if how == Reserve::Value {
-            self.flow.may_remove()?;
+            self.pool.may_fill(bytes).map_err(NoRoom::Full)?;
         }
         if self.flow.has_tiers() {
-            self.pool.may_dirty(bytes)?;
+            self.pool.may_dirty(bytes).map_err(NoRoom::Full)?;
         }
         let shards = if how == Reserve::Value { 1 } else { layout.shard_count() };
         let slot = self.pool.insert(key, Block::dumping(shards), bytes, how != Reserve::Value)?;
@@ -88,7 +87,7 @@ impl Machine {
             }
             Err(error) => {
                 self.pool.abandon(slot);
-                Err(error)
+                Err(NoRoom::Full(error))
             }
         }
     }
@@ -154,7 +153,7 @@ impl Machine {
         }
         for other in others {
             if let Some(key) = self.catalog.pool_key(other) {
-                let tell = self.forget(key, &Location::Unknown);
+                let tell = self.forget(key, Location::Unknown);
                 if tell {
                     self.flow.remove(&self.catalog, key, None, out);
                 }

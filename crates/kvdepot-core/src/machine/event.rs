@@ -1,5 +1,6 @@
 //! What goes into the machine and what comes out of it. All of it is data: nothing here calls anything.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use crate::error::{ErrorKind, Result};
@@ -9,21 +10,20 @@ use crate::key::{BlockHash, BlockKey, NamespaceId, NamespaceSpec};
 use crate::lease::LeaseId;
 use crate::runs::Runs;
 
-use super::handover::Adopt;
-use super::proofs::Proof;
+use super::records::{Adopt, Proof};
 
 pub use super::catalog::NamespaceHandle;
+pub use super::records::Owner;
+pub use super::tiers::TierIndex;
 
 /// Time in nanoseconds since a moment of the caller's choice. It never goes back.
 pub type Nanos = u64;
 /// Names a request, so that its reply finds the one who waits for it. Never used twice.
 pub type Token = u64;
-/// Who leases slots: a connection.
-pub type Owner = u64;
 /// A claim's number.
 pub type ClaimId = u64;
-/// A tier's place in the pipeline.
-pub type TierIndex = usize;
+/// A removal's number, one for all tiers that are told of it. Never used twice.
+pub type RemovalId = u64;
 
 /// Something that happened.
 #[derive(Debug)]
@@ -39,8 +39,9 @@ pub enum Event {
     ReadEnded { tier: TierIndex, slot: SlotId, outcome: Result<Fetched> },
     /// A tier has ended a `Command::Write`.
     WriteEnded { tier: TierIndex, slot: SlotId, outcome: Result<Stored> },
-    /// A tier has ended a `Command::Remove`: it has forgotten the block, or may still have it.
-    Removed { tier: TierIndex, key: BlockKey, outcome: Result<()> },
+    /// A tier has ended a `Command::Remove`: it has forgotten the block, or may still have it. One that is told twice counts
+    /// once.
+    Removed { id: RemovalId, tier: TierIndex, key: BlockKey, outcome: Result<()> },
     /// The answer to a [`Question`], one location a key.
     Located { ask: Ask, locations: Vec<Location> },
     /// A tier has ended a `Command::Probe`: how many leading keys it holds.
@@ -117,12 +118,17 @@ pub struct Question {
 pub enum Job {
     /// A claim's next places.
     Claim(ClaimId),
+    /// A load's next blocks.
+    Load(Token),
     /// The next slots, some of them of namespaces that were reset or forgotten.
     Sweep,
     /// The next leases of a connection that ended.
     EndOwner(Owner),
     /// The next queued commands.
     Emit,
+    /// A read of a tier that is closed for the block.
+    #[expect(missing_docs, reason = "fields are named for what they carry")]
+    Miss { tier: TierIndex, slot: SlotId },
 }
 
 /// Which shards a commit speaks of.
@@ -150,7 +156,7 @@ pub enum Reserve {
     Block,
     /// As `Block`, for a remote client: what all of them may be filling is bounded.
     RemoteBlock,
-    /// A value that will take the place of what is there. Refused while tiers owe too many removals.
+    /// A value that will take the place of what is there.
     Value,
 }
 
@@ -174,7 +180,7 @@ pub enum Request {
     /// Moves a namespace to at least this epoch, which every tier has `stored` or not yet. Reply: `Namespace`.
     FollowEpoch { namespace: NamespaceHandle, epoch: u32, stored: bool },
     /// Slots for blocks about to be dumped; more than `runs_max` runs in all are refused. With an `id`, the namespace's keys
-    /// must still carry it. Reply: `Slots`.
+    /// must still carry it. Reply: `Slots`, of the first ones.
     Reserve {
         namespace: NamespaceHandle,
         id: Option<NamespaceId>,
@@ -182,11 +188,11 @@ pub enum Request {
         how: Reserve,
         runs_max: usize,
     },
-    /// Shards of reserved blocks are in their slots. Reply: `Done`.
+    /// Shards of reserved blocks are in their slots. Reply: `Took`.
     Commit { leases: Vec<LeaseId>, shards: ShardSet, crc64: Option<u64> },
     /// A filled slot becomes the value of its key, in place of what is under it and under `others`. Reply: `Done`.
     Publish { lease: LeaseId, others: Vec<BlockKey> },
-    /// Ends leases. Reply: `Done`.
+    /// Ends leases. Reply: `Took`.
     Release { leases: Vec<LeaseId> },
     /// Leases blocks for reading; blocks in a tier are fetched until `fetch_deadline`. `last`: the caller asks for what
     /// is late no more, so it counts as missed. With an `id`, the namespace's keys must still carry it. Reply: `Slots`.
@@ -198,16 +204,16 @@ pub enum Request {
         last: bool,
         runs_max: usize,
     },
-    /// Leases what is in the pool. Reply: `Leased`.
+    /// Leases what is in the pool. Reply: `Leased`, of the first ones.
     LeaseNow { keys: Vec<BlockKey> },
-    /// Leases what is in the pool to look at its bytes, which is no use of it. Reply: `Leased`.
+    /// Leases what is in the pool to look at its bytes, which is no use of it. Reply: `Leased`, of the first ones.
     Inspect { keys: Vec<BlockKey> },
     /// Notes the checksum of a leased block.
     SetChecksum { lease: LeaseId, crc64: u64 },
-    /// Fetches blocks of which a tier is known. Reply: `Done`.
+    /// Fetches blocks of which a tier is known. Reply: `Took`.
     Prefetch { namespace: NamespaceHandle, blocks: Vec<(BlockHash, TierIndex)>, deadline: Nanos },
-    /// Forgets blocks, in the pool and in the tiers that have them by `locations`. Refused while tiers owe too many
-    /// removals. Reply: `Removed`, when tiers have forgotten those that are not being written, or could not.
+    /// Forgets at most [`super::REMOVE_BLOCKS`] blocks, in the pool and in the tiers that have them by `locations`. Reply:
+    /// `Removed`, when tiers have forgotten those that are not being written, or could not.
     Remove { keys: Vec<BlockKey>, locations: Vec<Location> },
     /// Finds and leases the longest hit. Reply: `Claim`, when tiers have said what they hold.
     ClaimOpen {
@@ -225,13 +231,13 @@ pub enum Request {
     /// Ends all claims of the connection. A claim's leases only keep blocks in the pool: a client copies under leases of its
     /// own, so claims may end while copies are under way. Reply: `Holds`.
     EndClaims,
-    /// Evicts what is cold until at most `bytes` are in use or `blocks_max` blocks went. Reply: `Evicted`.
-    EvictTo { bytes: u64, blocks_max: usize },
+    /// Evicts what is cold until at most `bytes` are in use. Reply: `Evicted`.
+    EvictTo { bytes: u64 },
     /// Waits until all that is queued for the tiers now has been written or given up. Once the depot is to end, only the
     /// last one waits. Reply: `Drained`.
     Drain { last: bool },
-    /// Readable blocks of the namespaces among the slots from `from` on. Reply: `Keys`.
-    Keys { namespaces: Vec<NamespaceHandle>, from: usize, count: usize },
+    /// Readable blocks of the namespaces among the next slots from `from` on. Reply: `Keys`.
+    Keys { namespaces: Vec<NamespaceHandle>, from: usize },
 }
 
 /// A slot in a client's hands.
@@ -326,24 +332,26 @@ pub struct Forgotten {
 pub enum Reply {
     /// To all requests about namespaces and epochs.
     Namespace(Opened),
-    /// To `Reserve` and `Load`, one for each hash.
+    /// To `Load`, one for each hash. To `Reserve`, one for each of the first hashes: the rest is to be asked for again.
     Slots(Vec<Outcome>),
-    /// To `LeaseNow` and `Inspect`, one for each key.
+    /// To `LeaseNow` and `Inspect`, one for each of the first keys: the rest is to be asked for again.
     Leased(Vec<Now>),
+    /// To `Commit`, `Release` and `Prefetch`: how many of the first ones were taken. The rest is to be asked for again.
+    Took(usize),
     /// To `Remove`.
     Removed {
         /// Whether each was there.
         was_there: Vec<bool>,
-        /// Blocks that a tier may still have: it failed, or has not answered. They are tried again, and not read from tiers
-        /// meanwhile; the depot's end forgets that.
+        /// Blocks that a tier may still have: it failed, has not answered, or was not asked because it owes too much. They are
+        /// not read from it before it has removed them; the depot's end forgets that.
         left: usize,
     },
     /// To the claim requests.
     Claim(Progress),
     /// To `EndClaims`: whether the connection still holds leases.
     Holds(bool),
-    /// To `EvictTo`: how many blocks went.
-    Evicted(usize),
+    /// To `EvictTo`: how many blocks went, and whether it is to be asked again.
+    Evicted(usize, bool),
     /// To `Drain`: whether it is over.
     Drained(bool),
     /// To `Keys`: the keys, and where to go on, if not at the end.
@@ -361,11 +369,32 @@ pub enum Command {
     /// Write a block from a slot.
     Write { tier: TierIndex, slot: SlotId, key: BlockKey, runs: Runs },
     /// Forget a block.
-    Remove { tier: TierIndex, key: BlockKey },
+    Remove { id: RemovalId, tier: TierIndex, key: BlockKey },
     /// Find out by I/O how many leading ones of these blocks it holds.
     Probe { tier: TierIndex, ask: Ask, keys: Vec<BlockKey> },
     /// Note that these blocks are in use. For every tier.
     Touch { keys: Vec<BlockKey> },
+}
+
+/// A tier, or a part of one, that owes too many removals to be used for a namespace before that is reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Closed {
+    /// The tier.
+    pub tier: TierIndex,
+    /// Its part, such as a server.
+    pub part: usize,
+    /// What the namespace's keys carry.
+    pub namespace: NamespaceId,
+}
+
+/// Memory that is to be given back. It is only dropped.
+#[derive(Debug)]
+pub struct Discarded(#[expect(dead_code, reason = "see there")] Box<dyn Any + Send>);
+
+impl Discarded {
+    pub(super) fn new(what: impl Any + Send) -> Self {
+        Self(Box::new(what))
+    }
 }
 
 /// What a step asks of its caller. Order matters inside each list.
@@ -388,4 +417,8 @@ pub struct Effects {
     pub questions: Vec<Question>,
     /// To be continued soon, with other steps in between.
     pub again: Vec<Job>,
+    /// Tiers that are not used for a namespace from now on. For logs.
+    pub closed: Vec<Closed>,
+    /// To be dropped after unlocking: giving much memory back takes long.
+    pub discarded: Vec<Discarded>,
 }

@@ -4,6 +4,7 @@ use super::event::{Command, Effects, Fetched, NamespaceHandle, Nanos, Now, Owner
 use super::flaw::Flaw;
 use super::flow::ReadEnd;
 use super::loads::{Rooms, lease_slot};
+use super::pool::NoRoom;
 use super::slots::Waiter;
 use super::{Machine, slots, split};
 use crate::block::Block;
@@ -31,24 +32,26 @@ impl Machine {
         out
     }
 
+    /// Begins fetches: of how many of the blocks, before this step had looked long enough for room.
     pub(super) fn prefetch(
         &mut self,
         namespace: NamespaceHandle,
         blocks: &[(crate::BlockHash, TierIndex)],
         deadline: Nanos,
-    ) -> Result<()> {
+    ) -> Result<usize> {
         let namespace = self.catalog.get(namespace)?.clone();
-        for &(hash, tier) in blocks {
+        for (taken, &(hash, tier)) in blocks.iter().enumerate() {
             let key = namespace.pool_key(hash);
             if self.pool.find(&key).is_some() || self.flow.is_leaving(&key) {
                 continue;
             }
             match self.pool.insert(key, Block::fetching(), namespace.slot_bytes(), true) {
                 Ok(slot) => self.flow.read(slot, tier, deadline),
-                Err(_) => break,
+                Err(NoRoom::Later) => return Ok(taken),
+                Err(NoRoom::Full(_)) => break,
             }
         }
-        Ok(())
+        Ok(blocks.len())
     }
 
     pub(super) fn read_ended(

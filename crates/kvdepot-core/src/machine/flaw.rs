@@ -29,6 +29,10 @@ pub enum Flaw {
     ForgetSpaceEarly,
     /// A removal that a tier could not carry out counts as done.
     FailedRemovalCounts,
+    /// The end of a removal is taken for that of the one that was sent first.
+    RemovalsByOrder,
+    /// A tier that owes too many removals is used as if it owed none.
+    ClosedTierUsed,
 }
 
 /// The mistake of a machine, if it has one.

@@ -120,9 +120,9 @@ impl Machine {
     /// Looks at the next slots for blocks that nobody can ask for.
     pub(super) fn sweep(&mut self, out: &mut Effects) {
         let Some(at) = self.sweep.at else { return };
-        let (catalog, count) = (&self.catalog, self.pace.sweep_slots);
-        self.pool.doom_some(at, count, |space| !catalog.is_live(space));
-        self.sweep.at = match at + count {
+        let (catalog, pace) = (&self.catalog, self.pace);
+        let passed = |space| !catalog.is_live(space);
+        self.sweep.at = match self.pool.doom_some(at, pace.walk_slots, pace.sweep_dooms, passed) {
             next if next < self.pool.numbers() => Some(next),
             _ => std::mem::take(&mut self.sweep.again).then_some(0),
         };

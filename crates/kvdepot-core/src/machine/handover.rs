@@ -6,64 +6,25 @@
 //! that they were sealed under: the new machine takes those in whose id is current there.
 
 use hashbrown::HashMap;
-use serde::{Deserialize, Serialize};
 
 use super::Machine;
-use super::event::Owner;
 use super::flaw::Flaw;
 use super::names::{PoolKey, SpaceId};
-use super::slots::TierMask;
+use super::records::{Adopt, Handed, HandedState, Owner};
+use super::tiers::TierMask;
 use crate::block::Block;
 use crate::eviction::SlotId;
-use crate::key::{BlockHash, BlockKey, NamespaceId};
-use crate::runs::Runs;
+use crate::key::{BlockHash, NamespaceId};
 
 /// A key of no block: no namespace's space has this number.
 const NOBODYS: PoolKey = PoolKey { space: SpaceId(0), hash: BlockHash([0; 16]) };
 
-/// A slot as a machine hands it over.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Handed {
-    /// Its place in the pool.
-    pub runs: Runs,
-    /// What is in it.
-    pub state: HandedState,
-    /// Which holders have it leased, by their places in the list that the machine was given.
-    pub holders: Vec<u32>,
-}
-
-/// What is in a slot that is handed over.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum HandedState {
-    /// A whole block.
-    Block {
-        /// Its key, with the epoch under which it was sealed.
-        key: BlockKey,
-        /// Tiers that hold it, a bit each.
-        saved: TierMask,
-        /// Tiers that are to have it still. Of these, only those that are written through are told at once.
-        to_write: TierMask,
-        /// Whether it is a value, which can be replaced.
-        value: bool,
-        /// Its CRC-64/NVME, where it is known.
-        crc64: Option<u64>,
-    },
-    /// Nothing that anybody may read, but a holder may still copy into it or out of it.
-    Busy,
-}
-
-/// A slot to be taken in.
-#[derive(Clone, Debug)]
-pub struct Adopt {
-    /// The slot.
-    pub handed: Handed,
-    /// Who holds it now, in place of the holders.
-    pub owners: Vec<Owner>,
-}
-
 impl Machine {
     /// Why a frozen machine cannot be handed over yet, if so. `holders` are the connections that may still copy.
     pub fn unsettled(&self, holders: &[Owner]) -> Option<&'static str> {
+        if let Some(why) = self.closed_somewhere() {
+            return Some(why);
+        }
         if self.flow.is_unsettled() {
             return Some("a tier has not ended a read or a removal");
         }
@@ -71,6 +32,12 @@ impl Machine {
             return Some("a connection has not given its slots back");
         }
         None
+    }
+
+    /// Why a machine cannot be handed over before somebody resets namespaces, if so.
+    pub fn closed_somewhere(&self) -> Option<&'static str> {
+        let closed = self.flow.places_closed() > 0;
+        closed.then_some("a tier owes so many removals that namespaces are closed there: reset them")
     }
 
     /// Which holders have leased which slots, for [`Self::handed`].

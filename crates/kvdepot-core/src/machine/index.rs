@@ -1,77 +1,53 @@
-//! From a key to its slot: many small tables, so that the growth of one is a short hold of the depot's lock.
+//! From a key to its slot. Keys themselves stand in the slots only.
 
 use std::hash::BuildHasher;
 
 use foldhash::fast::FixedState;
-use hashbrown::HashTable;
 
 use super::names::PoolKey;
 use super::slots::Slots;
 use crate::eviction::SlotId;
+use crate::split_table::SplitTable;
 
-/// Tables. At eight million blocks each holds eight thousand.
-const TABLES: usize = 1024;
-
-/// The slot of each key. Keys themselves stand in the slots only.
+/// The slot of each key.
 #[derive(Clone, Debug)]
 pub(crate) struct Index {
-    tables: Vec<HashTable<SlotId>>,
+    slots: SplitTable,
     hasher: FixedState,
-    len: usize,
 }
 
 impl Index {
     /// `seed` makes the order of a table unknown to those who choose keys.
     pub(crate) fn new(seed: u64) -> Self {
-        Self { tables: vec![HashTable::new(); TABLES], hasher: FixedState::with_seed(seed), len: 0 }
+        Self { slots: SplitTable::new(), hasher: FixedState::with_seed(seed) }
     }
 
     pub(crate) fn hash(&self, key: &PoolKey) -> u64 {
-        hash_with(&self.hasher, key)
+        self.hasher.hash_one(key)
     }
 
     pub(crate) const fn len(&self) -> usize {
-        self.len
+        self.slots.len()
     }
 
     pub(crate) fn get(&self, slots: &Slots, key: &PoolKey) -> Option<SlotId> {
-        let hash = self.hash(key);
-        self.tables[table_of(hash)].find(hash, |&id| slots.at(id).key == *key).copied()
+        self.slots.find(self.hash(key), |&id| slots.at(id).key == *key)
     }
 
     /// Names `id` for its slot's key; which slot was named before.
     pub(crate) fn insert(&mut self, slots: &Slots, id: SlotId) -> Option<SlotId> {
         let key = slots.at(id).key;
         let hash = self.hash(&key);
-        let table = &mut self.tables[table_of(hash)];
-        if let Some(named) = table.find_mut(hash, |&other| slots.at(other).key == key) {
+        if let Some(named) = self.slots.find_mut(hash, |&other| slots.at(other).key == key) {
             return Some(std::mem::replace(named, id));
         }
         let hasher = &self.hasher;
-        table.insert_unique(hash, id, |&other| hash_with(hasher, &slots.at(other).key));
-        self.len += 1;
+        self.slots.insert(hash, id, |&other| hasher.hash_one(slots.at(other).key));
         None
     }
 
     /// Forgets a key if `id` is what it names.
     pub(crate) fn remove(&mut self, slots: &Slots, id: SlotId) -> bool {
-        let hash = self.hash(&slots.at(id).key);
-        match self.tables[table_of(hash)].find_entry(hash, |&other| other == id) {
-            Ok(entry) => {
-                entry.remove();
-                self.len -= 1;
-                true
-            }
-            Err(_) => false,
-        }
+        self.slots.remove(self.hash(&slots.at(id).key), |&other| other == id)
     }
-}
-
-fn hash_with(hasher: &FixedState, key: &PoolKey) -> u64 {
-    hasher.hash_one(key)
-}
-
-/// From the middle bits: tables use the highest and the lowest.
-const fn table_of(hash: u64) -> usize {
-    (hash >> 32) as usize % TABLES
 }

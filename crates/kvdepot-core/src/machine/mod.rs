@@ -15,6 +15,7 @@
 //!
 //! What happened in a room is returned to this file, which tells the rooms above.
 
+mod batch;
 mod catalog;
 mod claims;
 mod counters;
@@ -27,6 +28,7 @@ mod flow;
 mod forgetting;
 mod handover;
 mod index;
+mod labels;
 mod loads;
 mod names;
 mod owed;
@@ -36,9 +38,15 @@ mod pool;
 pub mod probe;
 mod proofs;
 mod queue;
+mod records;
 mod removal;
 mod requests;
 mod slots;
+#[cfg(test)]
+mod step_search_tests;
+#[cfg(test)]
+mod step_tests;
+mod tiers;
 mod users;
 mod uses;
 
@@ -58,15 +66,16 @@ use pool::Pool;
 use removal::Removal;
 use users::Users;
 
+pub use batch::{Batch, REMOVE_BLOCKS, REQUEST_BLOCKS};
 pub use catalog::Namespace;
 pub use counters::Counters;
 pub use event::*;
 pub use flaw::Flaw;
-pub use handover::{Adopt, Handed, HandedState};
+pub use owed::PartOf;
 pub use pace::Pace;
 pub use placement::{Placement, WriteWhen};
 pub use pool::{GROW_BYTES, Held, PoolConfig};
-pub use proofs::{Proof, Whole};
+pub use records::{Adopt, Handed, HandedState, Proof, Whole};
 
 /// What the machine holds now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -99,6 +108,8 @@ pub struct Gauges {
     pub writes_queued: usize,
     /// Blocks that a tier could not remove and is asked for again.
     pub removals_owed: usize,
+    /// Namespaces that are closed in a tier, or in a part of one, because it owes too many removals.
+    pub removals_closed: usize,
     /// Blocks evicted from the pool.
     pub evicted: u64,
     /// Those of them that a tier was to have before, and had not.
@@ -154,12 +165,21 @@ impl Machine {
         }
     }
 
+    /// Has removals that fail counted for each part of a tier, such as a server; without it a tier is one part. To be
+    /// called before the first event.
+    #[must_use]
+    pub fn with_parts(mut self, part_of: PartOf) -> Self {
+        self.flow.parts = owed::Parts(Some(part_of));
+        self
+    }
+
     /// Cuts work into smaller pieces, so that a simulation sees what happens between them.
     #[cfg(any(test, feature = "model"))]
     pub const fn set_pace(&mut self, pace: Pace) {
         self.pace = pace;
         self.flow.pace = pace;
         self.claims.pace = pace;
+        self.loads.pace = pace;
     }
 
     /// Builds a mistake in.
@@ -181,6 +201,7 @@ impl Machine {
     /// Something happened: what follows from it is added to `out`.
     pub fn step(&mut self, now: Nanos, event: Event, out: &mut Effects) {
         self.now = self.now.max(now);
+        self.pool.begin_step(self.pace.eviction_looks);
         self.pool.set_now(u32::try_from(self.now / 1_000_000_000).unwrap_or(u32::MAX));
         match event {
             Event::Request { token, owner, request } => {
@@ -195,15 +216,16 @@ impl Machine {
                 let Self { flow, pool, catalog, counters, .. } = self;
                 flow.write_ended(pool, catalog, counters, tier, slot, &outcome, out);
             }
-            Event::Removed { tier, key, outcome } => {
+            Event::Removed { id, tier, key, outcome } => {
                 if let Err(error) = &outcome {
                     self.counters.failed("remove", error);
                 }
                 if let Some(key) = self.catalog.any_pool_key(&key) {
-                    self.flow.removal_ended(&mut self.pool, &self.catalog, tier, key, &outcome, out);
+                    let Self { flow, pool, catalog, .. } = self;
+                    flow.removal_ended(pool, catalog, tier, id, key, &outcome, out);
                 }
             }
-            Event::Located { ask, locations } => self.located(ask, &locations, out),
+            Event::Located { ask, locations } => self.located(ask, locations, out),
             Event::Probed { ask, outcome } => self.probed(ask, outcome, out),
             Event::TierForgot { tier, keys, lost } => self.tier_forgot(tier, &keys, lost),
             Event::Continue(job) => self.go_on(job, out),
@@ -217,7 +239,11 @@ impl Machine {
                 }
             }
             Event::Freeze => self.frozen = true,
-            Event::Thaw => (self.frozen, self.ending) = (false, false),
+            Event::Thaw => {
+                (self.frozen, self.ending) = (false, false);
+                // One whose turn came meanwhile was answered, and gave the turn to no other.
+                self.loads.retry_oldest(out);
+            }
             Event::Adopt { pool_bytes, slots } => {
                 self.pool.enlarge_to(pool_bytes);
                 slots.iter().for_each(|slot| self.adopt(slot));
@@ -305,6 +331,12 @@ impl Machine {
                 let (claims, mut rooms) = split(self);
                 claims.go_on(&mut rooms, id, out);
             }
+            // What waits for a depot that hands its pool over is answered with what is known.
+            Job::Load(token) if self.frozen => self.expire(token, out),
+            Job::Load(token) => {
+                let Self { catalog, pool, flow, counters, loads, .. } = self;
+                loads.go_on(&mut Rooms { catalog, pool, flow, counters }, token, out);
+            }
             Job::Sweep => self.sweep(out),
             Job::EndOwner(owner) => {
                 if !self.pool.end_owner(owner, self.pace.owner_leases).1 {
@@ -313,6 +345,7 @@ impl Machine {
             }
             // Every step emits.
             Job::Emit => {}
+            Job::Miss { tier, slot } => self.read_ended(tier, slot, &Ok(Fetched::Miss), out),
         }
     }
 
@@ -329,12 +362,13 @@ impl Machine {
         self.counters.owners_ended_holding += u64::from(claims || ended > 0);
     }
 
-    fn located(&mut self, ask: Ask, locations: &[Location], out: &mut Effects) {
+    fn located(&mut self, ask: Ask, locations: Vec<Location>, out: &mut Effects) {
         let Self { catalog, pool, flow, counters, loads, claims, .. } = self;
         let mut rooms = Rooms { catalog, pool, flow, counters };
         match ask {
+            Ask::Load(token) if self.frozen => self.expire(token, out),
             Ask::Load(token) => loads.located(&mut rooms, token, locations, out),
-            Ask::Claim(id, part) => claims.located(&mut rooms, id, part, locations, out),
+            Ask::Claim(id, part) => claims.located(&mut rooms, id, part, &locations, out),
         }
     }
 
@@ -376,6 +410,7 @@ impl Machine {
             reads_queued: self.flow.reads_left(),
             writes_queued: self.flow.writes_left(),
             removals_owed: self.flow.removals_owed(),
+            removals_closed: self.flow.places_closed(),
             evicted: self.pool.evicted(),
             evicted_unwritten: self.pool.evicted_unwritten(),
         }

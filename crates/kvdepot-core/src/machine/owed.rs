@@ -1,127 +1,234 @@
-//! Removals that a tier could not carry out. The tier may still have the block, so until a later try succeeds, or nobody can
+//! Removals that tiers could not carry out. The tier may still have the block, so until a later try succeeds, or nobody can
 //! ask for the block any more, no tier is asked for it and the tier is not given what is stored under its key (P1).
+//!
+//! What is owed is kept for each *part* of a tier, such as a server, and for each space. One part may owe so many removals
+//! and no more. Beyond that it is *closed* for the space: it is neither read nor written there, and is not asked to remove
+//! anything, until the namespace has left the space. So a part that is away for long costs a bounded amount of memory, and
+//! what others store and remove goes on.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Bound;
+use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use crate::error::{Error, ErrorKind, Result};
+use super::event::{RemovalId, TierIndex};
+use super::names::{PoolKey, SpaceId};
+use super::tiers::{TierMask, bit};
+use crate::key::{BlockHash, BlockKey};
 
-use super::catalog::Catalog;
-use super::event::{Command, Effects, TierIndex};
-use super::flaw::Flaw;
-use super::flow::{Flow, bit};
-use super::names::PoolKey;
-use super::slots::TierMask;
+/// Tells the part of a tier that a block lies in, such as a server: always the same one. Called under the depot's lock.
+pub type PartOf = Arc<dyn Fn(TierIndex, &BlockKey) -> usize + Send + Sync>;
 
-/// What tiers owe of one key.
-#[derive(Clone, Copy, Debug, Default)]
-struct Debt {
-    /// Tiers that may still have the block.
-    tiers: TierMask,
-    /// Of these, those that are asked again now.
-    asked: TierMask,
+/// Parts of tiers. Without more knowledge each tier is one.
+#[derive(Clone, Default)]
+pub(super) struct Parts(pub(super) Option<PartOf>);
+
+impl Parts {
+    pub(super) fn of(&self, tier: TierIndex, key: &BlockKey) -> usize {
+        self.0.as_ref().map_or(0, |part_of| part_of(tier, key))
+    }
 }
 
-/// All of it. Bounded: while there is too much, removals are refused.
+impl fmt::Debug for Parts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "Parts(of each tier)" } else { "Parts(one a tier)" })
+    }
+}
+
+/// A part of a tier, as far as it concerns one space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place {
+    pub(super) space: SpaceId,
+    pub(super) tier: TierIndex,
+    pub(super) part: usize,
+}
+
+/// Blocks to be removed, and which try of each is under way.
+pub(super) type Debts = BTreeMap<BlockHash, Option<RemovalId>>;
+
+/// What is owed in one place.
+#[derive(Clone, Debug, Default)]
+struct Group {
+    debts: Debts,
+    /// The block that was tried again last.
+    tried: Option<BlockHash>,
+    is_closed: bool,
+}
+
+/// All of it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Owed {
-    keys: HashMap<PoolKey, Debt>,
-    /// The keys, in the order in which they are tried again.
-    order: VecDeque<PoolKey>,
+    groups: BTreeMap<Place, Group>,
+    /// How many removals each part owes, over all spaces.
+    sums: HashMap<(TierIndex, usize), usize>,
+    closed: usize,
+    /// The place that was tried again last.
+    tried: Option<Place>,
     /// Ticks since the last tries.
-    ticks: u32,
+    pub(super) ticks: u32,
+}
+
+/// What has become of a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    /// Something is owed there from now on.
+    Began,
+    /// Nothing is owed there any more.
+    Ended,
+    Neither,
 }
 
 impl Owed {
+    /// Removals that are owed.
     pub(super) fn len(&self) -> usize {
-        self.keys.len()
+        self.sums.values().sum()
     }
 
-    pub(super) fn has(&self, key: &PoolKey) -> bool {
-        self.keys.contains_key(key)
+    /// Places that are closed.
+    pub(super) const fn closed_len(&self) -> usize {
+        self.closed
     }
 
-    /// Tiers that may still have what was removed under a key.
+    pub(super) fn is_empty(&self) -> bool {
+        self.groups.is_empty()
+    }
+
+    /// Places where anything is owed.
+    pub(super) fn places(&self) -> usize {
+        self.groups.len()
+    }
+
+    fn in_space(&self, space: SpaceId) -> impl Iterator<Item = (&Place, &Group)> {
+        let end = |n| Place { space, tier: n, part: n };
+        self.groups.range(end(usize::MIN)..=end(usize::MAX))
+    }
+
+    /// Tiers that may still have what was removed under a key, closed ones apart.
     pub(super) fn tiers(&self, key: &PoolKey) -> TierMask {
-        self.keys.get(key).map_or(0, |debt| debt.tiers)
+        if self.is_empty() {
+            return 0;
+        }
+        let owing = self.in_space(key.space).filter(|(_, group)| group.debts.contains_key(&key.hash));
+        owing.fold(0, |tiers, (place, _)| tiers | bit(place.tier))
+    }
+
+    /// Tiers whose part that a block lies in is closed for it.
+    pub(super) fn closed(&self, parts: &Parts, space: SpaceId, key: impl FnOnce() -> BlockKey) -> TierMask {
+        if self.closed == 0 {
+            return 0;
+        }
+        let mut closed = self.in_space(space).filter(|(_, group)| group.is_closed).peekable();
+        if closed.peek().is_none() {
+            return 0;
+        }
+        let key = key();
+        let is_there = |place: &Place| parts.of(place.tier, &key) == place.part;
+        closed.fold(0, |tiers, (place, _)| {
+            let is_known = tiers & bit(place.tier) != 0;
+            if !is_known && is_there(place) { tiers | bit(place.tier) } else { tiers }
+        })
+    }
+
+    /// A removal is owed from now on, unless that is known; the bound is `max` for the part. Debts that are not to be
+    /// remembered one by one any more, if the place is closed by that.
+    pub(super) fn owe(&mut self, place: Place, hash: BlockHash, max: usize) -> (Change, Option<Debts>) {
+        let change = if self.groups.contains_key(&place) { Change::Neither } else { Change::Began };
+        let group = self.groups.entry(place).or_default();
+        if group.is_closed || group.debts.contains_key(&hash) {
+            return (change, None);
+        }
+        let sum = self.sums.entry((place.tier, place.part)).or_default();
+        if *sum < max {
+            *sum += 1;
+            group.debts.insert(hash, None);
+            return (change, None);
+        }
+        group.is_closed = true;
+        self.closed += 1;
+        let debts = std::mem::take(&mut group.debts);
+        self.uncount(place, debts.len());
+        (change, Some(debts))
+    }
+
+    fn uncount(&mut self, place: Place, debts: usize) {
+        let part = (place.tier, place.part);
+        if let Some(sum) = self.sums.get_mut(&part) {
+            *sum -= debts;
+            if *sum == 0 {
+                self.sums.remove(&part);
+            }
+        }
+    }
+
+    /// A tier has removed a block.
+    pub(super) fn pay(&mut self, place: Place, hash: &BlockHash) -> Change {
+        let Some(group) = self.groups.get_mut(&place) else { return Change::Neither };
+        if group.debts.remove(hash).is_none() {
+            return Change::Neither;
+        }
+        let is_over = group.debts.is_empty() && !group.is_closed;
+        self.uncount(place, 1);
+        if !is_over {
+            return Change::Neither;
+        }
+        self.groups.remove(&place);
+        Change::Ended
+    }
+
+    /// A try has ended. One of a debt that was paid meanwhile, or came anew, says nothing.
+    pub(super) fn tried(&mut self, place: Place, hash: &BlockHash, id: RemovalId, is_made: bool) -> Change {
+        let debt = self.groups.get_mut(&place).and_then(|group| group.debts.get_mut(hash));
+        match debt {
+            Some(asked) if *asked == Some(id) => *asked = None,
+            _ => return Change::Neither,
+        }
+        if is_made { self.pay(place, hash) } else { Change::Neither }
+    }
+
+    /// Forgets all that is owed in a place that nobody can ask for any more.
+    pub(super) fn forgive(&mut self, place: Place) -> Option<Debts> {
+        let group = self.groups.remove(&place)?;
+        self.closed -= usize::from(group.is_closed);
+        self.uncount(place, group.debts.len());
+        Some(group.debts)
+    }
+
+    /// The place that is to be tried next, in turn.
+    pub(super) fn next_place(&mut self) -> Option<Place> {
+        self.tried = after(&self.groups, self.tried.as_ref()).next();
+        self.tried
+    }
+
+    /// Blocks of a place that are to be tried next, in turn: those that may be, of as many as are looked at.
+    pub(super) fn next_blocks(&mut self, place: Place, looks: usize) -> Vec<BlockHash> {
+        let Some(group) = self.groups.get_mut(&place) else { return Vec::new() };
+        let blocks: Vec<BlockHash> = after(&group.debts, group.tried.as_ref()).take(looks).collect();
+        group.tried = blocks.last().copied();
+        blocks
+    }
+
+    /// A try of a debt begins, unless one is under way.
+    pub(super) fn try_again(&mut self, place: Place, hash: &BlockHash, id: RemovalId) -> bool {
+        let debt = self.groups.get_mut(&place).and_then(|group| group.debts.get_mut(hash));
+        match debt {
+            Some(asked @ None) => {
+                *asked = Some(id);
+                true
+            }
+            _ => false,
+        }
     }
 }
 
-impl Flow {
-    /// Removals that tiers owe.
-    pub(crate) fn removals_owed(&self) -> usize {
-        self.owed.len()
-    }
-
-    /// Whether a removal may begin, or a value be replaced: `Busy` while so many removals are owed.
-    pub(crate) fn may_remove(&self) -> Result<()> {
-        if self.owed.len() < self.pace.removals_owed {
-            return Ok(());
-        }
-        let what = "tiers owe too many removals that they could not carry out: look why they fail";
-        Err(Error::new(ErrorKind::Busy, what).with("removals_owed", self.owed.len()))
-    }
-
-    /// A tier has carried a removal out, or could not.
-    pub(super) fn note_removal(&mut self, key: PoolKey, tier: TierIndex, is_made: bool) {
-        if is_made || self.flaws.has(Flaw::FailedRemovalCounts) {
-            let Some(debt) = self.owed.keys.get_mut(&key) else { return };
-            debt.tiers &= !bit(tier);
-            self.forgive_if_paid(key);
-            return;
-        }
-        if !self.owed.has(&key) {
-            self.owed.order.push_back(key);
-            self.uses.hold(key.space);
-        }
-        self.owed.keys.entry(key).or_default().tiers |= bit(tier);
-    }
-
-    /// Takes the end of a removal that was tried again: whether it was one.
-    pub(super) fn retry_ended(&mut self, key: PoolKey, tier: TierIndex, is_made: bool) -> bool {
-        let Some(debt) = self.owed.keys.get_mut(&key).filter(|debt| debt.asked & bit(tier) != 0) else {
-            return false;
-        };
-        debt.asked &= !bit(tier);
-        if is_made {
-            debt.tiers &= !bit(tier);
-        }
-        self.forgive_if_paid(key);
-        true
-    }
-
-    fn forgive_if_paid(&mut self, key: PoolKey) {
-        if self.owed.keys.get(&key).is_some_and(|debt| debt.tiers == 0 && debt.asked == 0) {
-            self.owed.keys.remove(&key);
-            self.uses.let_go(key.space);
-        }
-    }
-
-    /// Asks tiers again, every few ticks and for some keys at a time. What nobody can ask for any more is let go.
-    pub(super) fn retry_removals(&mut self, catalog: &Catalog, out: &mut Effects) {
-        self.owed.ticks += 1;
-        if self.owed.ticks < self.pace.removal_retry_ticks {
-            return;
-        }
-        self.owed.ticks = 0;
-        for _ in 0..self.owed.order.len().min(self.pace.queue_entries) {
-            let Some(key) = self.owed.order.pop_front() else { return };
-            let is_leaving = self.has_turn(&key);
-            let Some(debt) = self.owed.keys.get_mut(&key) else { continue };
-            self.owed.order.push_back(key);
-            if debt.asked != 0 || is_leaving {
-                continue;
-            }
-            if !catalog.is_live(key.space) {
-                debt.tiers = 0;
-                self.forgive_if_paid(key);
-                continue;
-            }
-            debt.asked = debt.tiers;
-            for tier in (0..TierMask::BITS as TierIndex).filter(|&tier| debt.tiers & bit(tier) != 0) {
-                out.commands.push(Command::Remove { tier, key: catalog.block_key(&key) });
-            }
-        }
-    }
+/// All keys of a map, beginning behind one and going round.
+fn after<'a, K: Ord + Copy, V>(map: &'a BTreeMap<K, V>, key: Option<&K>) -> impl Iterator<Item = K> + 'a {
+    let (behind, upto) = match key {
+        Some(&key) => (Bound::Excluded(key), Some(Bound::Included(key))),
+        None => (Bound::Unbounded, None),
+    };
+    let again = upto.map(|upto| map.range((Bound::Unbounded, upto)));
+    let again = again.into_iter().flatten();
+    map.range((behind, Bound::Unbounded)).chain(again).map(|(&key, _)| key)
 }

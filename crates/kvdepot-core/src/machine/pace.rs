@@ -2,15 +2,26 @@
 
 use crate::limits::REMOVALS_OWED_MAX;
 
-/// Bounds on the work of one step and on the commands in flight.
+use super::batch::REQUEST_BLOCKS;
+
+/// Bounds on the work of one step and on the commands in flight. Together they keep a step below a few hundred microseconds,
+/// where each slot, key and lease is a miss of the processor's caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// Slots looked at in one step of a sweep.
-    pub(crate) sweep_slots: usize,
+    /// Blocks of one request that a step takes.
+    pub(crate) request_blocks: usize,
+    /// Slots that a step looks at in search of one to evict; an eviction counts as a few.
+    pub(crate) eviction_looks: usize,
+    /// Slots looked at in one step of a walk over all of them.
+    pub(crate) walk_slots: usize,
+    /// Blocks that go in one step of a sweep.
+    pub(crate) sweep_dooms: usize,
     /// Leases of an ended owner that end in one step.
     pub(crate) owner_leases: usize,
-    /// Places of a claim looked at in one step.
+    /// Places of a claim looked for in the pool in one step.
     pub(crate) survey_places: usize,
+    /// Places of a claim weighed in one step, by what is known of them already.
+    pub(crate) weigh_places: usize,
     /// Leases of a claim taken or given back in one step.
     pub(crate) claim_leases: usize,
     /// Pieces of a claim's work in one step, where all its places make one piece.
@@ -31,24 +42,28 @@ pub struct Pace {
     pub(crate) replace_tries: u32,
     /// Ticks between two tries of removals that failed.
     pub(crate) removal_retry_ticks: u32,
-    /// Removals that tiers owe, from which on no further one begins.
+    /// Removals that one part of a tier may owe before it is closed for what it owes more of.
     pub(crate) removals_owed: usize,
 }
 
 impl Default for Pace {
     fn default() -> Self {
         Self {
-            sweep_slots: 1024,
-            owner_leases: 512,
-            survey_places: 2048,
-            claim_leases: 1024,
+            request_blocks: REQUEST_BLOCKS,
+            eviction_looks: 2048,
+            walk_slots: 2048,
+            sweep_dooms: 128,
+            owner_leases: 128,
+            survey_places: 512,
+            weigh_places: 32_768,
+            claim_leases: 256,
             small_pieces: 8,
-            claims_expired: 64,
+            claims_expired: 16,
             reads_in_flight: 256,
             writes_in_flight: 32,
             late_writes: 4096,
             cold_slots: 256,
-            queue_entries: 2048,
+            queue_entries: 512,
             replace_tries: 100,
             removal_retry_ticks: 10,
             removals_owed: REMOVALS_OWED_MAX,
@@ -65,9 +80,13 @@ impl Pace {
             1 + ((seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> shift) % max) as usize
         }
         Self {
-            sweep_slots: pick(seed, 8, 6),
+            request_blocks: pick(seed, 10, 4),
+            eviction_looks: pick(seed, 14, 24),
+            walk_slots: pick(seed, 8, 6),
+            sweep_dooms: pick(seed, 12, 3),
             owner_leases: pick(seed, 16, 3),
             survey_places: pick(seed, 24, 6),
+            weigh_places: pick(seed, 28, 6),
             claim_leases: pick(seed, 32, 5),
             small_pieces: pick(seed, 36, 8),
             claims_expired: pick(seed, 40, 2),

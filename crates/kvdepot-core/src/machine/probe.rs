@@ -39,6 +39,11 @@ impl RunProbe {
         Self { tiers, next_tier: 0, found: false, asked: None }
     }
 
+    /// Whether a tier is to answer.
+    pub const fn is_asked(&self) -> bool {
+        self.asked.is_some()
+    }
+
     /// What to do next. `locations` is what is known of the run's blocks; the block that ends the run becomes `Absent`,
     /// whether a tier said so or did not answer.
     pub fn next(&mut self, locations: &mut [Location]) -> ProbeStep {

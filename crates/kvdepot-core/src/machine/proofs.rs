@@ -6,37 +6,9 @@
 //! Values have no record: one that was replaced looks as whole as the one that replaced it.
 
 use super::Machine;
-use super::event::{Leased, Now, Owner};
 use super::flaw::{Flaw, Flaws};
+use super::records::{Proof, Whole};
 use crate::eviction::SlotId;
-use crate::key::BlockKey;
-use crate::runs::Runs;
-
-/// A line for the ledger.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Proof {
-    /// A block can be read whose checksum nobody knows yet: to be found out, and told by `SetChecksum`.
-    Wanted(BlockKey),
-    /// A whole block.
-    Whole(Whole),
-    /// What a slot held cannot be read any more.
-    Gone(SlotId),
-}
-
-/// A block that can be proved.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Whole {
-    /// Its slot.
-    pub slot: SlotId,
-    /// Its key.
-    pub key: BlockKey,
-    /// Its place in the pool.
-    pub runs: Runs,
-    /// Its bytes, which the checksum is of.
-    pub block_bytes: u64,
-    /// Its CRC-64/NVME.
-    pub crc64: u64,
-}
 
 /// What became of a slot, for the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,20 +48,6 @@ impl Machine {
     /// From now on steps say what a ledger is to be told.
     pub const fn keep_ledger(&mut self) {
         self.pool.proofs.keep();
-    }
-
-    /// Leases blocks to look at their bytes. That is no use of them: it changes neither the order of eviction nor what tiers
-    /// are given.
-    pub(super) fn inspect(&mut self, owner: Owner, keys: &[BlockKey]) -> Vec<Now> {
-        let mut lease = |key: &BlockKey| {
-            let namespace = self.catalog.by_id(key.namespace)?;
-            let block_bytes = namespace.spec.layout().block_bytes();
-            let slot = self.pool.readable(&namespace.pool_key(key.hash))?;
-            let lease = self.pool.lease(owner, slot).ok()?;
-            let (runs, crc64) = (self.pool.slot(slot).runs(), self.pool.slot(slot).crc64());
-            Some(Now::Leased(Leased { lease, slot, runs, block_bytes, crc64 }))
-        };
-        keys.iter().map(|key| lease(key).unwrap_or(Now::Absent)).collect()
     }
 
     /// What the ledger is told of a step: each change, as the slot stands at the step's end.

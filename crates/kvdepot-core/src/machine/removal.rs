@@ -1,8 +1,8 @@
 //! Removal of blocks, in the pool at once and in the tiers in their turn.
 
+use super::batch::REMOVE_BLOCKS;
 use super::event::{Effects, Location, Reply, Token};
 use super::{Machine, names};
-use crate::error::Result;
 use crate::key::BlockKey;
 
 /// A removal that tiers have not ended.
@@ -22,7 +22,7 @@ impl Removal {
 
 impl Machine {
     /// Takes a key out of the pool: whether tiers are to be told.
-    pub(super) fn forget(&mut self, key: names::PoolKey, location: &Location) -> bool {
+    pub(super) fn forget(&mut self, key: names::PoolKey, location: Location) -> bool {
         let mut saved = false;
         if let Some(slot) = self.pool.find(&key) {
             let found = self.pool.slot(slot);
@@ -31,7 +31,7 @@ impl Machine {
             self.pool.unname(slot);
             self.flow.displace(&mut self.pool, slot);
         }
-        self.flow.has_tiers() && (saved || *location != Location::Absent || self.flow.is_leaving(&key))
+        self.flow.has_tiers() && (saved || location != Location::Absent || self.flow.is_leaving(&key))
     }
 
     pub(super) fn remove(
@@ -40,8 +40,8 @@ impl Machine {
         keys: &[BlockKey],
         locations: &[Location],
         out: &mut Effects,
-    ) -> Result<()> {
-        self.flow.may_remove()?;
+    ) {
+        debug_assert!(keys.len() <= REMOVE_BLOCKS, "{} blocks in one removal", keys.len());
         let mut removal = Removal { was_there: Vec::with_capacity(keys.len()), left: 0, failed: 0 };
         let located = locations.iter().copied().chain(std::iter::repeat(Location::Absent));
         for (key, location) in keys.iter().zip(located) {
@@ -51,7 +51,7 @@ impl Machine {
             };
             let in_pool = self.pool.readable(&key).is_some();
             removal.was_there.push(in_pool || matches!(location, Location::Tier(_)));
-            if self.forget(key, &location) {
+            if self.forget(key, location) {
                 removal.left += usize::from(self.flow.remove(&self.catalog, key, Some(token), out));
             }
         }
@@ -60,7 +60,6 @@ impl Machine {
         } else {
             self.removals.insert(token, removal);
         }
-        Ok(())
     }
 
     pub(super) fn removal_ended(&mut self, token: Token, failed: bool, out: &mut Effects) {

@@ -1,12 +1,13 @@
 //! What clients ask, each request to the room that answers it.
 
 use super::claims::Open;
-use super::event::{Effects, NamespaceHandle, Owner, Reply, Request, Token};
+use super::event::{Effects, Leased, NamespaceHandle, Now, Owner, Reply, Request, Token};
 use super::loads::Rooms;
 use super::proofs::Change;
 use super::{Machine, split};
 use crate::error::{Error, ErrorKind, Result};
 use crate::eviction::SlotId;
+use crate::key::BlockKey;
 
 /// Whether a request may take slots, or ask something of a tier: what ends leases, and epochs, goes on in a hand-over.
 const fn begins_something(request: &Request) -> bool {
@@ -42,6 +43,7 @@ impl Machine {
                 "the depot is handing its pool over to another one, which will answer in a moment",
             ));
         }
+        let blocks_max = self.pace.request_blocks;
         let reply = match request {
             Request::OpenNamespace { spec, epoch } => {
                 let (handle, left) = match self.catalog.find(&spec) {
@@ -82,18 +84,19 @@ impl Machine {
             }
             Request::Reserve { namespace, id, hashes, how, runs_max } => {
                 self.users.touch(namespace);
-                self.reserve(owner, namespace, id, &hashes, how, runs_max)?
+                let hashes = &hashes[..hashes.len().min(blocks_max)];
+                self.reserve(owner, namespace, id, hashes, how, runs_max)?
             }
             Request::Commit { leases, shards, crc64 } => {
-                self.commit(owner, &leases, &shards, crc64)?;
-                Reply::Done
+                let leases = &leases[..leases.len().min(blocks_max)];
+                self.commit(owner, leases, &shards, crc64)?;
+                Reply::Took(leases.len())
             }
             Request::Publish { lease, others } => self.publish(owner, lease, &others, out)?,
             Request::Release { leases } => {
-                for lease in leases {
-                    self.pool.release(owner, lease)?;
-                }
-                Reply::Done
+                let leases = &leases[..leases.len().min(blocks_max)];
+                leases.iter().try_for_each(|&lease| self.pool.release(owner, lease))?;
+                Reply::Took(leases.len())
             }
             Request::Load { namespace, id, hashes, fetch_deadline, last, runs_max } => {
                 self.users.touch(namespace);
@@ -113,8 +116,12 @@ impl Machine {
                 );
                 return Ok(());
             }
-            Request::LeaseNow { keys } => Reply::Leased(self.lease_now(owner, &keys)),
-            Request::Inspect { keys } => Reply::Leased(self.inspect(owner, &keys)),
+            Request::LeaseNow { keys } => {
+                Reply::Leased(self.lease_now(owner, &keys[..keys.len().min(blocks_max)]))
+            }
+            Request::Inspect { keys } => {
+                Reply::Leased(self.inspect(owner, &keys[..keys.len().min(blocks_max)]))
+            }
             Request::SetChecksum { lease, crc64 } => {
                 let slot = self.pool.leased_slot(owner, lease)?;
                 self.pool.edit(slot, |slot| slot.set_crc64(crc64));
@@ -122,11 +129,12 @@ impl Machine {
                 Reply::Done
             }
             Request::Prefetch { namespace, blocks, deadline } => {
-                self.prefetch(namespace, &blocks, deadline)?;
-                Reply::Done
+                let blocks = &blocks[..blocks.len().min(blocks_max)];
+                Reply::Took(self.prefetch(namespace, blocks, deadline)?)
             }
             Request::Remove { keys, locations } => {
-                return self.remove(token, &keys, &locations, out);
+                self.remove(token, &keys, &locations, out);
+                return Ok(());
             }
             Request::ClaimOpen { groups, hashes, skip, limit, deadline, patience } => {
                 let now = self.now;
@@ -139,7 +147,7 @@ impl Machine {
             Request::ClaimPoll { claim, settle } => {
                 let now = self.now;
                 let (claims, mut rooms) = split(self);
-                Reply::Claim(claims.poll(&mut rooms, now, owner, claim, settle, out)?)
+                return claims.poll(&mut rooms, now, (token, owner), claim, settle, out);
             }
             Request::ClaimRelease { claim } => {
                 let (claims, mut rooms) = split(self);
@@ -151,7 +159,10 @@ impl Machine {
                 claims.end_owner(&mut rooms, owner, out);
                 Reply::Holds(self.pool.holds(owner))
             }
-            Request::EvictTo { bytes, blocks_max } => Reply::Evicted(self.pool.evict_to(bytes, blocks_max)),
+            Request::EvictTo { bytes } => {
+                let (gone, more) = self.pool.evict_to(bytes, blocks_max);
+                Reply::Evicted(gone, more)
+            }
             Request::Drain { last } => {
                 if self.ending && !last {
                     Reply::Drained(false)
@@ -161,19 +172,33 @@ impl Machine {
                     return Ok(());
                 }
             }
-            Request::Keys { namespaces, from, count } => self.keys(&namespaces, from, count)?,
+            Request::Keys { namespaces, from } => self.keys(&namespaces, from)?,
         };
         out.replies.push((token, Ok(reply)));
         Ok(())
     }
 
+    /// Leases blocks to look at their bytes. That is no use of them: it changes neither the order of eviction nor what tiers
+    /// are given.
+    fn inspect(&mut self, owner: Owner, keys: &[BlockKey]) -> Vec<Now> {
+        let mut lease = |key: &BlockKey| {
+            let namespace = self.catalog.by_id(key.namespace)?;
+            let block_bytes = namespace.spec.layout().block_bytes();
+            let slot = self.pool.readable(&namespace.pool_key(key.hash))?;
+            let lease = self.pool.lease(owner, slot).ok()?;
+            let (runs, crc64) = (self.pool.slot(slot).runs(), self.pool.slot(slot).crc64());
+            Some(Now::Leased(Leased { lease, slot, runs, block_bytes, crc64 }))
+        };
+        keys.iter().map(|key| lease(key).unwrap_or(Now::Absent)).collect()
+    }
+
     /// Readable blocks of some namespaces, for administrators: a piece of a walk over all slots.
-    fn keys(&self, namespaces: &[NamespaceHandle], from: usize, count: usize) -> Result<Reply> {
+    fn keys(&self, namespaces: &[NamespaceHandle], from: usize) -> Result<Reply> {
         let mut spaces = Vec::with_capacity(namespaces.len());
         for &handle in namespaces {
             spaces.push(self.catalog.get(handle)?.space);
         }
-        let end = from.saturating_add(count).min(self.pool.numbers());
+        let end = from.saturating_add(self.pace.walk_slots).min(self.pool.numbers());
         let mut keys = Vec::new();
         for slot in (from..end).filter_map(|id| self.pool.get(id as SlotId)) {
             if slot.is_indexed() && slot.block.is_readable() && spaces.contains(&slot.key.space) {

@@ -8,6 +8,7 @@ use crate::limits::BLOCK_ALIGN_BYTES;
 use crate::runs::{Run, Runs};
 
 use super::names::PoolKey;
+use super::tiers::TierMask;
 
 /// Slots in one chunk.
 const CHUNK: usize = 4096;
@@ -15,9 +16,6 @@ const CHUNK: usize = 4096;
 const NEVER: u16 = u16::MAX;
 /// End of the list of free numbers.
 const NIL: SlotId = SlotId::MAX;
-
-/// A set of tiers, one bit for each. A pipeline has at most eight.
-pub(crate) type TierMask = u8;
 
 /// Who waits for a block that a tier is reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -298,11 +296,20 @@ pub(crate) struct Slots {
     free: SlotId,
     /// Numbers in use or free.
     numbers: usize,
+    /// How often a slot was looked at.
+    #[cfg(test)]
+    looks: std::cell::Cell<u64>,
 }
 
 impl Slots {
     pub(crate) const fn new() -> Self {
-        Self { chunks: Vec::new(), free: NIL, numbers: 0 }
+        Self {
+            chunks: Vec::new(),
+            free: NIL,
+            numbers: 0,
+            #[cfg(test)]
+            looks: std::cell::Cell::new(0),
+        }
     }
 
     /// Numbers given out so far, freed ones included: the end of a walk over all slots.
@@ -310,7 +317,19 @@ impl Slots {
         self.numbers
     }
 
+    fn looked(&self) {
+        #[cfg(test)]
+        self.looks.set(self.looks.get() + 1);
+        let _ = self;
+    }
+
+    #[cfg(test)]
+    pub(crate) const fn looks(&self) -> u64 {
+        self.looks.get()
+    }
+
     fn entry(&mut self, id: SlotId) -> &mut Entry {
+        self.looked();
         &mut self.chunks[id as usize / CHUNK][id as usize % CHUNK]
     }
 
@@ -347,6 +366,7 @@ impl Slots {
     }
 
     pub(crate) fn get(&self, id: SlotId) -> Option<&Slot> {
+        self.looked();
         match self.chunks.get(id as usize / CHUNK)?.get(id as usize % CHUNK)? {
             Entry::Used(slot) => Some(slot),
             Entry::Free { .. } => None,

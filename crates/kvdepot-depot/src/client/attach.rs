@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
@@ -36,6 +36,15 @@ pub(crate) enum Target {
     Socket { path: PathBuf, spawner: Option<Spawner> },
 }
 
+/// How much an engine may have under way.
+#[derive(Clone, Copy, Debug)]
+pub struct QueueDepths {
+    /// Tasks that may wait in a store.
+    pub waiting: u64,
+    /// Shards of blocks that may be under way in a task.
+    pub running: u64,
+}
+
 /// One life of a depot, as this process sees it.
 pub(crate) struct Generation {
     pub(crate) welcome: Welcome,
@@ -61,6 +70,10 @@ pub struct Attachment {
     signal: Mutex<()>,
     wake: Condvar,
     refused: Mutex<Option<Error>>,
+    /// Why no depot is attached, as far as is known; empty while one is.
+    trouble: Mutex<String>,
+    /// Bounds of this client's queues where they are not the depot's.
+    queue_depths: OnceLock<QueueDepths>,
     stopping: AtomicBool,
     /// Bound of a call that an engine's thread waits for.
     pub(crate) call_timeout: Duration,
@@ -125,6 +138,8 @@ impl Attachment {
             signal: Mutex::new(()),
             wake: Condvar::new(),
             refused: Mutex::new(None),
+            trouble: Mutex::default(),
+            queue_depths: OnceLock::new(),
             stopping: AtomicBool::new(false),
             call_timeout,
             stats: Stats::default(),
@@ -135,6 +150,31 @@ impl Attachment {
     pub fn attached(&self) -> bool {
         !matches!(&self.target, Target::Embedded(depot, _) if depot.is_dead())
             && self.current.read().is_some()
+    }
+
+    /// Why no depot is attached, as far as is known; empty while one is.
+    pub fn trouble(&self) -> String {
+        if self.attached() { String::new() } else { self.trouble.lock().clone() }
+    }
+
+    /// Bounds of the queues of stores that are made from now on, in place of those that the depot was started with. The first
+    /// call counts.
+    pub fn set_queue_depths(&self, depths: QueueDepths) {
+        let _ = self.queue_depths.set(depths);
+    }
+
+    /// The bounds of this client's queues at the depot of a generation.
+    pub(crate) fn queue_depths(&self, generation: &Generation) -> QueueDepths {
+        let welcome = &generation.welcome;
+        let depots =
+            || QueueDepths { waiting: welcome.waiting_queue_depth, running: welcome.running_queue_depth };
+        self.queue_depths.get().copied().unwrap_or_else(depots)
+    }
+
+    /// How many tasks may wait in a store; `None` while only a depot could tell, and none is attached.
+    pub(crate) fn waiting_queue_depth(&self) -> Option<u64> {
+        let own = self.queue_depths.get().map(|depths| depths.waiting);
+        own.or_else(|| self.generation().ok().map(|generation| generation.welcome.waiting_queue_depth))
     }
 
     pub(crate) fn generation(&self) -> Result<Arc<Generation>> {
@@ -262,6 +302,7 @@ impl Attachment {
         }
         let mut current = self.current.write();
         if current.as_ref().is_some_and(|now| Arc::ptr_eq(now, generation)) {
+            *self.trouble.lock() = why.to_owned();
             *current = None;
             tracing::warn!(
                 "the depot was lost ({why}): the engine goes on without it, and attaches again by itself"
@@ -385,6 +426,7 @@ fn keep_attached(weak: &Weak<Attachment>) {
             match this.try_attach() {
                 Ok(()) => {
                     *this.refused.lock() = None;
+                    this.trouble.lock().clear();
                     if let Target::Socket { spawner: Some(spawner), .. } = &this.target {
                         spawner.answered();
                     }
@@ -398,6 +440,12 @@ fn keep_attached(weak: &Weak<Attachment>) {
                     if refused {
                         *this.refused.lock() = Some(error.clone());
                     }
+                    // Why a depot was lost tells more than that nobody answers since.
+                    let mut trouble = this.trouble.lock();
+                    if refused || trouble.is_empty() {
+                        *trouble = error.to_string();
+                    }
+                    drop(trouble);
                     if error.kind() == ErrorKind::Unavailable
                         && let Target::Socket { spawner: Some(spawner), .. } = &this.target
                     {

@@ -25,7 +25,8 @@ pub(crate) const CHUNK_BLOCKS: usize = 512;
 /// How many blocks make a chunk of `bytes`, with no more shards under way than `running_queue_depth`.
 pub(crate) fn chunk_blocks(work: &Work, generation: &Generation, bytes: u64) -> usize {
     let by_bytes = bytes / work.layout().block_bytes().max(1);
-    let by_depth = generation.welcome.running_queue_depth / work.layout().shard_count() as u64;
+    let depths = work.store.attachment.queue_depths(generation);
+    let by_depth = depths.running / work.layout().shard_count() as u64;
     usize::try_from(by_bytes.min(by_depth)).unwrap_or(usize::MAX).clamp(1, CHUNK_BLOCKS)
 }
 

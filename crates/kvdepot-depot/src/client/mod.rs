@@ -16,7 +16,7 @@ mod starved;
 pub mod store;
 pub mod task;
 
-pub use attach::Attachment;
+pub use attach::{Attachment, QueueDepths};
 pub use claim::{Claim, ClaimGroupSpec};
 pub use device::DeviceEngine;
 pub use plan::PageTable;

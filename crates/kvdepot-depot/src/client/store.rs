@@ -80,7 +80,7 @@ impl Store {
                 outcome => drop(outcome?),
             }
         }
-        let depth = attachment.generation().map_or(WAITING_QUEUE_DEPTH, |g| g.welcome.waiting_queue_depth);
+        let depth = attachment.waiting_queue_depth().unwrap_or(WAITING_QUEUE_DEPTH);
         let depth = usize::try_from(depth).unwrap_or(usize::MAX).clamp(1, 1 << 20);
         let inner = Inner {
             attachment: Arc::clone(attachment),

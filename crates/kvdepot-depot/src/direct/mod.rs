@@ -6,7 +6,9 @@ mod slots;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvdepot_core::machine::{self, Leased, Location, Opened, Outcome, Reply, Request, Reserve};
+use kvdepot_core::machine::{
+    self, Leased, Location, Opened, Outcome, REMOVE_BLOCKS, Reply, Request, Reserve,
+};
 use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceId, Result};
 
 use crate::locate::Locator;
@@ -53,10 +55,6 @@ impl Depot {
     }
 }
 
-/// Removals that tiers are told of in one request: a bound on a step of the machine.
-const REMOVALS_PER_REQUEST: usize = 512;
-/// Slots looked at in one step of a count.
-const COUNT_PER_STEP: usize = 4096;
 /// How long a removal waits for the tiers to forget.
 const REMOVE_WAIT: Duration = Duration::from_secs(2);
 
@@ -255,7 +253,10 @@ impl Direct {
             }
             None => return Err(Error::new(ErrorKind::Protocol, "the machine gave another reply")),
         };
-        let buf = runner.pool.slot(&leased.runs)?;
+        let buf = runner.pool.fresh_slot(&leased.runs).inspect_err(|_| {
+            let request = Request::Release { leases: vec![leased.lease] };
+            let _ = runner.ask(self.session.owner(), request);
+        })?;
         let key = BlockKey { namespace: opened.id, hash };
         let (session, block_bytes) = (Arc::clone(&self.session), leased.block_bytes as usize);
         // SAFETY: the machine made the slot for filling just now, and leased it to this owner.
@@ -271,7 +272,7 @@ impl Direct {
     pub fn remove(&self, keys: &[BlockKey]) -> Removed {
         let runner = self.session.runner();
         let mut removed = Removed { was_there: Vec::with_capacity(keys.len()), left: 0 };
-        for keys in keys.chunks(REMOVALS_PER_REQUEST) {
+        for keys in keys.chunks(REMOVE_BLOCKS) {
             let locations = runner.locator.locate(keys);
             let reply = self.ask_to_remove(keys.to_vec(), locations.clone());
             let absent: Vec<BlockKey> = keys
@@ -319,17 +320,15 @@ impl Direct {
 
     /// Evicts what is cold until no more than `percent` of the pool is in use; how many blocks went.
     pub fn evict_to_percent(&self, percent: f64) -> u64 {
-        /// Blocks evicted in one step.
-        const AT_A_TIME: usize = 256;
         let runner = self.session.runner();
         let mut gone = 0;
         loop {
             let pool_bytes = runner.look(|machine| machine.gauges().pool_bytes);
             let bytes = (pool_bytes as f64 * percent / 100.0) as u64;
-            let request = Request::EvictTo { bytes, blocks_max: AT_A_TIME };
-            let Ok(Reply::Evicted(now)) = runner.ask(self.session.owner(), request) else { return gone };
+            let reply = runner.ask(self.session.owner(), Request::EvictTo { bytes });
+            let Ok(Reply::Evicted(now, more)) = reply else { return gone };
             gone += now as u64;
-            if now < AT_A_TIME {
+            if !more {
                 return gone;
             }
         }
@@ -348,7 +347,7 @@ impl Direct {
         let mut keys = hashbrown::HashSet::<BlockKey>::new();
         let mut from = Some(0);
         while let Some(start) = from {
-            let request = Request::Keys { namespaces: handles.to_vec(), from: start, count: COUNT_PER_STEP };
+            let request = Request::Keys { namespaces: handles.to_vec(), from: start };
             let Reply::Keys(some, next) = runner.ask(self.session.owner(), request)? else { break };
             keys.extend(some);
             from = next;

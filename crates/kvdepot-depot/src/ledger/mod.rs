@@ -2,12 +2,11 @@
 //!
 //! A record goes before anybody can learn that its block is gone or reuse its place, and a namespace's new epoch is there
 //! before its reset is answered: the runner applies what a step says under the machine's lock (P1). A record comes when
-//! the block's checksum is known; a thread of its own computes those that nobody knows ([`prover`]). What the next depot
+//! the block's checksum is known; a thread of its own computes those that nobody knows (`crate::prover`). What the next depot
 //! makes of it is [`left`].
 
 mod layout;
 pub(crate) mod left;
-pub(crate) mod prover;
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -21,7 +20,7 @@ use kvdepot_core::{BlockKey, Result};
 use parking_lot::{Condvar, Mutex};
 
 use crate::pool::SharedWords;
-use crate::runner::random;
+use crate::random::random;
 use layout::{
     HEAD_CHECKSUM, HEAD_CLIENTS, HEAD_HOLDS, HEAD_MAGIC, HEAD_NAMESPACES, HEAD_POOL_BYTES, HEAD_RECORDS,
     HEAD_RECORDS_MAX, HEAD_SALT, HEAD_VERSION, MAGIC, NAMESPACE_BYTES, NAMESPACE_CHECKSUM, NAMESPACE_EPOCH,
@@ -201,7 +200,7 @@ impl Ledger {
     }
 
     /// The next blocks whose checksum is wanted, within `wait`. The ones before have been done.
-    fn next(&self, count: usize, wait: Duration) -> Vec<BlockKey> {
+    pub(crate) fn next(&self, count: usize, wait: Duration) -> Vec<BlockKey> {
         let mut wanted = self.wanted.lock();
         self.in_hand.store(0, Ordering::Release);
         if wanted.is_empty() {
@@ -213,7 +212,7 @@ impl Ledger {
     }
 
     /// These could not be done now.
-    fn put_back(&self, keys: Vec<BlockKey>) {
+    pub(crate) fn put_back(&self, keys: Vec<BlockKey>) {
         let mut wanted = self.wanted.lock();
         keys.into_iter().rev().for_each(|key| wanted.push_front(key));
         self.in_hand.store(0, Ordering::Release);

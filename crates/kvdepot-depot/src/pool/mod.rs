@@ -203,6 +203,13 @@ impl PoolMapping {
         Ok(())
     }
 
+    /// As [`Self::slot`], of memory that this process is going to write and that nobody may have touched yet: a huge page that
+    /// it cannot have is an error here, and no SIGBUS later.
+    pub(crate) fn fresh_slot(self: &Arc<Self>, runs: &[Run]) -> Result<SlotBuf> {
+        self.ensure_present(runs)?;
+        self.slot(runs)
+    }
+
     /// As one of huge pages, for tests where the machine has none: a memfd that the test can cut off, which is what a huge page
     /// that is refused looks like.
     #[cfg(test)]

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
-use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec};
-use kvdepot_tier::{Done, FakeTier, Presence, ReadItem, Tier, TierUsage, WriteItem};
+use kvdepot_core::{Error, ErrorKind};
+use kvdepot_tier::conformance::{Script, ScriptedTier};
+use kvdepot_tier::{FakeTier, ReadItem, Tier, WriteItem};
 
 /// What an operation does.
 #[derive(Clone, Debug)]
@@ -32,14 +33,13 @@ impl Held {
 
 #[derive(Debug)]
 pub(crate) struct Scripted {
-    inner: Arc<FakeTier>,
     read: Act,
     write: Act,
 }
 
 impl Scripted {
     pub(crate) fn tier(read: Act, write: Act) -> Arc<dyn Tier> {
-        Arc::new(Self { inner: Arc::new(FakeTier::new(0)), read, write })
+        Arc::new(ScriptedTier::new(Self { read, write }))
     }
 }
 
@@ -47,54 +47,25 @@ fn refused() -> Error {
     Error::new(ErrorKind::NoSpace, "the test refuses it")
 }
 
-impl Tier for Scripted {
-    fn name(&self) -> &str {
-        "fake"
-    }
-    fn open_namespace(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant, done: Done<u32>) {
-        self.inner.open_namespace(spec, at_least, deadline, done);
-    }
-    fn advance_epoch(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant, done: Done<u32>) {
-        self.inner.advance_epoch(spec, at_least, deadline, done);
-    }
-    fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
-        self.inner.peek(keys, out);
-    }
-    fn probe(&self, keys: Vec<BlockKey>, deadline: Instant, done: Done<usize>) {
-        self.inner.probe(keys, deadline, done);
-    }
-    fn read(&self, reads: Vec<ReadItem>, deadline: Instant) {
+impl Script for Scripted {
+    fn read(&self, inner: &Arc<FakeTier>, reads: Vec<ReadItem>, deadline: Instant) {
         match self.read {
             Act::Panic => panic!("a read panics because the test says so"),
             Act::Fail => reads.into_iter().for_each(|read| read.end(Err(refused()))),
-            Act::Pass | Act::Hold(_) => self.inner.read(reads, deadline),
+            Act::Pass | Act::Hold(_) => inner.read(reads, deadline),
         }
     }
-    fn write(&self, writes: Vec<WriteItem>, deadline: Instant) {
+
+    fn write(&self, inner: &Arc<FakeTier>, writes: Vec<WriteItem>, deadline: Instant) {
         match &self.write {
-            Act::Pass => self.inner.write(writes, deadline),
+            Act::Pass => inner.write(writes, deadline),
             Act::Fail => writes.into_iter().for_each(|write| write.end(Err(refused()))),
             Act::Panic => panic!("a write panics because the test says so"),
             Act::Hold(held) => {
                 for write in writes {
-                    held.send(Held { tier: Arc::clone(&self.inner), write }).unwrap();
+                    held.send(Held { tier: Arc::clone(inner), write }).unwrap();
                 }
             }
         }
-    }
-    fn remove(&self, keys: Vec<BlockKey>, done: Done<()>) {
-        self.inner.remove(keys, done);
-    }
-    fn touch(&self, keys: &[BlockKey]) {
-        self.inner.touch(keys);
-    }
-    fn usage(&self) -> TierUsage {
-        self.inner.usage()
-    }
-    fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey> {
-        self.inner.keys(namespace)
-    }
-    fn drain(&self, deadline: Instant) -> bool {
-        self.inner.drain(deadline)
     }
 }

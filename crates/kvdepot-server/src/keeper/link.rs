@@ -38,6 +38,8 @@ pub(crate) struct Keeper {
     depot: Arc<Depot>,
     path: PathBuf,
     store: Mutex<Option<Store>>,
+    /// A service manager's store that was given up: what it has goes by name, at this depot's end.
+    given_up: Mutex<Option<Store>>,
     numbers: AtomicU64,
     /// Clients that may copy now.
     clients: Mutex<u32>,
@@ -211,8 +213,16 @@ impl Keeper {
         store.send(&ToKeeper::Pool { keep_ms }, pool.fd())?;
         store.send(&ToKeeper::Ledger, depot.ledger_fd())?;
         let (store, numbers) = (Mutex::new(Some(store)), AtomicU64::new(from));
-        let (is_ending, earlier, clients) = (AtomicBool::new(false), Mutex::default(), Mutex::default());
-        Ok(Arc::new(Self { depot: Arc::clone(depot), path, store, numbers, clients, is_ending, earlier }))
+        Ok(Arc::new(Self {
+            depot: Arc::clone(depot),
+            path,
+            store,
+            given_up: Mutex::default(),
+            numbers,
+            clients: Mutex::default(),
+            is_ending: AtomicBool::new(false),
+            earlier: Mutex::default(),
+        }))
     }
 
     /// A keeper that cannot be told of something has to be given up: what it has is not to be relied on.
@@ -221,7 +231,7 @@ impl Keeper {
         let Some(open) = store.as_ref() else { return };
         if let Err(error) = open.send(frame, fd) {
             self.depot.close_ledger();
-            *store = None;
+            *self.given_up.lock() = store.take().filter(|store| matches!(store, Store::Manager(_)));
             tracing::error!(
                 "the pool will not outlive a crash of this depot: its keeper does not answer: {error}"
             );
@@ -283,8 +293,10 @@ impl Keeper {
     /// This depot's end is an orderly one: nobody takes its pool over.
     pub(crate) fn dismiss(&self) {
         self.depot.close_ledger();
-        // One that was given up, because it did not answer for a while, is told where it listens.
-        if self.store.lock().take().is_some_and(|store| store.dismiss()) {
+        let store = self.store.lock().take();
+        // One that was given up, because it did not answer for a while, is told by its names, or where it listens.
+        let store = store.or_else(|| self.given_up.lock().take());
+        if store.is_some_and(|store| store.dismiss()) {
             let _ = std::fs::remove_file(&self.path);
         } else {
             dismiss_at(&self.path);
@@ -341,6 +353,49 @@ mod tests {
         drop(copying);
         keeper.dismiss();
         assert!(matches!(next(&mut told), ToKeeper::Go));
+    }
+
+    /// What a manager has of a depot that gave it up would stay for as long as the service exists.
+    #[test]
+    fn a_manager_s_store_that_was_given_up_is_emptied_by_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let address = directory.path().join("notify");
+        let manager = std::os::unix::net::UnixDatagram::bind(&address).unwrap();
+        let config = serde_json::json!({
+            "pipeline": "Cache", "pool_bytes": 2 << 20, "populate": false, "pool_keep_ms": 1000,
+        });
+        let depot = Depot::start(DepotConfig::from_json(&config.to_string()).unwrap()).unwrap();
+        let store = store::of(crate::systemd::Manager::at(address.as_os_str()).unwrap());
+        let socket = directory.path().join("d.sock");
+        let keeper = Keeper::over(store, path(&socket), &Arc::new(depot), 0).unwrap();
+        // It takes nothing any more, so its queue fills up.
+        let mut clients = Vec::new();
+        while keeper.store.lock().is_some() {
+            clients.push(keeper.client(&Process::watched(None)));
+        }
+        manager.set_nonblocking(true).unwrap();
+        let heard = || {
+            let mut heard = Vec::new();
+            let mut bytes = [0; 256];
+            while let Ok(count) = manager.recv(&mut bytes) {
+                heard.push(String::from_utf8_lossy(&bytes[..count]).into_owned());
+            }
+            heard
+        };
+        assert!(heard().iter().any(|said| said.starts_with("FDSTORE=1")));
+        // In pieces: its queue holds few, and this thread reads it, too.
+        std::thread::scope(|scope| {
+            let dismissed = scope.spawn(|| keeper.dismiss());
+            let mut said = Vec::new();
+            while !dismissed.is_finished() {
+                said.extend(heard());
+                std::thread::yield_now();
+            }
+            said.extend(heard());
+            for name in ["kvdepot-pool", "kvdepot-ledger", "kvdepot-client-0"] {
+                assert!(said.contains(&format!("FDSTOREREMOVE=1\nFDNAME={name}")), "{name}: {said:?}");
+            }
+        });
     }
 
     /// A keeper that was stopped for longer than a depot waits is given up, and has the pool's memory all the same.

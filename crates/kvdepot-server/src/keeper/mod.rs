@@ -32,6 +32,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use link::Keeper;
 pub use process::run;
+pub(crate) use store::forget_all as forget_stored;
 
 /// What a depot tells its keeper.
 #[derive(Debug, Serialize, Deserialize)]

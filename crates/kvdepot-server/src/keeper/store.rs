@@ -18,12 +18,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use kvdepot_core::Result;
 use kvdepot_depot::message::encode;
 use kvdepot_depot::seqpacket::SeqPacket;
+use kvdepot_io::inherited;
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 
 use super::ToKeeper;
 use super::link::Found;
-use crate::systemd::{Manager, take_stored};
+use crate::systemd::Manager;
 
 const PREFIX: &str = "kvdepot-";
 const POOL: &str = "kvdepot-pool";
@@ -107,14 +108,14 @@ pub(super) fn empty() -> Option<Store> {
 }
 
 /// Has the manager drop what it stored for a depot before, where nobody has taken it.
-pub(super) fn forget_all() {
+pub(crate) fn forget_all() {
     if let Some(manager) = Manager::of_this_process() {
         forget_stored(&manager);
     }
 }
 
 fn forget_stored(manager: &Manager) {
-    let mut names: BTreeSet<String> = take_stored(PREFIX).into_iter().map(|(name, _)| name).collect();
+    let mut names: BTreeSet<String> = inherited::take(PREFIX).into_iter().map(|(name, _)| name).collect();
     // Also what was not given to this process: the manager keeps everything of one name, a pool for each crash.
     names.extend([POOL.to_owned(), LEDGER.to_owned()]);
     for name in names {
@@ -124,11 +125,17 @@ fn forget_stored(manager: &Manager) {
     }
 }
 
+/// A manager's store that has nothing, for tests.
+#[cfg(test)]
+pub(super) const fn of(manager: Manager) -> Store {
+    Store::Manager(ManagerStore { manager, clients: Mutex::new(BTreeSet::new()), has_pool: false })
+}
+
 /// What the manager had of a crashed depot. None when it has no whole one.
 pub(super) fn found() -> Option<Found> {
     let manager = Manager::with_store()?;
     let (mut pool, mut ledger, mut clients) = (None, None, Vec::new());
-    let stored = take_stored(PREFIX);
+    let stored = inherited::take(PREFIX);
     let names: BTreeSet<String> = stored.iter().map(|(name, _)| name.clone()).collect();
     for (name, fd) in stored {
         match name.as_str() {

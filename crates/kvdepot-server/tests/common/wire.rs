@@ -25,12 +25,16 @@ pub(crate) struct Wired {
 
 impl Wired {
     pub(crate) fn open(depot: DepotConfig, wire: serde_json::Value) -> Self {
+        Self::over(Depot::start_private(depot).unwrap(), wire)
+    }
+
+    pub(crate) fn over(depot: Depot, wire: serde_json::Value) -> Self {
         let mut value =
             serde_json::json!({"service_port": 0, "manage_port": 0, "threads": 2, "value_bytes_min": 16384});
         for (key, entry) in wire.as_object().unwrap() {
             value[key] = entry.clone();
         }
-        let depot = Arc::new(Depot::start_private(depot).unwrap());
+        let depot = Arc::new(depot);
         let door = WireDoor::open(WireConfig::from_json(&value.to_string()).unwrap(), &depot).unwrap();
         let (at, manage) = (door.service_address(), door.manage_address().unwrap());
         Self { door: Some(door), depot, at, manage }

@@ -5,12 +5,14 @@
 mod basics;
 mod batches;
 mod persistent;
+mod scripted;
 mod shapes;
 mod tools;
 
 use std::sync::Arc;
 
 use crate::Tier;
+pub use scripted::{Script, ScriptedTier};
 pub use tools::{Bench, Waiting, spec};
 
 /// Runs everything that holds for a tier that keeps what it is given; `make` gives a fresh, empty tier each time,

@@ -11,14 +11,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use hashbrown::HashSet;
-use kvdepot_core::limits::EPOCH_RETRY_MS;
 use kvdepot_core::{Error, ErrorKind, NamespaceId, NamespaceSpec, Result, next_epoch};
 use parking_lot::{Condvar, Mutex};
 
 use super::connect::Dialect;
 use super::job::{Job, Opened, What};
-use super::server::{Health, Server};
-use super::spaces::{ServerSet, bit};
+use super::server::Server;
+use super::spaces::{ServerSet, Space, bit};
 use super::{Everyone, RemoteProtocol};
 use crate::Done;
 
@@ -72,6 +71,36 @@ struct Told {
     outcome: Result<()>,
     /// Whether a server answered that it will not be moved from where it was.
     is_refused: bool,
+    /// Servers that said that they have stored it.
+    stored: ServerSet,
+    /// Servers that said otherwise, or nothing.
+    failed: Vec<(usize, Error)>,
+}
+
+/// Servers that have not said that they stored a reset. One that has moved to it all the same may forget it in a crash.
+struct Doubts {
+    errors: Vec<Option<Error>>,
+    moved: ServerSet,
+}
+
+impl Doubts {
+    fn note(&mut self, moved: ServerSet, told: &Told) {
+        self.moved |= moved;
+        for (server, error) in &told.failed {
+            self.errors[*server] = Some(error.clone());
+        }
+        for (server, error) in self.errors.iter_mut().enumerate() {
+            if told.stored & bit(server) != 0 {
+                *error = None;
+            }
+        }
+    }
+
+    /// What a server said that has moved, and may not have stored where to.
+    fn error(&self) -> Option<&Error> {
+        let mut moved = self.errors.iter().enumerate().filter(|(server, _)| self.moved & bit(*server) != 0);
+        moved.find_map(|(_, error)| error.as_ref())
+    }
 }
 
 impl Everyone {
@@ -110,31 +139,6 @@ impl Everyone {
         outcome
     }
 
-    /// Tries again to have servers take resets that they owe.
-    pub(super) fn retry_owed(&self) {
-        while !self.shared.is_stopping() {
-            std::thread::park_timeout(Duration::from_millis(EPOCH_RETRY_MS));
-            let owed = self.shared.spaces.lock().owed();
-            for space in owed {
-                let is_there = |(index, server): (usize, &Arc<Server>)| {
-                    space.owed & bit(index) != 0 && server.health() == Health::Up
-                };
-                if self.shared.is_stopping() || !self.servers.iter().enumerate().any(is_there) {
-                    continue;
-                }
-                let root = space.spec.root();
-                match self.settle(&space.spec, 0, Instant::now() + self.shared.config.timeout * 4) {
-                    Ok(epoch) => {
-                        tracing::warn!(namespace = %root, epoch, "a reset is stored at every remote server now")
-                    }
-                    Err(error) => {
-                        tracing::debug!(%error, namespace = %root, "a remote server has not taken a reset")
-                    }
-                }
-            }
-        }
-    }
-
     fn all_servers(&self) -> ServerSet {
         (0..self.servers.len()).map(bit).sum()
     }
@@ -142,25 +146,24 @@ impl Everyone {
     /// Brings all servers to one epoch: the newest that any of them knows, or a later one where a reset asks for that.
     fn settle(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant) -> Result<u32> {
         let _turn = self.shared.turns.take(spec.root(), deadline)?;
-        let mut failed = None;
+        let mut doubts = Doubts { errors: vec![None; self.servers.len()], moved: 0 };
         for attempt in 1.. {
             let reset = self.shared.spaces.lock().get(spec.root()).map_or(0, |space| space.reset);
             let opened = self.ask_opened(spec, phase_end(self.shared.config.timeout, deadline));
-            let (epoch, is_taken_already) = self.choose(spec, at_least, &opened, reset)?;
+            let (epoch, moved) = self.choose(spec, at_least, &opened, reset)?;
             let told = self.move_behind(spec, epoch, &opened, deadline);
-            if is_taken_already
-                && told.outcome.is_ok()
-                && let Some(error) = failed
+            doubts.note(moved, &told);
+            if told.outcome.is_ok()
+                && let Some(error) = doubts.error()
             {
                 // It has moved and serves nothing old; but it said that it could not store that.
-                return Err(error);
+                return Err(error.clone());
             }
             // Another client was faster; or a server failed amid, and the next number tells when the reset was.
             let is_worth_it = told.is_refused || (self.is_to_be_ordered(spec) && self.may_order());
             if attempt >= ADVANCES_MAX || !is_worth_it || Instant::now() >= deadline {
                 return told.outcome.map(|()| epoch);
             }
-            failed = told.outcome.err().filter(|_| !told.is_refused);
         }
         unreachable!("the last attempt returns")
     }
@@ -171,14 +174,14 @@ impl Everyone {
     }
 
     /// Moves on to the epoch that servers are to be moved to, now that they have said where they are. They were asked
-    /// while `reset` was the last one. Also whether one of them has taken the reset without having said so.
+    /// while `reset` was the last one. Also which of them have taken the reset without having said so.
     fn choose(
         &self,
         spec: &Arc<NamespaceSpec>,
         at_least: u32,
         opened: &[Option<Opened>],
         reset: u64,
-    ) -> Result<(u32, bool)> {
+    ) -> Result<(u32, ServerSet)> {
         let may_order = self.may_order();
         let servers = |is: &dyn Fn(u32) -> bool| -> ServerSet {
             let is = |opened: &Option<Opened>| opened.is_some_and(|opened| is(opened.epoch));
@@ -186,7 +189,7 @@ impl Everyone {
         };
         let mut spaces = self.shared.spaces.lock();
         let known = spaces.get(spec.root()).map_or(0, |space| space.epoch);
-        let is_taken_already = spaces.are_there(spec.root(), servers(&|there| there >= known));
+        let moved = spaces.are_there(spec.root(), servers(&|there| there >= known));
         let (epoch, owed, is_ordered) = spaces
             .get(spec.root())
             .map_or((0, 0, false), |space| (space.epoch, space.owed, space.is_ordered));
@@ -209,10 +212,11 @@ impl Everyone {
         if let Some(old) = old {
             self.shared.known.lock().forget_namespace(old);
         }
-        Ok((epoch, is_taken_already))
+        Ok((epoch, moved))
     }
 
-    /// Whether all servers take any number for an epoch: an InfiniStore server has an entry for each epoch.
+    /// Whether all servers take any number for an epoch: an InfiniStore server has an entry for each epoch, and one that was never
+    /// reached may be InfiniStore's.
     fn may_order(&self) -> bool {
         let config = &self.shared.config;
         config.protocol == RemoteProtocol::Kvdepot
@@ -245,19 +249,56 @@ impl Everyone {
 
     /// What each server says of a namespace; `None` for one that is not there.
     fn ask_opened(&self, spec: &Arc<NamespaceSpec>, deadline: Instant) -> Vec<Option<Opened>> {
-        let asked: Vec<Option<Receiver<Result<Opened>>>> = self
-            .servers
-            .iter()
-            .map(|server| {
-                (server.settle(deadline) == Health::Up).then(|| {
-                    let (done, receive) = self.waited_for();
-                    server.submit(Job { deadline, what: What::Open { spec: Arc::clone(spec), done } });
-                    receive
-                })
-            })
-            .collect();
-        let wait = |receive: Receiver<Result<Opened>>| wait(&receive, deadline).ok()?.ok();
-        asked.into_iter().map(|receive| receive.and_then(wait)).collect()
+        let asked: Vec<Receiver<Result<Opened>>> =
+            self.servers.iter().map(|server| self.begin_to_ask(server, spec, deadline)).collect();
+        asked.iter().map(|receive| wait(receive, deadline).ok()?.ok()).collect()
+    }
+
+    /// Asks a server about a namespace, as soon as it is known to be there.
+    fn begin_to_ask(
+        &self,
+        server: &Server,
+        spec: &Arc<NamespaceSpec>,
+        deadline: Instant,
+    ) -> Receiver<Result<Opened>> {
+        let (done, receive) = self.waited_for();
+        server.submit(Job { deadline, what: What::Open { spec: Arc::clone(spec), done } });
+        receive
+    }
+
+    fn begin_to_move(
+        &self,
+        server: &Server,
+        spec: &Arc<NamespaceSpec>,
+        opened: Opened,
+        epoch: u32,
+        deadline: Instant,
+    ) -> Receiver<Result<()>> {
+        let (done, receive) = self.waited_for();
+        let what = What::SetEpoch { spec: Arc::clone(spec), now: opened.namespace, epoch, done };
+        server.submit(Job { deadline, what });
+        receive
+    }
+
+    /// Has one server take a reset that it owes, by itself where its answers allow that: others may hang (P2).
+    pub(super) fn retry_at(&self, index: usize, space: &Space) -> Result<()> {
+        let (server, spec, root) = (&self.servers[index], &space.spec, space.spec.root());
+        let deadline = Instant::now() + self.shared.config.timeout;
+        let opened = wait(&self.begin_to_ask(server, spec, deadline), deadline)
+            .unwrap_or_else(|_| Err(untold(server)));
+        match opened {
+            Ok(opened) if opened.epoch < space.epoch => {
+                self.shared.spaces.lock().were_behind(root, space.reset, bit(index));
+                let moved = self.begin_to_move(server, spec, opened, space.epoch, deadline);
+                wait(&moved, deadline).unwrap_or_else(|_| Err(untold(server)))?;
+                self.shared.spaces.lock().took(root, space.epoch, index);
+                Ok(())
+            }
+            Ok(opened) if self.shared.spaces.lock().is_there(root, opened.epoch, index) => Ok(()),
+            Err(error) if space.is_ordered => Err(error),
+            // Its epoch says nothing of the reset, or the reset's nothing of when it was: all move to a later one.
+            _ => self.settle(spec, 0, Instant::now() + self.shared.config.timeout * 4).map(drop),
+        }
     }
 
     /// Moves servers that are behind.
@@ -271,15 +312,12 @@ impl Everyone {
         // Not the time that a server which hangs has left of an earlier answer: the others are to be told.
         let deadline = phase_end(self.shared.config.timeout, deadline);
         let mut asked = Vec::new();
-        let mut told = Told { outcome: Ok(()), is_refused: false };
+        let mut told = Told { outcome: Ok(()), is_refused: false, stored: 0, failed: Vec::new() };
         for (index, (server, opened)) in self.servers.iter().zip(opened).enumerate() {
             match opened {
                 Some(opened) if opened.epoch >= epoch => {}
                 Some(opened) => {
-                    let (done, receive) = self.waited_for();
-                    let what = What::SetEpoch { spec: Arc::clone(spec), now: opened.namespace, epoch, done };
-                    server.submit(Job { deadline, what });
-                    asked.push((index, receive));
+                    asked.push((index, self.begin_to_move(server, spec, *opened, epoch, deadline)));
                 }
                 None => told.outcome = Err(untold(server)),
             }
@@ -287,13 +325,20 @@ impl Everyone {
         for (index, receive) in asked {
             let server = &self.servers[index];
             match wait(&receive, deadline) {
-                Ok(Ok(())) => self.shared.spaces.lock().took(spec.root(), epoch, index),
-                Ok(Err(error)) => {
-                    told.is_refused |= error.kind() == ErrorKind::NotFound;
+                Ok(Ok(())) => {
+                    told.stored |= bit(index);
+                    self.shared.spaces.lock().took(spec.root(), epoch, index);
+                }
+                Ok(Err(error)) if error.kind() == ErrorKind::NotFound => {
+                    told.is_refused = true;
                     told.outcome = Err(untold(server).with_source(error));
                 }
-                Err(_) => told.outcome = Err(untold(server)),
+                Ok(Err(error)) => told.failed.push((index, untold(server).with_source(error))),
+                Err(_) => told.failed.push((index, untold(server))),
             }
+        }
+        if let Some((_, error)) = told.failed.last() {
+            told.outcome = Err(error.clone());
         }
         told
     }

@@ -18,6 +18,7 @@ mod place;
 mod probing;
 mod receive;
 mod removal;
+mod retry;
 mod sending;
 mod server;
 mod settings;
@@ -181,9 +182,12 @@ impl RemoteTier {
         for server in &*tier.servers {
             tier.threads.extend(server::spawn(server)?);
         }
-        let (timed, owing) = (tier.everyone(), tier.everyone());
+        let timed = tier.everyone();
         tier.spawn("kvdepot-remote-t", move || watch_deadlines(&timed.shared, &timed.servers))?;
-        tier.spawn("kvdepot-remote-e", move || owing.retry_owed())?;
+        for index in 0..tier.servers.len() {
+            let owing = tier.everyone();
+            tier.spawn("kvdepot-remote-e", move || owing.retry_owed(index))?;
+        }
         Ok(tier)
     }
 

@@ -132,13 +132,6 @@ impl Server {
         }
     }
 
-    /// Waits until it is known whether the server is there.
-    pub(super) fn settle(&self, deadline: Instant) -> Health {
-        let mut state = self.state.lock();
-        while state.health == Health::New && !self.changed.wait_until(&mut state, deadline).timed_out() {}
-        state.health
-    }
-
     fn is_down(&self) -> Error {
         Error::new(ErrorKind::Unavailable, "a remote server is not there").with("server", &self.address)
     }

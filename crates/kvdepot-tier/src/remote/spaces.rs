@@ -154,13 +154,18 @@ impl Spaces {
     }
 
     /// Servers are in the namespace's epoch or a later one: those that were behind it have taken the reset. The others that
-    /// owe it may have been moved before it began. Whether one that owed it has taken it.
-    pub(super) fn are_there(&mut self, root: NamespaceId, servers: ServerSet) -> bool {
-        let Some(space) = self.by_root.get_mut(&root) else { return false };
+    /// owe it may have been moved before it began. Those that owed it and have taken it.
+    pub(super) fn are_there(&mut self, root: NamespaceId, servers: ServerSet) -> ServerSet {
+        let Some(space) = self.by_root.get_mut(&root) else { return 0 };
         let taken = space.owed & servers & space.behind;
         space.owed &= !taken;
         self.forget_if_over(root);
-        taken != 0
+        taken
+    }
+
+    /// A server is in this epoch: whether it has taken the reset by that, as [`Self::are_there`] has it.
+    pub(super) fn is_there(&mut self, root: NamespaceId, epoch: u32, server: usize) -> bool {
+        self.get(root).is_some_and(|space| space.epoch <= epoch) && self.are_there(root, bit(server)) != 0
     }
 
     /// This tier has moved a server to an epoch: it does not owe a reset any more that began no later.
@@ -178,9 +183,9 @@ impl Spaces {
         }
     }
 
-    /// Namespaces of which servers owe a reset.
-    pub(super) fn owed(&self) -> Vec<Space> {
-        self.by_root.values().filter(|space| space.owed != 0).cloned().collect()
+    /// Namespaces of which a server owes a reset.
+    pub(super) fn owed_by(&self, server: usize) -> Vec<Space> {
+        self.by_root.values().filter(|space| space.owed & bit(server) != 0).cloned().collect()
     }
 
     /// Closes a namespace: what its keys carried. It is remembered while a server owes its reset, up to a bound: of those
@@ -246,14 +251,15 @@ mod tests {
         let owed = |spaces: &Spaces| spaces.get(spec.root()).unwrap().owed;
         spaces.begin_reset(&spec, 1, 0b111);
         spaces.were_behind(spec.root(), 1, 0b001);
-        assert!(spaces.are_there(spec.root(), 0b011));
+        assert_eq!(spaces.are_there(spec.root(), 0b011), 0b001);
         assert_eq!(owed(&spaces), 0b110, "the second may have been there before");
         spaces.advance(&spec, 2, 0b111, false);
-        assert!(spaces.are_there(spec.root(), 0b001));
+        assert!(!spaces.is_there(spec.root(), 1, 0), "the epoch is a later one now");
+        assert_eq!(spaces.are_there(spec.root(), 0b001), 0b001);
         assert_eq!(owed(&spaces), 0b110, "it is the same reset still");
         spaces.begin_reset(&spec, 3, 0b111);
         spaces.were_behind(spec.root(), 1, 0b111);
-        assert!(!spaces.are_there(spec.root(), 0b111));
+        assert_eq!(spaces.are_there(spec.root(), 0b111), 0);
         assert_eq!(owed(&spaces), 0b111, "asked before this reset began");
     }
 

@@ -54,6 +54,8 @@ pub(crate) enum Fault {
     MovesAndFails,
     /// Does not move to an epoch, and says so; our own protocol only.
     NeverMoves,
+    /// Is moved by another depot as soon as it is asked to move, once; our own protocol only.
+    MovedByAnother,
 }
 
 /// What a server speaks.

@@ -87,6 +87,10 @@ fn answer(state: &State, request: &Request<'_>, id: u64, out: &mut Vec<u8>) -> S
                 let block_bytes = u32::try_from(spec.layout().block_bytes())?;
                 store.namespaces.insert(now, (spec, epoch));
                 match state.fault() {
+                    Fault::MovedByAnother => {
+                        *state.fault.lock() = Fault::None;
+                        Response::Failed { kind: ErrorKind::NotFound, message: "no such namespace any more" }
+                    }
                     Fault::MovesAndFails => {
                         Response::Failed { kind: ErrorKind::Io, message: "moved, and not told its disk" }
                     }

@@ -1,16 +1,28 @@
-"""kvdepot in vLLM: ``--kv-transfer-config`` names ``KVDepotConnector``.
+"""kvdepot in vLLM: ``--kv-transfer-config`` names ``KVDepotConnector``, or ``UCMConnector`` in existing launch lines.
 
-vLLM imports this module in its API server, its engine core and every worker, so importing it does nothing but define
-the class and make it known to vLLM; the core and the configuration are reached in the constructor.
+vLLM imports this module in its API server, its engine core and every worker, so importing it does nothing but make the
+connector known to vLLM. Its class is made when it is asked for; mistakes in the configuration are found then, too.
 """
 
-from kvdepot.engines.vllm.connector import KVDepotConnector
-from kvdepot.engines.vllm_plugin import register
+from typing import TYPE_CHECKING
 
-UCMConnector = KVDepotConnector
-"""The class under the name that existing launch lines use."""
+from kvdepot.engines.vllm_plugin import NAMES, register
+
+if TYPE_CHECKING:
+    from kvdepot.engines.vllm.connector import KVDepotConnector
+    from kvdepot.engines.vllm.connector import KVDepotConnector as UCMConnector
 
 # For launch lines that name this module where vLLM's plugins are off: `MultiConnector` looks classes up by name.
 register()
 
 __all__ = ["KVDepotConnector", "UCMConnector"]
+
+
+def __getattr__(name: str) -> "type[KVDepotConnector]":
+    if name not in NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from kvdepot.engines.vllm.connector import KVDepotConnector
+    from kvdepot.engines.vllm.early import check_callers
+
+    check_callers()
+    return KVDepotConnector

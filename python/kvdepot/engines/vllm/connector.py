@@ -3,6 +3,7 @@
 # ruff: noqa: ARG002, D102, S101 - names and arguments are vLLM's, its base class documents them; asserts say which side
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -12,16 +13,18 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from kvdepot.engines.vllm.attachment import NoDepot, attach, socket_of
 from kvdepot.engines.vllm.log import connector_logger
 from kvdepot.engines.vllm.meta import LoadReport, StepMetadata
-from kvdepot.engines.vllm.options import layerwise, read_options
+from kvdepot.engines.vllm.options import ConnectorOptions, read_options
 from kvdepot.engines.vllm.stats import DepotStats, stats_from
-from kvdepot.errors import config_error
 
 if TYPE_CHECKING:
     import torch
 
+    from kvdepot._native import Depot
     from kvdepot.engines.vllm.metrics import DepotPromMetrics
+    from kvdepot.engines.vllm.presence import Presence
     from kvdepot.engines.vllm.scheduler import SchedulerSide
     from kvdepot.engines.vllm.worker import WorkerSide
 
@@ -49,20 +52,23 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
 
     _scheduler: "SchedulerSide | None" = None
     _worker: "WorkerSide | None" = None
+    _presence: "Presence | None" = None
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any = None) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        from kvdepot.engines.vllm.facts import unstable_hashes
+        from kvdepot.engines.vllm.early import check
+        from kvdepot.engines.vllm.graphs import may_replay_whole_steps
         from kvdepot.engines.vllm.groups import geometry
 
-        options = read_options(self._kv_transfer_config.kv_connector_extra_config)
-        if problem := unstable_hashes(vllm_config):
-            raise config_error(f"kvdepot would never find a block again: {problem}")
+        extra_config = self._kv_transfer_config.kv_connector_extra_config
+        check(extra_config, vllm_config)
+        options = replace(read_options(extra_config), replays=may_replay_whole_steps(vllm_config))
         parallel = vllm_config.parallel_config
-        engine_id = str(self._kv_transfer_config.engine_id)
-        depot = options.attach(kv_cache_config, engine_id, parallel.pipeline_parallel_size)
+        # Before anything is started, read or registered for a model that cannot use it.
         shape = geometry(vllm_config, kv_cache_config)
+        depot: Any = NoDepot() if shape.unsupported else self._attach(options, role, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
+            from kvdepot.engines.vllm.drafts import drafts_of
             from kvdepot.engines.vllm.scheduler import SchedulerSide
 
             role_flags = self._kv_transfer_config
@@ -73,12 +79,24 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
                 parallel.world_size,
                 loads=role_flags.is_kv_consumer,
                 dumps=role_flags.is_kv_producer,
+                drafts=drafts_of(vllm_config, kv_cache_config),
             )
             self._let_vllm_recompute(options.load_failure_policy)
         else:
             from kvdepot.engines.vllm.worker import WorkerSide
 
             self._worker = WorkerSide(depot, options, shape)
+
+    def _attach(self, options: ConnectorOptions, role: KVConnectorRole, kv_cache_config: Any) -> "Depot":
+        from kvdepot.engines.vllm.presence import Place, Presence, taken_sizes
+
+        stages = self._vllm_config.parallel_config.pipeline_parallel_size
+        socket, block_bytes = socket_of(options, kv_cache_config, str(self._kv_transfer_config.engine_id), stages)
+        depot = attach(options, socket, block_bytes)
+        if role == KVConnectorRole.SCHEDULER:
+            self._presence = Presence(depot, Place.of(options.config, socket))
+            self._presence.begin(taken_sizes(options.config))
+        return depot
 
     def _let_vllm_recompute(self, wanted: Literal["recompute", "fail"]) -> None:
         """VLLM ends a request whose load failed, by default; a cache must not cost a request (P2).
@@ -107,7 +125,7 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
         model = vllm_config.model_config
         if (
             is_child(vllm_config)
-            or layerwise(vllm_config.kv_transfer_config.kv_connector_extra_config)
+            or not read_options(vllm_config.kv_transfer_config.kv_connector_extra_config).wants_own_layout
             or not current_platform.is_cuda_alike()
             or model.use_mla
             or model.is_hybrid
@@ -118,8 +136,14 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """A replayed graph skips the layers' hooks, so a step would not wait for its loads."""
-        return layerwise(extra_config)
+        """Whether steps may load layer by layer, which a replayed graph would not wait for."""
+        from kvdepot.engines.vllm.early import caller_config
+        from kvdepot.engines.vllm.graphs import steps_may_load
+
+        if not read_options(extra_config).use_layerwise:
+            return False
+        vllm_config = caller_config()
+        return vllm_config is None or steps_may_load(vllm_config)
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> DepotStats:
@@ -161,6 +185,8 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
         return {source: tokens for source, tokens in found.items() if tokens}
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        if self._presence is not None:
+            self._presence.look()
         return self._on_scheduler.build_step(scheduler_output)
 
     def update_connector_output(self, connector_output: Any) -> None:
@@ -223,7 +249,11 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
 
     def get_kv_connector_stats(self) -> DepotStats | None:
         side = self._scheduler or self._worker
-        return side.stats.take() if side is not None else None
+        if side is None:
+            return None
+        if self._presence is not None and (attached := self._presence.changed()) is not None:
+            side.stats.tell("attached", int(attached))
+        return side.stats.take()
 
     def take_events(self) -> Iterable[Any]:
         return ()

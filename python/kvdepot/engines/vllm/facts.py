@@ -247,9 +247,12 @@ def _model_name(model: str) -> str:
 
 def _draft_digest(vllm_config: "VllmConfig") -> str:
     """The draft model's layers lie in the cache beside the model's own."""
-    speculative = getattr(vllm_config, "speculative_config", None)
+    speculative: Any = getattr(vllm_config, "speculative_config", None)
     draft = getattr(speculative, "draft_model_config", None)
     if draft is None:
         return ""
     digest = _files_digest(draft, vllm_config.load_config.download_dir)
-    return f"{config_digest(draft.hf_config)}/{digest or _model_name(draft.model)}"
+    # An engine that was told not to drop blocks stores such as belong to one continuation.
+    drops = getattr(speculative, "use_eagle_block_drop", None)
+    volatile = "/volatile" if drops is not None and speculative.use_eagle() and not drops() else ""
+    return f"{config_digest(draft.hf_config)}/{digest or _model_name(draft.model)}{volatile}"

@@ -51,40 +51,50 @@ class Geometry:
 
 def geometry(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> Geometry:
     """Reads the groups of a cache configuration, of a worker or of the scheduler."""
+    try:
+        return _supported(vllm_config, kv_cache_config)
+    except _UnsupportedError as reason:
+        return Geometry((), 1, 1, str(reason))
+
+
+class _UnsupportedError(Exception):
+    """Why a model's cache cannot be stored by block."""
+
+
+def _supported(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> Geometry:
     all_groups = kv_cache_config.kv_cache_groups
     if not all_groups:
-        return Geometry((), 1, 1, "the model has no KV cache")
+        raise _UnsupportedError("the model has no KV cache")
     if problem := too_old(len(all_groups)) or computes_all_tokens(vllm_config.model_config):
-        return Geometry((), 1, 1, problem)
+        raise _UnsupportedError(problem)
+    if getattr(vllm_config.parallel_config, "prefill_context_parallel_size", 1) > 1:
+        raise _UnsupportedError("prefill context parallelism is not supported")
+    if any(getattr(group, "host_resident", False) for group in all_groups):
+        raise _UnsupportedError("HiSparse keeps KV in host memory of its own, in blocks that are not the device's")
     from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 
     # A hash-addressed store holds the prefix-cacheable groups only: vLLM rebuilds the others by itself.
     indexes = getattr(kv_cache_config, "prefix_cacheable_group_ids", range(len(all_groups)))
+    if not indexes:
+        raise _UnsupportedError("vLLM finds none of this model's KV cache again by its hash")
+    # What cannot be stored is said first: vLLM's own arithmetic may not hold for it.
+    reaches = {index: _reach(all_groups[index]) for index in indexes}
     dcp = vllm_config.parallel_config.decode_context_parallel_size
-    if getattr(vllm_config.parallel_config, "prefill_context_parallel_size", 1) > 1:
-        return Geometry((), 1, 1, "prefill context parallelism is not supported")
-    spans = {
-        index: all_groups[index].kv_cache_spec.block_size
-        * (dcp if getattr(all_groups[index].kv_cache_spec, "dcp_sharded", True) else 1)
-        for index in indexes
-    }
     hit_tokens, hash_tokens = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
     groups = []
     for index in indexes:
         spec = all_groups[index].kv_cache_spec
-        window, problem = _window_tokens(spec)
-        if spans[index] % hash_tokens:
-            problem = f"blocks of {spans[index]} tokens are not whole numbers of hashes of {hash_tokens} tokens"
-        if problem:
-            return Geometry((), hash_tokens, hash_tokens, problem)
+        span = spec.block_size * (dcp if getattr(spec, "dcp_sharded", True) else 1)
+        if span % hash_tokens:
+            raise _UnsupportedError(f"blocks of {span} tokens are not whole numbers of hashes of {hash_tokens} tokens")
         groups.append(
             Group(
                 index=index,
                 layer_names=tuple(all_groups[index].layer_names),
                 spec=spec,
-                block_tokens=spans[index],
-                hashes_per_block=spans[index] // hash_tokens,
-                window_blocks=0 if window is None else max(1, math.ceil(window / spans[index])),
+                block_tokens=span,
+                hashes_per_block=span // hash_tokens,
+                window_blocks=reaches[index].blocks(span),
             )
         )
     return Geometry(tuple(groups), hash_tokens, hit_tokens)
@@ -109,23 +119,44 @@ def too_old(group_count: int) -> str:
     return ""
 
 
-def _window_tokens(spec: Any) -> tuple[int | None, str]:
-    """Tokens before a hit's end that the group still reads (None = all), or what is wrong.
+@dataclass(frozen=True)
+class _Reach:
+    """How far back attention reads: a window that ends with the next token, the chunk that it is in, or all."""
 
-    Decided by class names over the class's ancestors, so that a class that a version lacks needs no import.
-    """
+    window: int = 0
+    chunk: int = 0
+
+    def blocks(self, span: int) -> int:
+        """The most blocks of ``span`` tokens that are read before a hit's end, which is a block's end; 0 = all."""
+        if self.chunk:
+            # A hit that ends with a chunk needs nothing of it; the longest rest of a chunk is one step shorter than it.
+            return max(1, math.ceil((self.chunk - math.gcd(self.chunk, span)) / span))
+        return max(1, math.ceil((self.window - 1) / span)) if self.window else 0
+
+
+def layer_specs(spec: Any) -> list[Any]:
+    """The specs of a group's layers, where they differ, or the one that all have."""
     inner = getattr(spec, "kv_cache_specs", None)
-    if inner is not None:
-        found = {_window_tokens(layer_spec) for layer_spec in inner.values()}
-        return found.pop() if len(found) == 1 else (None, "layers with different windows share one block table")
-    names = [cls.__name__ for cls in type(spec).__mro__]
-    if "RSWASpec" in names:
-        return None, "blocks of RSWASpec are recycled while a request runs"
-    if "SlidingWindowSpec" in names:
-        # The window of the next token: it sees itself and this many tokens before it.
-        return spec.sliding_window - 1 + getattr(spec, "extra_retained_tokens", 0), ""
-    if "ChunkedLocalAttentionSpec" in names:
-        return spec.attention_chunk_size, ""
-    if "FullAttentionSpec" in names:
-        return None, ""
-    return None, f"cache of kind {type(spec).__name__} is not stored by block"
+    return [spec] if inner is None else list(inner.values())
+
+
+def _reach(group: Any) -> _Reach:
+    found = {_reach_of(spec) for spec in layer_specs(group.kv_cache_spec)}
+    if len(found) != 1:
+        raise _UnsupportedError("layers with different windows share one block table")
+    return found.pop()
+
+
+def _reach_of(spec: Any) -> _Reach:
+    from vllm.v1 import kv_cache_interface as kinds
+
+    if isinstance(spec, getattr(kinds, "RSWASpec", ())):
+        raise _UnsupportedError("blocks of RSWASpec are recycled while a request runs")
+    if isinstance(spec, kinds.SlidingWindowSpec):
+        # The window of the next token, which is one of them.
+        return _Reach(window=spec.sliding_window + getattr(spec, "extra_retained_tokens", 0))
+    if isinstance(spec, kinds.ChunkedLocalAttentionSpec):
+        return _Reach(chunk=spec.attention_chunk_size)
+    if isinstance(spec, kinds.FullAttentionSpec):
+        return _Reach()
+    raise _UnsupportedError(f"cache of kind {type(spec).__name__} is not stored by block")

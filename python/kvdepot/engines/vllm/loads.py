@@ -38,6 +38,7 @@ class Copy:
     pages: tuple[int, ...]
     after: ComputePoint = NOW
     late: bool = False
+    started_s: float = field(default_factory=time.monotonic)
 
     def done(self) -> bool:
         """Whether nothing is written any more."""
@@ -51,8 +52,8 @@ class Copy:
 
 
 @dataclass
-class RunningLoad:
-    """A request's load between steps."""
+class LoadBetweenSteps:
+    """A request's load that no step waits for, and its copies on this rank."""
 
     load: Load
     copies: list[Copy] = field(default_factory=list)
@@ -74,7 +75,7 @@ class Loads:
         self._timeout_ms = options.timeout_ms
         self._stats = stats
         self._recompute_by_block = recompute_by_block
-        self._between_steps: list[RunningLoad] = []
+        self._between_steps: list[LoadBetweenSteps] = []
         self._before_forward: list[Load] = []
         self._copies: list[Copy] = []
         self._given_up: list[Copy] = []
@@ -99,7 +100,7 @@ class Loads:
         for load in loads:
             if not load.before_forward:
                 copies = [self._copy(index, blocks, None) for index, blocks in load.blocks.items()]
-                self._between_steps.append(RunningLoad(load, copies))
+                self._between_steps.append(LoadBetweenSteps(load, copies))
 
     def _copy(self, index: int, blocks: Blocks, patience_ms: int | None) -> Copy:
         from kvdepot._native import KVDepotError
@@ -193,6 +194,7 @@ class Loads:
     def _count(self, copy: Copy) -> set[int]:
         bad = copy.failed_pages()
         if copy.task is not None:
+            self._stats.observe("load_seconds", time.monotonic() - copy.started_s)
             loaded = len(copy.pages) - len(bad)
             self._stats.add("load_blocks", loaded)
             self._stats.add("load_bytes", loaded * self._stores[copy.group].pages.block_bytes)

@@ -1,31 +1,17 @@
-"""The connector's counters in vLLM's own ``/metrics``."""
+"""The connector's measures in vLLM's own ``/metrics``."""
 
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics
 
-COUNTERS = {
-    "claims": "Lookups for requests, each of which may lease blocks.",
-    "hit_tokens": "Tokens that requests were given from the depot.",
-    "loads": "Loads of requests, counted by each rank.",
-    "load_blocks": "Blocks copied from the depot into the KV cache, summed over the ranks.",
-    "load_bytes": "Bytes copied from the depot into the KV cache, summed over the ranks.",
-    "dump_blocks": "Blocks copied from the KV cache into the depot, summed over the ranks.",
-    "dump_bytes": "Bytes copied from the KV cache into the depot, summed over the ranks.",
-    "dump_fences": "Steps that waited for a dump because they would have overwritten what it read.",
-}
-FAILURES = {
-    "load": "Blocks that could not be loaded and are computed, by kind of failure, summed over the ranks.",
-    "dump": "Blocks that could not be stored, by kind of failure, summed over the ranks.",
-}
+from kvdepot.engines.vllm.measures import MEASURES, SECONDS_BUCKETS, Kind, Measure
+from kvdepot.engines.vllm.stats import known
+
 PREFIX = "vllm:kvdepot_"
 
 
 class DepotPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc, unused-ignore]
-    """Counters named ``vllm:kvdepot_<name>_total``, one child for each engine.
-
-    Failures are ``vllm:kvdepot_load_failed_blocks_total`` and ``vllm:kvdepot_dump_failed_blocks_total``, by ``kind``.
-    """
+    """Series named ``vllm:kvdepot_<measure>``, counters with ``_total`` behind it; one child for each engine."""
 
     def __init__(
         self,
@@ -36,26 +22,35 @@ class DepotPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc, unused-ign
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         self._engines = per_engine_labelvalues
-        self._counters = {
-            name: self._counter_cls(name=PREFIX + name, documentation=text, labelnames=labelnames)
-            for name, text in COUNTERS.items()
-        }
-        self._failures = {
-            verb: self._counter_cls(
-                name=f"{PREFIX}{verb}_failed_blocks", documentation=text, labelnames=[*labelnames, "kind"]
-            )
-            for verb, text in FAILURES.items()
-        }
-        for counter in self._counters.values():
-            for labels in per_engine_labelvalues.values():
-                counter.labels(*labels)
+        self._series = {name: self._new(measure, labelnames) for name, measure in MEASURES.items()}
+        for name, measure in MEASURES.items():
+            for engine in per_engine_labelvalues:
+                for label in measure.values or ([] if measure.label else [""]):
+                    self._of(name, engine, label)
+
+    def _new(self, measure: Measure, labelnames: list[str]) -> Any:
+        labels = [*labelnames, measure.label] if measure.label else labelnames
+        about: dict[str, Any] = {"name": PREFIX + measure.name, "documentation": measure.text, "labelnames": labels}
+        if measure.kind is Kind.HISTOGRAM:
+            return self._histogram_cls(**about, buckets=SECONDS_BUCKETS)
+        if measure.kind is Kind.GAUGE:
+            return self._gauge_cls(**about, multiprocess_mode="mostrecent")
+        return self._counter_cls(**about)
+
+    def _of(self, name: str, engine: int, label: str = "") -> Any:
+        return self._series[name].labels(*self._engines[engine], *([label] if MEASURES[name].label else []))
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Adds what a step counted."""
-        labels = self._engines[engine_idx]
-        for name, amount in transfer_stats_data.items():
-            verb, failed, kind = name.partition("_failed_")
-            if failed:
-                self._failures[verb].labels(*labels, kind).inc(amount)
-            elif name in self._counters:
-                self._counters[name].labels(*labels).inc(amount)
+        for name, value in known(transfer_stats_data).items():
+            measure = MEASURES[name]
+            if measure.kind is Kind.HISTOGRAM:
+                for seconds in value:
+                    self._of(name, engine_idx).observe(seconds)
+            elif measure.kind is Kind.GAUGE:
+                self._of(name, engine_idx).set(value)
+            elif measure.label:
+                for label, amount in value.items():
+                    self._of(name, engine_idx, label).inc(amount)
+            else:
+                self._of(name, engine_idx).inc(value)

@@ -1,16 +1,11 @@
 """What the connector needs of the configuration: the only place here that knows how it is written."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from kvdepot.config import KVDepotConfig, load_config
-from kvdepot.engines.vllm.log import connector_logger
 from kvdepot.errors import config_error
-
-if TYPE_CHECKING:
-    from vllm.v1.kv_cache_interface import KVCacheConfig
-
-    from kvdepot._native import Depot
 
 FILE_KEYS = ("config", "UCM_CONFIG_FILE")
 POLICY_KEY = "load_failure_policy"
@@ -18,89 +13,95 @@ POLICIES = ("recompute", "fail")
 RESET_KEY = "on_reset"
 RESETS = ("keep_unchanged", "drop")
 VERSION_KEY = "weights_version"
-LAST_WORDS_MAX = 4096
-
-logger = connector_logger()
 
 
+@dataclass(frozen=True)
 class ConnectorOptions:
     """Configuration of one engine's connector.
 
     Attributes:
+        config: what the file or the launch line says, by vLLM's and the depot's keys alike.
         drop_at_reset: whether ``reset_cache`` drops what is stored for every engine.
         weights_version: name that the user gives the weights of the engine's start, beside what else is known of them.
+        replays: whether vLLM may replay a whole step as one graph.
     """
 
-    def __init__(
-        self,
-        config: KVDepotConfig,
-        load_failure_policy: Literal["recompute", "fail"] = "recompute",
-        drop_at_reset: bool = False,
-        weights_version: str = "",
-    ) -> None:
-        self._config = config
-        self.load_failure_policy = load_failure_policy
-        self.drop_at_reset = drop_at_reset
-        self.weights_version = weights_version
-        self.use_layerwise = config.use_layerwise
-        self.enable_event_sync = config.enable_event_sync
-        self.hit_ratio = config.hit_ratio
-        self.persist_token_threshold = config.persist_token_threshold
-        self.timeout_ms = config.timeout_ms
-        self.use_gdr = config.use_gdr
+    config: KVDepotConfig
+    load_failure_policy: Literal["recompute", "fail"] = "recompute"
+    drop_at_reset: bool = False
+    weights_version: str = ""
+    replays: bool = False
+
+    @property
+    def use_layerwise(self) -> bool:
+        """Whether layers are handed over as they are computed; ``auto`` does that on CPUs alone."""
+        said = self.config.use_layerwise
+        return computes_on_cpu() if said == "auto" else said
+
+    @property
+    def loads_in_steps(self) -> bool:
+        """Whether a step waits for its requests' loads: a replayed graph could not."""
+        return self.use_layerwise and not self.replays
+
+    @property
+    def wants_own_layout(self) -> bool:
+        """Whether vLLM is asked for one run of memory a block: only where the user chose whole blocks by name."""
+        return self.config.use_layerwise is False
+
+    @property
+    def enable_event_sync(self) -> bool:
+        """Whether copies are ordered after the engine's compute by events."""
+        return self.config.enable_event_sync
+
+    @property
+    def hit_ratio(self) -> float | None:
+        """At most this part of a prompt is taken from the depot; ``None`` = no limit."""
+        return self.config.hit_ratio
+
+    @property
+    def persist_token_threshold(self) -> int:
+        """Requests with fewer prompt tokens neither load nor dump."""
+        return self.config.persist_token_threshold
+
+    @property
+    def timeout_ms(self) -> int:
+        """Bound of each dump and load."""
+        return self.config.timeout_ms
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """Tiers under the pool, nearest first."""
+        return self.config.tiers
+
+    @property
+    def use_gdr(self) -> bool | str:
+        """Whether an RDMA adapter copies: true, false or ``auto``."""
+        return self.config.use_gdr
 
     def copy_json(self, cuda_device: int | None) -> str:
         """What copies between the engine's memory, on this device or in host memory, and the pool."""
-        return self._config.copy_json(cuda_device)
+        return self.config.copy_json(cuda_device)
 
     @property
     def waits_for_all(self) -> bool:
         """Whether a request waits for whatever a tier holds of it."""
-        return self._config.load_policy == "all"
+        return self.config.load_policy == "all"
 
     @property
     def wait_ms(self) -> int:
         """How long a request may wait for blocks that are in a tier."""
-        if self._config.load_policy == "best_effort":
+        if self.config.load_policy == "best_effort":
             return 0
-        if self._config.load_policy == "deadline":
-            return self._config.load_deadline_ms or 0
+        if self.config.load_policy == "deadline":
+            return self.config.load_deadline_ms or 0
         return self.timeout_ms
 
-    def attach(self, kv_cache_config: "KVCacheConfig", engine_id: str, pipeline_stages: int) -> "Depot":
-        """Attaches to the node's depot, and starts it when none answers.
 
-        Scheduler and workers are processes of their own and come to one depot, because each makes the same path.
+def computes_on_cpu() -> bool:
+    """Whether vLLM runs on a CPU here."""
+    from vllm.platforms import current_platform
 
-        Raises:
-            ConfigError: the configuration needs what only a library user has.
-        """
-        from kvdepot import _native
-
-        if self._config.mode == "embedded":
-            raise config_error("mode: embedded: an engine's processes share a depot: write node, or remove the key")
-        # Stages may hold different numbers of layers, and must not look for different depots.
-        block_bytes = bytes_per_block(kv_cache_config) if pipeline_stages == 1 else None
-        socket = self._config.socket_path(block_bytes, suffix=engine_id)
-        depot = _native.Depot.connect(
-            socket,
-            spawn=self._config.depot_command(socket, block_bytes),
-            wait_ms=self._config.attach_timeout_ms,
-            call_timeout_ms=self._config.call_timeout_ms,
-        )
-        if not depot.attached:
-            logger.error(
-                "kvdepot: no depot answers at %s; going on without one, it is tried again. %s",
-                socket,
-                last_words(f"{socket}.log"),
-            )
-        return depot
-
-    def start_core_log(self) -> None:
-        """Lets the core's lines go where this process's errors go."""
-        from kvdepot import _native
-
-        _native.init_logging(self._config.effective_log_level())
+    return bool(current_platform.is_cpu())
 
 
 def read_options(extra_config: Mapping[str, Any] | None) -> ConnectorOptions:
@@ -123,25 +124,7 @@ def read_options(extra_config: Mapping[str, Any] | None) -> ConnectorOptions:
     if files and (extra or len(files) > 1):
         also = ", ".join(sorted(extra)) or " and ".join(FILE_KEYS)
         raise config_error(f"kv_connector_extra_config: names a file and also {also}: write everything in one place")
-    return ConnectorOptions(load_config(files[0] if files else extra or None), policy, reset == "drop", str(version))
-
-
-def layerwise(extra_config: Mapping[str, Any] | None) -> bool:
-    """Whether loads and saves go layer by layer; asked before there is a connector."""
-    return read_options(extra_config).use_layerwise
-
-
-def last_words(log_file: str) -> str:
-    """What the depot said last: most often why it could not start."""
-    try:
-        with open(log_file, encoding="utf-8", errors="replace") as file:
-            lines = file.read()[-LAST_WORDS_MAX:].strip().splitlines()
-    except OSError:
-        return "It has written no log."
-    return f"Its log {log_file} ends: {lines[-1]}" if lines else f"Its log {log_file} is empty."
-
-
-def bytes_per_block(kv_cache_config: "KVCacheConfig") -> int:
-    """Bytes of a block over all layers of a rank: every cache tensor describes one backing allocation."""
-    sizes = [tensor.size for tensor in kv_cache_config.kv_cache_tensors]
-    return max(sizes, default=0) // kv_cache_config.num_blocks
+    config = load_config(files[0] if files else extra or None, owns_pool=False)
+    if config.mode == "embedded":
+        raise config_error("mode: embedded: an engine's processes share a depot: write node, or remove the key")
+    return ConnectorOptions(config, policy, reset == "drop", str(version))

@@ -1,10 +1,12 @@
 """Where the bytes of a block lie in the engine's real tensors: opaque runs, whatever their layout means to attention.
 
-A layer's tensor has one dimension of blocks; all others make up the block's page. A page is cut into runs that are
-contiguous in memory, in the order of their addresses, so a page that is contiguous is one run whatever the order of its
-dimensions. Shape and strides fix that order, and both are facts of the namespace.
+The first dimension of a layer's tensor counts blocks, as in every version of vLLM since 0.29; all others make up the
+block's page. A page is cut into runs that are contiguous in memory, in the order of their addresses, so a page that is
+contiguous is one run whatever the order of its dimensions. Shape and strides fix that order, and both are facts of the
+namespace.
 """
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -87,6 +89,9 @@ def group_pages(
     """The pages of a group's layers, one shard a layer, or one for all when not ``layerwise``.
 
     Layers that are only another name for the same memory (shared KV) count once.
+
+    Raises:
+        ValueError: a layer has no tensor, so that blocks would lack its bytes; or one whose pages cannot be copied.
     """
     names: list[str] = []
     layers: list[LayerPages] = []
@@ -94,7 +99,7 @@ def group_pages(
     seen: set[tuple[Run, ...]] = set()
     for name in layer_names:
         if name not in kv_caches:
-            continue
+            raise ValueError(f"vLLM has registered no tensor for layer {name} of this group")
         pages = layer_pages(kv_caches[name], page_count)
         devices.add(cuda_device(kv_caches[name]))
         if pages.runs not in seen:
@@ -103,11 +108,14 @@ def group_pages(
             layers.append(pages)
     if len(devices) > 1:
         raise ValueError(f"the layers of one group are in memories of different devices: {devices}")
+    forms = tuple(dict.fromkeys(layer.form for layer in layers))
     if layerwise:
         shards = tuple(layer.runs for layer in layers)
+    elif layers:
+        block, order = by_address([run for layer in layers for run in layer.runs])
+        shards, forms = (joined(block),), forms + order
     else:
-        shards = (joined([run for layer in layers for run in layer.runs]),) if layers else ()
-    forms = tuple(dict.fromkeys(layer.form for layer in layers))
+        shards = ()
     return GroupPages(tuple(names), shards, forms, page_count, next(iter(devices), None))
 
 
@@ -128,27 +136,25 @@ def layer_pages(tensor: "torch.Tensor", page_count: int) -> LayerPages:
     """Cuts one layer's tensor into runs.
 
     Raises:
-        ValueError: no dimension of the tensor counts blocks, or its pages are in too many pieces.
+        ValueError: the tensor's first dimension does not count blocks, or its pages are in too many pieces.
     """
     item = tensor.element_size()
     shape, strides = list(tensor.shape), [step * item for step in tensor.stride()]
-    block_dim = next((d for d, n in enumerate(shape) if n >= page_count and n % page_count == 0), None)
-    if block_dim is None:
-        raise ValueError(f"no dimension of {tuple(shape)} counts {page_count} blocks")
+    if not shape or shape[0] < page_count or shape[0] % page_count:
+        raise ValueError(f"the first dimension of {tuple(shape)} does not count {page_count} blocks")
     # Kernel blocks: the kernel may see every block as `ratio` smaller ones, a constant stride apart.
-    ratio = shape[block_dim] // page_count
-    dims = [(ratio, strides[block_dim])]
-    dims += [(n, step) for d, (n, step) in enumerate(zip(shape, strides, strict=True)) if d != block_dim]
-    page_stride = strides[block_dim] * ratio
+    ratio = shape[0] // page_count
+    page_stride = strides[0] * ratio
+    dims = [(ratio, strides[0]), *zip(shape[1:], strides[1:], strict=True)]
     dims = [(n, step) for n, step in dims if n != 1]
-    form = f"{tensor.dtype}:{list(tensor.shape[block_dim + 1 :])}/{[step for _, step in dims]}x{ratio}"
+    form = f"{tensor.dtype}:{shape[1:]}/{[step for _, step in dims]}x{ratio}"
     run_size = item
     # From the widest step to the narrowest: dimensions that follow each other in memory are one run.
-    by_address = sorted(dims, key=lambda dim: -dim[1])
-    if by_address != dims:
+    widest_first = sorted(dims, key=lambda dim: -dim[1])
+    if widest_first != dims:
         # An earlier version took them in logical order: its blocks have other bytes.
         form += "@address"
-    dims = by_address
+    dims = widest_first
     while dims and dims[-1][1] == run_size:
         run_size *= dims.pop()[0]
     pieces = math.prod(n for n, _ in dims)
@@ -159,6 +165,18 @@ def layer_pages(tensor: "torch.Tensor", page_count: int) -> LayerPages:
         offsets = [offset + i * step for offset in offsets for i in range(n)]
     base = tensor.data_ptr()
     return LayerPages(tuple(Run(base + offset, page_stride, run_size) for offset in offsets), form)
+
+
+def by_address(runs: Sequence[Run]) -> tuple[list[Run], tuple[str, ...]]:
+    """A block's runs in the order of their addresses, and a name for that order unless the runs have it already.
+
+    Layouts that keep a block together may hold its layers, or the heads of different layers, in another order than the
+    group names them.
+    """
+    order = sorted(range(len(runs)), key=lambda index: runs[index].base)
+    if order == list(range(len(runs))):
+        return list(runs), ()
+    return [runs[index] for index in order], (f"order:{hashlib.sha256(repr(order).encode()).hexdigest()[:16]}",)
 
 
 def joined(runs: Sequence[Run]) -> tuple[Run, ...]:

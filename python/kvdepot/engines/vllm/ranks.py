@@ -1,7 +1,9 @@
 """Which slice of the KV cache this worker holds, and whether it is the one that dumps it."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from kvdepot.engines.vllm.groups import layer_specs
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -16,6 +18,7 @@ class Rank:
         kv_shards: different slices of a token's KV over the tensor-parallel ranks; 1 for MLA, whose latent KV is the
             same on all of them.
         kv_shard: which of them this worker holds.
+        dcp_rank: which of every ``dcp`` tokens this worker holds under decode context parallelism.
         writes: whether this worker dumps: of the ranks with equal bytes only the first does.
     """
 
@@ -32,15 +35,24 @@ def this_rank(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> Ra
     parallel = vllm_config.parallel_config
     tp, dcp = parallel.tensor_parallel_size, parallel.decode_context_parallel_size
     tp_rank = parallel_state.get_tp_group().rank_in_group
-    replicas = getattr(kv_cache_config, "kv_tp_replicas", None)
-    if replicas is None:
-        replicas = tp // dcp if vllm_config.model_config.use_mla else 1
-    dcp_rank = parallel_state.get_dcp_group().rank_in_group if dcp > 1 else 0
-    return Rank(
-        kv_shards=tp // replicas,
-        kv_shard=tp_rank // replicas,
-        dcp_rank=dcp_rank,
-        writes=tp_rank % replicas == 0,
+    # vLLM says how many ranks in a row hold the same bytes; what a version does not say is stored by each of them.
+    replicas: int = getattr(kv_cache_config, "kv_tp_replicas", 1)
+    if dcp == 1 or replicas > 1:
+        return Rank(tp // replicas, tp_rank // replicas, 0, writes=tp_rank % replicas == 0)
+    # Ranks that follow each other hold different tokens.
+    dcp_rank = parallel_state.get_dcp_group().rank_in_group
+    if all(_is_latent(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups):
+        # Latent KV differs by nothing else: ranks of the same place in their groups hold equal bytes, and the ranks of
+        # the first group dump. vLLM makes the groups of ranks that follow each other.
+        return Rank(kv_shards=1, kv_shard=0, dcp_rank=dcp_rank, writes=tp_rank == dcp_rank)
+    return Rank(kv_shards=tp, kv_shard=tp_rank, dcp_rank=dcp_rank, writes=True)
+
+
+def _is_latent(spec: Any) -> bool:
+    """Whether all layers have one slice of KV, whatever the number of ranks, and share its tokens out."""
+    return all(
+        getattr(layer, "max_tp_shards", None) == 1 and getattr(layer, "dcp_sharded", False)
+        for layer in layer_specs(spec)
     )
 
 

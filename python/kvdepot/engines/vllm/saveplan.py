@@ -1,11 +1,14 @@
 """Which blocks a step saves, and which of them have to wait for proof that the step's loads were good."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvdepot.engines.vllm.drafts import Drafts
 from kvdepot.engines.vllm.groups import Geometry
 from kvdepot.engines.vllm.meta import Blocks, GroupBlocks
-from kvdepot.engines.vllm.requests import HeldSaves, RequestState
+from kvdepot.engines.vllm.requests import RequestState
+from kvdepot.engines.vllm.stats import DepotStats
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -20,11 +23,26 @@ def block_ids(output: "SchedulerOutput", request_id: str) -> tuple[list[int], ..
     return pages
 
 
+@dataclass
+class HeldSaves:
+    """Saves of a step that computed on KV loaded in that same step.
+
+    What a step computed is right only if its loads were right on every rank: a failed load on one rank poisons, through
+    the layers' collectives, what all ranks computed after it. So the saves wait for all ranks' reports, and are dropped
+    when one failed (P1).
+    """
+
+    load_ids: set[int]
+    saves: GroupBlocks
+
+
 class SavePlan:
     """Saves from the step that completes a block to the step that hands it to the workers; most often the same."""
 
-    def __init__(self, geometry: Geometry, persist_token_threshold: int) -> None:
+    def __init__(self, geometry: Geometry, persist_token_threshold: int, drafts: Drafts, stats: DepotStats) -> None:
         self._geometry = geometry
+        self._drafts = drafts
+        self._stats = stats
         self._threshold = persist_token_threshold
         self._held: list[HeldSaves] = []
 
@@ -59,7 +77,10 @@ class SavePlan:
         page_ids: tuple[list[int], ...] | None = None
         for group in self._geometry.groups:
             # Only tokens known before the step have hashes, so a rejected draft is never saved.
-            end = min(end_tokens // group.block_tokens, len(hashes) // group.hashes_per_block)
+            known = len(hashes) // group.hashes_per_block
+            end = self._drafts.final_blocks(group, end_tokens, state.request.num_prompt_tokens, known)
+            if state.ask.store_tokens_max is not None:
+                end = min(end, state.ask.store_tokens_max // group.block_tokens)
             begin = state.saved_blocks.setdefault(group.index, state.local_tokens // group.block_tokens)
             if end <= begin:
                 continue
@@ -84,6 +105,7 @@ class SavePlan:
                 if not fresh.isdisjoint(blocks.pages):
                     kept = [(h, p) for h, p in zip(blocks.hashes, blocks.pages, strict=True) if p not in fresh]
                     held.saves[index] = Blocks([h for h, _ in kept], [p for _, p in kept])
+                    self._stats.add("dropped_blocks", len(blocks.pages) - len(kept), "overwritten")
 
     def load_was_good(self, load_id: int) -> None:
         """All ranks have loaded it whole."""
@@ -92,7 +114,12 @@ class SavePlan:
 
     def load_failed(self, load_id: int) -> None:
         """What was computed on the load is not stored, nor what others computed in the same step (P1)."""
+        self._drop([held for held in self._held if load_id in held.load_ids], "load_failed")
         self._held = [held for held in self._held if load_id not in held.load_ids]
+
+    def _drop(self, dropped: list[HeldSaves], reason: str) -> None:
+        for held in dropped:
+            self._stats.add("dropped_blocks", sum(len(blocks.pages) for blocks in held.saves.values()), reason)
 
     def released(self) -> GroupBlocks:
         """Takes the saves that now are known to stand on good loads."""
@@ -108,4 +135,5 @@ class SavePlan:
 
     def clear(self) -> None:
         """Forgets what is held back: it is not to be stored."""
+        self._drop(self._held, "turned_off")
         self._held.clear()

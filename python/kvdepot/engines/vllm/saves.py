@@ -1,5 +1,6 @@
 """Dumps of a worker: begun layer by layer or as a whole, watched until the engine's memory is no longer read."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ class RunningDump:
     pages: frozenset[int]
     block_bytes: int
     after: list[ComputePoint] = field(default_factory=list)
+    started_s: float = field(default_factory=time.monotonic)
 
 
 @dataclass
@@ -149,6 +151,7 @@ class Saves:
             if not dump.task.done():
                 running.append(dump)
                 continue
+            self._stats.observe("dump_seconds", time.monotonic() - dump.started_s)
             failures = dump.task.failures()
             stored = len(dump.pages) - sum(failures.values())
             self._stats.add("dump_blocks", stored)

@@ -1,8 +1,8 @@
 """Proof, before the first load, that bytes of the engine's real tensors come back from the depot as they went.
 
 It goes through everything that a later engine or layout may change under us: the tensors' views, strides, the order of
-layers, the registration of their memory and the copies themselves. torch writes and compares by the tensor's own
-indexing, the depot copies by our page arithmetic.
+layers, the registration of their memory and the copies themselves. torch writes and compares where vLLM's own
+configuration of the cache has a block's bytes (``placement``), the depot copies by our page arithmetic (``pages``).
 """
 
 import json
@@ -14,10 +14,12 @@ from kvdepot.engines.vllm.compute import ComputeOrder
 from kvdepot.engines.vllm.log import connector_logger
 from kvdepot.engines.vllm.meta import Blocks
 from kvdepot.engines.vllm.options import ConnectorOptions
+from kvdepot.engines.vllm.placement import blocks_of
 from kvdepot.engines.vllm.stores import GroupStore
 
 if TYPE_CHECKING:
     import torch
+    from vllm.v1.kv_cache_interface import KVCacheConfig
 
     from kvdepot._native import Depot, Task
 
@@ -35,6 +37,7 @@ def self_test(
     depot: "Depot",
     stores: Mapping[int, GroupStore],
     kv_caches: Mapping[str, "torch.Tensor"],
+    kv_cache_config: "KVCacheConfig",
     options: ConnectorOptions,
 ) -> bool:
     """Dumps and loads a pattern in every group, under a namespace of its own; false when there is no depot to ask.
@@ -43,6 +46,7 @@ def self_test(
 
     Raises:
         SelfTestError: a group's bytes came back wrong.
+        PlacementError: a layer's tensor is not where vLLM's configuration of the cache has it.
     """
     if not depot.attached:
         return False
@@ -51,7 +55,7 @@ def self_test(
         if page_count <= UNTOUCHED_PAGE:
             logger.warning("kvdepot: %d blocks are too few for the self-test", page_count)
             return True
-        layers = [_by_page(kv_caches[name], page_count) for name in store.pages.layer_names]
+        layers = blocks_of(store.pages.layer_names, kv_caches, kv_cache_config, index)
         pages = sorted({*SOURCE_PAGES, *TARGET_PAGES, UNTOUCHED_PAGE})
         kept = [layer[pages].clone() for layer in layers]
         try:
@@ -120,15 +124,3 @@ def _forget(depot: "Depot", trial: GroupStore) -> None:
     except KVDepotError as error:
         logger.debug("kvdepot: the self-test's blocks stay until they are evicted: %s", error)
     trial.close()
-
-
-def _by_page(tensor: "torch.Tensor", page_count: int) -> "torch.Tensor":
-    """The tensor as bytes with pages first, by torch's own indexing; writes go through to the engine's memory."""
-    import torch
-
-    dim = next(d for d, n in enumerate(tensor.shape) if n >= page_count and n % page_count == 0)
-    first: Any = tensor.movedim(dim, 0)
-    if first.shape[0] != page_count:
-        first = first.unflatten(0, (page_count, -1))
-    by_page: torch.Tensor = (first if first.stride(-1) == 1 else first.unsqueeze(-1)).view(torch.uint8)
-    return by_page

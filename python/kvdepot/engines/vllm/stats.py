@@ -1,4 +1,4 @@
-"""Counters of the connector for vLLM's log line and Prometheus: plain sums, so that ranks and steps just add up."""
+"""What the connector counts between two reports, for vLLM's log line and Prometheus."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,48 +6,114 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 
+from kvdepot.engines.vllm.measures import MEASURES, Kind, Measure, Over
+
 
 @dataclass
 class DepotStats(KVConnectorStats):
-    """Sums by name: ``loads``, ``load_blocks``, ``load_bytes``, ``dump_blocks``, ``load_failed_<kind>`` and so on."""
+    """Values by the name of their measure: a number, numbers by label, or a list of observations.
 
-    def add(self, name: str, amount: int = 1) -> None:
-        """Counts ``amount`` of ``name``."""
-        if amount:
+    Attributes:
+        first_rank: whether this process tells what all ranks count alike; true in the scheduler.
+    """
+
+    first_rank: bool = True
+
+    def add(self, name: str, amount: int = 1, label: str = "") -> None:
+        """Counts ``amount`` of a measure, under a label where it has one.
+
+        Raises:
+            KeyError: there is no such measure.
+        """
+        measure = MEASURES[name]
+        if not amount:
+            return
+        if measure.label:
+            by_label = self.data.setdefault(name, {})
+            by_label[label] = by_label.get(label, 0) + amount
+        else:
             self.data[name] = self.data.get(name, 0) + amount
 
     def add_failures(self, verb: str, failures: Mapping[str, int]) -> None:
         """Counts blocks that failed, by kind of failure."""
         for kind, count in failures.items():
-            self.add(f"{verb}_failed_{kind}", count)
+            self.add(f"{verb}_failed_blocks", count, kind)
+
+    def add_hit(self, tokens: int, from_tier: int) -> None:
+        """Counts the tokens of a hit, of which so many came from below the pool."""
+        self.add("hit_tokens", tokens - from_tier, "pool")
+        self.add("hit_tokens", from_tier, "tier")
+
+    def observe(self, name: str, seconds: float) -> None:
+        """Adds an observation to a histogram."""
+        if MEASURES[name].kind is not Kind.HISTOGRAM:
+            raise KeyError(name)
+        self.data.setdefault(name, []).append(seconds)
+
+    def tell(self, name: str, value: int) -> None:
+        """Sets a gauge."""
+        if MEASURES[name].kind is not Kind.GAUGE:
+            raise KeyError(name)
+        self.data[name] = value
 
     def reset(self) -> None:
         """Forgets all."""
         self.data: dict[str, Any] = {}
 
     def aggregate(self, other: KVConnectorStats) -> "DepotStats":
-        """The sum of both."""
-        total = DepotStats(data=dict(self.data))
-        for name, amount in other.data.items():
-            total.add(name, amount)
-        return total
+        """Both together: of another rank, or of a later step."""
+        together = dict(self.data)
+        for name, value in known(other.data).items():
+            together[name] = _together(MEASURES[name].kind, together[name], value) if name in together else value
+        return DepotStats(data=together)
 
     def reduce(self) -> dict[str, int | float]:
         """What vLLM's log line shows."""
-        return {name.replace("_", " "): self.data[name] for name in sorted(self.data)}
+        shown: dict[str, int | float] = {}
+        for name in sorted(self.data):
+            value, words = self.data[name], name.replace("_", " ")
+            if isinstance(value, dict):
+                shown.update({f"{words} {label}": value[label] for label in sorted(value)})
+            elif isinstance(value, list):
+                shown[f"{words} mean"] = round(sum(value) / len(value), 4)
+                shown[f"{words} max"] = round(max(value), 4)
+            else:
+                shown[words] = value
+        return shown
 
     def is_empty(self) -> bool:
         """Whether nothing was counted."""
         return not self.data
 
     def take(self) -> "DepotStats | None":
-        """What was counted since the last call; None when nothing was."""
-        if not self.data:
-            return None
-        taken, self.data = DepotStats(data=self.data), {}
-        return taken
+        """What was counted since the last call, for the engine's sum; None when nothing was."""
+        taken, self.data = self.data, {}
+        if not self.first_rank:
+            taken = {name: value for name, value in taken.items() if MEASURES[name].over is not Over.FIRST}
+        return DepotStats(data=taken) if taken else None
+
+
+def _together(kind: Kind, one: Any, other: Any) -> Any:
+    if kind is Kind.GAUGE:
+        return other
+    if isinstance(one, dict):
+        return {label: one.get(label, 0) + other.get(label, 0) for label in {**one, **other}}
+    return one + other
+
+
+def known(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a payload this version understands: one of another version, on another node, must not end this engine."""
+    return {name: value for name, value in data.items() if name in MEASURES and _fits(MEASURES[name], value)}
+
+
+def _fits(measure: Measure, value: Any) -> bool:
+    if measure.label:
+        return isinstance(value, dict) and all(isinstance(amount, int | float) for amount in value.values())
+    if measure.kind is Kind.HISTOGRAM:
+        return isinstance(value, list) and all(isinstance(seconds, int | float) for seconds in value)
+    return isinstance(value, int | float)
 
 
 def stats_from(data: dict[str, Any] | None) -> DepotStats:
     """The stats object of a payload that came from another process."""
-    return DepotStats(data=dict(data or {}))
+    return DepotStats(data=known(data or {}))

@@ -7,6 +7,7 @@ keep them by hash (P1).
 """
 
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 
 
 class Taint:
@@ -14,6 +15,7 @@ class Taint:
 
     def __init__(self) -> None:
         self._pages: dict[str, set[int]] = {}
+        self._union: set[int] | None = set()
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._pages
@@ -22,13 +24,18 @@ class Taint:
         return bool(self._pages)
 
     @property
-    def pages(self) -> set[int]:
-        """All of them."""
-        return set().union(*self._pages.values())
+    def pages(self) -> AbstractSet[int]:
+        """All of them. They grow with every page that is added; only the end of a request has them united anew."""
+        if self._union is None:
+            self._union = set().union(*self._pages.values())
+        return self._union
 
     def add(self, request_id: str, pages: Iterable[int]) -> None:
         """A request, with the pages that it has."""
-        self._pages.setdefault(request_id, set()).update(page for page in pages if page)
+        added = {page for page in pages if page}
+        self._pages.setdefault(request_id, set()).update(added)
+        if self._union is not None:
+            self._union |= added
 
     def follow(self, request_id: str, given: Sequence[int]) -> None:
         """A step gives pages to a request: it is tainted itself when one of them is."""
@@ -37,4 +44,5 @@ class Taint:
 
     def ended(self, request_id: str) -> None:
         """The request is over, and its pages may be given to others."""
-        self._pages.pop(request_id, None)
+        if self._pages.pop(request_id, None) is not None:
+            self._union = None

@@ -3,10 +3,11 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from kvdepot.engines.vllm.rank_reports import UntilAllRanks
+
 
 @dataclass
 class _Witness:
-    ranks_left: int
     requests: set[str] | None = None
     later: set[str] = field(default_factory=set)
 
@@ -18,17 +19,16 @@ class Witnesses:
     """
 
     def __init__(self, ranks: int) -> None:
-        self._ranks = ranks
-        self._open: dict[int, _Witness] = {}
+        self._open: UntilAllRanks[_Witness] = UntilAllRanks(ranks)
 
     def begin(self, number: int) -> None:
         """A step computes on another connector's load."""
-        self._open[number] = _Witness(self._ranks)
+        self._open.begin(number, _Witness())
 
     def planned(self, request_ids: Iterable[str]) -> set[int]:
         """A step with these requests: the numbers of steps that it may build on, itself included."""
         names = set(request_ids)
-        for witness in self._open.values():
+        for witness in self._open.all():
             if witness.requests is None:
                 witness.requests = names
             else:
@@ -37,17 +37,10 @@ class Witnesses:
 
     def failed(self) -> tuple[set[int], set[str], set[str]]:
         """A page could not be loaded: numbers that may be meant, the requests of their steps, those of later ones."""
-        found = self._open.values()
+        found = self._open.all()
         own = {name for witness in found for name in witness.requests or ()}
         return set(self._open), own, {name for witness in found for name in witness.later}
 
     def reported(self, number: int, ranks: int) -> bool:
         """So many ranks have ended the step; whether all have now."""
-        witness = self._open.get(number)
-        if witness is None:
-            return False
-        witness.ranks_left -= ranks
-        if witness.ranks_left > 0:
-            return False
-        del self._open[number]
-        return True
+        return self._open.reported(number, ranks) is not None

@@ -51,6 +51,7 @@ class WorkerSide:
         self._geometry = geometry
         self._stores: dict[int, GroupStore] = {}
         self._kv_caches: Mapping[str, torch.Tensor] = {}
+        self._kv_cache_config: KVCacheConfig | None = None
         self._names = RankNamespaces(broken=geometry.unsupported)
         self._order = ComputeOrder(options.enable_event_sync)
         self.stats = DepotStats()
@@ -91,15 +92,17 @@ class WorkerSide:
         # the engine is dropped or the interpreter ends without a word to us (P3). A copy, because the mapping is the
         # engine's to change.
         self._kv_caches = kv_caches = dict(kv_caches)
+        self._kv_cache_config = kv_cache_config
         atexit.register(self.close)
         try:
             self._weights = LiveWeights.of(vllm_config)
             self._names.rank, self._names.weights = rank_number(vllm_config), self._weights.digest()
+            self.stats.first_rank = self._names.rank == 0
             self._sampled = self._weights.sample()
             if getattr(vllm_config.model_config, "enable_sleep_mode", False):
                 watch_sleep(caller_with("wake_up"), self.sleep, self.wake_up)
             self._open_stores(vllm_config, kv_cache_config, kv_caches)
-            if not self_test(self._depot, self._stores, kv_caches, self._options):
+            if not self._proves():
                 logger.warning("kvdepot: no depot yet: the KV cache's layout is tested when one is there")
                 self._proof_is_due = True
                 self._refuse()
@@ -110,13 +113,18 @@ class WorkerSide:
             self._names = RankNamespaces(broken=f"{type(error).__name__}: {error}")
             self._stores.clear()
 
+    def _proves(self) -> bool:
+        """The self-test; false when there is no depot to do it with."""
+        config = self._kv_cache_config
+        return config is not None and self_test(self._depot, self._stores, self._kv_caches, config, self._options)
+
     def _prove_late(self) -> None:
         """The self-test that had no depot at the start. Until it is done nothing is loaded or dumped (P1).
 
         So no copy is under way; and no step computes, because this is called at the beginning of one.
         """
         try:
-            if not self_test(self._depot, self._stores, self._kv_caches, self._options):
+            if not self._proves():
                 return
         except Exception as error:  # as at the start: an engine without a cache is better than none
             logger.exception("kvdepot cannot use this engine's KV cache")

@@ -3,61 +3,112 @@
 use super::super::event::{Effects, Job};
 use super::super::flaw::Flaw;
 use super::super::loads::Rooms;
+use super::super::pool::NoRoom;
 use super::super::slots::Waiter;
 use super::Claims;
-use super::claim::{Claim, Known, Phase, Spot};
+use super::claim::{Claim, Known, Need, Phase, Spot, Weigh};
+use super::probing::begin_round;
 use crate::block::{Block, Phase as BlockPhase};
 
 /// Share of the pool that one claim may take.
 const CLAIM_SHARE_PERCENT: u64 = 90;
 
 impl Claims {
-    /// Admits a claim, or lets it wait behind the others: one that needs nothing fetched passes them, because it takes no
-    /// room that they wait for. Whether there is more to do now.
-    pub(super) fn admit_or_queue(&mut self, rooms: &mut Rooms<'_>, claim: &mut Claim) -> bool {
-        let hit = claim.reach(claim.limit);
-        let (_, _, fetches) = claim.need_of(hit);
-        let turn = claim.queued || self.queue.is_empty() || !fetches;
-        if turn && self.admit(rooms, claim, hit) {
+    /// All places were looked at: how long the hit can be is found out next, and whether there is room for it.
+    pub(super) fn begin_to_weigh(claim: &mut Claim) {
+        claim.phase = Phase::Weigh;
+        claim.weigh = Some(Weigh::Reach { search: claim.search(claim.limit), turn: None });
+    }
+
+    /// The next piece of that: whether there is more to do now.
+    pub(super) fn weigh(&mut self, rooms: &mut Rooms<'_>, claim: &mut Claim) -> bool {
+        let looks = &mut (self.pace.weigh_places / claim.width()).max(1);
+        while let Some(weigh) = claim.weigh.take() {
+            match weigh {
+                Weigh::Reach { mut search, turn } => match claim.reach(&mut search, looks) {
+                    None => {
+                        claim.weigh = Some(Weigh::Reach { search, turn });
+                        return true;
+                    }
+                    Some(reach) if turn.is_none() && !claim.probed && !claim.queued => {
+                        claim.weigh = Some(Weigh::Hope { search: claim.search(claim.limit), reach });
+                    }
+                    Some(hit) => claim.weigh = Some(Weigh::Need { hit, need: Need::default(), turn }),
+                },
+                Weigh::Hope { mut search, reach } => match claim.hope(&mut search, looks, true) {
+                    None => {
+                        claim.weigh = Some(Weigh::Hope { search, reach });
+                        return true;
+                    }
+                    Some(hope) if hope > reach => {
+                        begin_round(claim);
+                        return true;
+                    }
+                    Some(_) => {
+                        claim.weigh = Some(Weigh::Need { hit: reach, need: Need::default(), turn: None });
+                    }
+                },
+                Weigh::Need { hit, mut need, turn } => {
+                    if !claim.add_need(&mut need, hit, looks) {
+                        claim.weigh = Some(Weigh::Need { hit, need, turn });
+                        return true;
+                    }
+                    self.admit_or_queue(rooms, claim, hit, need, turn);
+                }
+                Weigh::Round(_) | Weigh::Leased(_) => {
+                    debug_assert!(false, "a claim weighs nothing else before it is admitted");
+                }
+            }
+        }
+        claim.phase != Phase::Queued
+    }
+
+    /// Admits a claim, lets it wait behind the others, or cuts it: one that needs nothing fetched passes them, because it
+    /// takes no room that they wait for.
+    fn admit_or_queue(
+        &mut self,
+        rooms: &mut Rooms<'_>,
+        claim: &mut Claim,
+        hit: usize,
+        need: Need,
+        turn: Option<bool>,
+    ) {
+        let turn = turn.unwrap_or(claim.queued || self.queue.is_empty() || !need.fetches);
+        let share = share_of(rooms);
+        if turn && hit > claim.skip && need.total > share {
+            let blocks = (hit - claim.skip) as u128;
+            let shorter = claim.skip + (blocks * u128::from(share) / u128::from(need.total)) as usize;
+            let search = claim.search(shorter.min(hit - 1));
+            claim.weigh = Some(Weigh::Reach { search, turn: Some(turn) });
+            if !std::mem::replace(&mut claim.cut, true) {
+                rooms.counters.claims_cut += 1;
+            }
+            return;
+        }
+        if turn && self.admit(rooms, claim, hit, need.new_pins) {
             if claim.queued {
                 claim.queued = false;
                 self.queue.pop_front();
                 self.turn_came = true;
             }
-            return true;
+            return;
         }
         if !claim.queued {
             claim.queued = true;
             self.queue.push_back(claim.id);
         }
-        if !turn {
-            // What it will be cut to at most.
-            claim.need = claim.need_of(hit).0.min(share_of(rooms));
-        }
+        // What it will be cut to at most.
+        claim.need = if turn { need.new_pins } else { need.new_pins.min(share) };
         claim.phase = Phase::Queued;
-        false
     }
 
     /// Promises a claim all that it needs, if that fits now.
-    fn admit(&mut self, rooms: &mut Rooms<'_>, claim: &mut Claim, reach: usize) -> bool {
-        let mut hit = reach;
-        let (mut new_pins, mut total, _) = claim.need_of(hit);
-        let share = share_of(rooms);
-        while hit > claim.skip && total > share {
-            let blocks = (hit - claim.skip) as u128;
-            let shorter = claim.skip + (blocks * u128::from(share) / u128::from(total)) as usize;
-            hit = claim.reach(shorter.min(hit - 1));
-            (new_pins, total, _) = claim.need_of(hit);
-            if !std::mem::replace(&mut claim.cut, true) {
-                rooms.counters.claims_cut += 1;
-            }
-        }
+    fn admit(&mut self, rooms: &Rooms<'_>, claim: &mut Claim, hit: usize, new_pins: u64) -> bool {
         // What is pinned comes back: leases end, fetches and writes do. Without any, the share is there.
         if new_pins > self.room(rooms)
             && !self.flaws.has(Flaw::AdmitWithoutRoom)
             && (rooms.pool.held().pinned > 0 || self.promised > 0)
         {
-            claim.need = new_pins;
             return false;
         }
         claim.promised = new_pins;
@@ -84,7 +135,7 @@ impl Claims {
             match claim.phase {
                 Phase::Queued => {}
                 // It is being looked through, and decides when that has ended.
-                Phase::Survey => return,
+                Phase::Survey | Phase::Weigh => return,
                 _ => {
                     self.queue.pop_front();
                     continue;
@@ -110,18 +161,23 @@ impl Claims {
             (0..claim.groups.len()).map(|group| claim.needed_range(group, claim.hit)).collect();
         let mut done = 0;
         while claim.cursor < claim.hit && done < self.pace.claim_leases {
-            claim.cursor += 1;
+            let end = claim.cursor + 1;
+            done += 1;
             for (group, range) in ranges.iter().enumerate() {
                 let units = claim.groups[group].shape.units_per_block;
-                let block = claim.cursor / units;
-                if !claim.cursor.is_multiple_of(units) || !range.contains(&(block - 1)) {
+                let block = end / units;
+                if !end.is_multiple_of(units) || !range.contains(&(block - 1)) {
                     continue;
                 }
                 for rank in 0..claim.groups[group].spaces.len() {
-                    self.take_lease(rooms, claim, Spot { group, block: block - 1, rank }, pass > 0);
                     done += 1;
+                    if !self.take_lease(rooms, claim, Spot { group, block: block - 1, rank }, pass > 0) {
+                        // The next step goes on with these blocks: those that are leased are passed over.
+                        return true;
+                    }
                 }
             }
+            claim.cursor = end;
         }
         if claim.cursor < claim.hit {
             return true;
@@ -136,19 +192,17 @@ impl Claims {
         self.give_up_promise(claim);
         claim.phase = Phase::Filling;
         if claim.waiting == 0 {
-            claim.hit = claim.leased_hit();
-            claim.phase = Phase::Settled;
-            claim.cursor = 0;
-            claim.trimming = claim.leased > claim.needed_count(claim.hit);
+            self.begin_to_settle(claim);
         }
-        claim.trimming
+        claim.phase == Phase::Settling
     }
 
-    fn take_lease(&mut self, rooms: &mut Rooms<'_>, claim: &mut Claim, spot: Spot, fetch: bool) {
+    /// Leases or fetches one block: false when this step has looked long enough for room.
+    fn take_lease(&mut self, rooms: &mut Rooms<'_>, claim: &mut Claim, spot: Spot, fetch: bool) -> bool {
         let (place, key) = (claim.place(spot.group, spot.block, spot.rank), claim.key(spot));
         let known = claim.known[place];
         if matches!(known, Known::LEASED | Known::WAITING) || !rooms.catalog.is_live(key.space) {
-            return;
+            return true;
         }
         match rooms.pool.find(&key) {
             Some(slot) if rooms.pool.slot(slot).block.is_readable() => {
@@ -165,17 +219,19 @@ impl Claims {
             Some(_) => {}
             None if !fetch || rooms.flow.is_leaving(&key) => {}
             None => {
-                let Some(tier) = known.tier() else { return };
+                let Some(tier) = known.tier() else { return true };
                 match rooms.pool.insert(key, Block::fetching(), claim.bytes(spot), true) {
                     Ok(slot) => {
                         self.keep_promise(claim, spot);
                         rooms.flow.read(slot, tier, claim.deadline);
                         wait_for(rooms, claim, place, slot);
                     }
-                    Err(error) => rooms.counters.failed("claim", &error),
+                    Err(NoRoom::Later) => return false,
+                    Err(NoRoom::Full(error)) => rooms.counters.failed("claim", &error),
                 }
             }
         }
+        true
     }
 
     /// Room that was promised is not needed any more.

@@ -2,8 +2,10 @@
 
 use std::ops::Range;
 
+use smallvec::SmallVec;
+
 use crate::eviction::SlotId;
-use crate::hit::{GroupShape, longest_hit, needed_blocks};
+use crate::hit::{GroupShape, HitSearch, needed_blocks};
 use crate::key::BlockHash;
 
 use super::super::event::{Arriving, ClaimId, Location, Nanos, Owner, Progress, Token};
@@ -58,6 +60,8 @@ impl Known {
 pub(super) enum Phase {
     /// The pool is looked through, and tiers are asked what they know without I/O.
     Survey,
+    /// How long the hit can be, and whether there is room for it, is found out from what is known of each place.
+    Weigh,
     /// Tiers are asked what only I/O can tell.
     Probe,
     /// Waits for room.
@@ -66,6 +70,8 @@ pub(super) enum Phase {
     Lease { pass: u8 },
     /// Fetches are under way.
     Filling,
+    /// How long the hit is, of what is leased, is found out.
+    Settling,
     /// Final.
     Settled,
     /// Gives its leases back, piece by piece.
@@ -93,14 +99,47 @@ pub(super) struct Spot {
     pub(super) rank: usize,
 }
 
-/// A question to the tiers that needs I/O: a run of one group and rank.
+/// A question to the tiers that needs I/O: a run of one group and rank, a window of places at a time.
 #[derive(Clone, Debug)]
 pub(super) struct Run {
     pub(super) number: u32,
+    pub(super) group: usize,
+    pub(super) rank: usize,
+    /// Blocks of it that come after the window.
+    pub(super) rest: Range<usize>,
     pub(super) probe: RunProbe,
-    /// Its places that are not in the pool, and what is known of each.
+    /// The window's places that are not in the pool, and what is known of each.
     pub(super) places: Vec<u32>,
     pub(super) locations: Vec<Location>,
+}
+
+/// Bytes that a hit needs, added up piece by piece.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Need {
+    group: usize,
+    /// The group's next block, if some were looked at already.
+    at: Option<usize>,
+    /// Bytes that it would pin anew.
+    pub(super) new_pins: u64,
+    /// Bytes of all its blocks.
+    pub(super) total: u64,
+    /// Whether any has to be fetched.
+    pub(super) fetches: bool,
+}
+
+/// What is known of all places comes down to these, found out piece by piece.
+#[derive(Clone, Debug)]
+pub(super) enum Weigh {
+    /// How long the hit can be. `turn`: whether it is being cut, and whether it may go before those that wait.
+    Reach { search: HitSearch, turn: Option<bool> },
+    /// Whether it can be longer than `reach`, if all were there that only I/O can tell of.
+    Hope { search: HitSearch, reach: usize },
+    /// What the hit needs.
+    Need { hit: usize, need: Need, turn: Option<bool> },
+    /// The hit that is hoped for in a round of questions to the tiers.
+    Round(HitSearch),
+    /// The hit of what is leased.
+    Leased(HitSearch),
 }
 
 #[derive(Debug)]
@@ -123,6 +162,8 @@ pub(super) struct Claim {
     pub(super) probed: bool,
     pub(super) windows: bool,
     pub(super) rounds: usize,
+    /// Whether anything was asked in this round.
+    pub(super) asked_in_round: bool,
     pub(super) runs_to_ask: Vec<(usize, usize)>,
     pub(super) runs: Vec<Run>,
     pub(super) runs_ever: u32,
@@ -147,8 +188,10 @@ pub(super) struct Claim {
     pub(super) look_at: Nanos,
     pub(super) deadline: Nanos,
     pub(super) patience: Nanos,
-    /// Who waits for the first answer.
-    pub(super) waiter: Option<Token>,
+    /// Who waits for an answer.
+    pub(super) waiters: SmallVec<[Token; 1]>,
+    /// What is being found out.
+    pub(super) weigh: Option<Weigh>,
 }
 
 impl Claim {
@@ -166,7 +209,7 @@ impl Claim {
     }
 
     /// Ranks of all groups: blocks of a hash unit, where every group has one.
-    fn width(&self) -> usize {
+    pub(super) fn width(&self) -> usize {
         self.groups.iter().map(|group| group.spaces.len()).sum::<usize>().max(1)
     }
 
@@ -199,29 +242,38 @@ impl Claim {
         self.known[first..first + self.groups[group].spaces.len()].iter().all(|&known| is(known))
     }
 
-    fn longest(&self, limit: usize, is: impl Fn(usize, Known) -> bool) -> usize {
-        longest_hit(&self.shapes(), self.skip, limit, &mut |group, block| {
+    pub(super) fn search(&self, limit: usize) -> HitSearch {
+        HitSearch::new(&self.shapes(), self.skip, limit)
+    }
+
+    /// Goes on with a search among places of which `is` holds.
+    fn go_on(
+        &self,
+        search: &mut HitSearch,
+        looks: &mut usize,
+        is: impl Fn(usize, Known) -> bool,
+    ) -> Option<usize> {
+        search.go_on(&self.shapes(), looks, &mut |group, block| {
             self.all_ranks(group, block, |known| is(group, known))
         })
     }
 
-    /// The longest hit up to `limit` of what is in the pool, on its way into it, or known to be in a tier.
-    pub(super) fn reach(&self, limit: usize) -> usize {
-        self.longest(limit, |_, known| known.is_within_reach())
+    /// The longest hit of what is in the pool, on its way into it, or known to be in a tier.
+    pub(super) fn reach(&self, search: &mut HitSearch, looks: &mut usize) -> Option<usize> {
+        self.go_on(search, looks, |_, known| known.is_within_reach())
     }
 
     /// The longest hit if every block that only I/O can tell of were there; the windows' too, unless `windows`.
-    pub(super) fn hope(&self, windows: bool) -> usize {
-        let ignored: Vec<bool> =
-            self.groups.iter().map(|group| !windows && group.shape.window_blocks > 0).collect();
-        self.longest(self.limit, |group, known| {
-            ignored[group] || known.is_within_reach() || known == Known::UNKNOWN
+    pub(super) fn hope(&self, search: &mut HitSearch, looks: &mut usize, windows: bool) -> Option<usize> {
+        self.go_on(search, looks, |group, known| {
+            let ignored = !windows && self.groups[group].shape.window_blocks > 0;
+            ignored || known.is_within_reach() || known == Known::UNKNOWN
         })
     }
 
     /// The longest hit of what is leased.
-    pub(super) fn leased_hit(&self) -> usize {
-        self.longest(self.hit, |_, known| known == Known::LEASED)
+    pub(super) fn leased_hit(&self, search: &mut HitSearch, looks: &mut usize) -> Option<usize> {
+        self.go_on(search, looks, |_, known| known == Known::LEASED)
     }
 
     /// The blocks of a group that a hit needs.
@@ -235,23 +287,27 @@ impl Claim {
             .sum()
     }
 
-    /// Bytes that a hit would pin anew, bytes of all its blocks, and whether any has to be fetched.
-    pub(super) fn need_of(&self, hit: usize) -> (u64, u64, bool) {
-        let (mut new_pins, mut total, mut fetches) = (0, 0, false);
-        for group in 0..self.groups.len() {
-            for block in self.needed_range(group, hit) {
-                let first = self.place(group, block, 0);
-                for (rank, &bytes) in self.groups[group].slot_bytes.iter().enumerate() {
+    /// Adds up what the next blocks of a hit need: whether all of them are in it.
+    pub(super) fn add_need(&self, need: &mut Need, hit: usize, looks: &mut usize) -> bool {
+        while let Some(entry) = self.groups.get(need.group) {
+            let range = self.needed_range(need.group, hit);
+            for block in need.at.unwrap_or(range.start)..range.end {
+                need.at = Some(block);
+                let Some(left) = looks.checked_sub(1) else { return false };
+                *looks = left;
+                let first = self.place(need.group, block, 0);
+                for (rank, &bytes) in entry.slot_bytes.iter().enumerate() {
                     let known = self.known[first + rank];
-                    total += bytes;
+                    need.total += bytes;
                     if !matches!(known, Known::PINNED | Known::LEASED | Known::WAITING) {
-                        new_pins += bytes;
+                        need.new_pins += bytes;
                     }
-                    fetches |= known.tier().is_some();
+                    need.fetches |= known.tier().is_some();
                 }
             }
+            (need.group, need.at) = (need.group + 1, None);
         }
-        (new_pins, total, fetches)
+        true
     }
 
     /// How many of the units beyond `skip`, up to `end`, so many blocks make.
@@ -288,6 +344,7 @@ impl Claim {
     /// When it ends if nothing happens before.
     pub(super) fn due(&self) -> Nanos {
         let forgotten = self.polled.saturating_add(self.patience);
-        if self.phase == Phase::Settled { forgotten } else { forgotten.min(self.deadline) }
+        let settles = matches!(self.phase, Phase::Settling | Phase::Settled);
+        if settles { forgotten } else { forgotten.min(self.deadline) }
     }
 }

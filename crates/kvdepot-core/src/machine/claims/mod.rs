@@ -1,8 +1,9 @@
 //! Claims: the longest hit of a request, brought into the pool and leased for all ranks before the engine hears of it.
 //!
 //! ```text
-//!   Survey ──▶ Probe ──▶ Survey ──▶ Queued ──▶ Lease ──▶ Filling ──▶ Settled ──▶ Releasing
-//!      └──────────────────────────────┴──────────▲
+//!   Survey ──▶ Weigh ──▶ Lease ──▶ Filling ──▶ Settling ──▶ Settled ──▶ Releasing
+//!      ▲         │
+//!      └─────────┴── Probe, once; or Queued
 //! ```
 //!
 //! A claim is admitted only when all that it needs finds room at once. Others wait in order, so that concurrent hits larger
@@ -17,18 +18,19 @@ mod survey;
 use std::collections::{BTreeSet, VecDeque};
 
 use hashbrown::HashMap;
+use smallvec::SmallVec;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::eviction::SlotId;
 use crate::key::BlockHash;
 use crate::limits::{CLAIM_BLOCKS_MAX, CLAIMS_PER_CONNECTION_MAX};
 
-use super::event::{ClaimGroup, ClaimId, Effects, Job, Location, Nanos, Owner, Progress, Reply, Token};
+use super::event::{ClaimGroup, ClaimId, Discarded, Effects, Job, Location, Nanos, Owner, Reply, Token};
 use super::flaw::Flaws;
 use super::loads::Rooms;
 use super::pace::Pace;
 use super::pool::Pool;
-use claim::{Claim, Group, Known, Phase};
+use claim::{Claim, Group, Known, Phase, Weigh};
 
 /// All claims, and those that wait for room, in order.
 #[derive(Debug, Default)]
@@ -101,23 +103,35 @@ impl Claims {
             self.give_back_some(rooms, claim, out);
             return;
         }
-        let mut pieces = if claim.places() <= self.pace.claim_leases { self.pace.small_pieces } else { 1 };
-        while self.next_piece(rooms, &mut claim, out) {
+        self.work(rooms, &mut claim, out);
+        self.put_back(claim, out);
+    }
+
+    /// Works on a claim for as long as one step may.
+    fn work(&mut self, rooms: &mut Rooms<'_>, claim: &mut Claim, out: &mut Effects) {
+        let mut pieces = if self.is_small(claim) { self.pace.small_pieces } else { 1 };
+        while self.next_piece(rooms, claim, out) {
             pieces -= 1;
             if pieces == 0 {
-                out.again.push(Job::Claim(id));
+                out.again.push(Job::Claim(claim.id));
                 break;
             }
         }
-        self.put_back(claim, out);
+    }
+
+    /// Whether all places of a claim make one piece.
+    fn is_small(&self, claim: &Claim) -> bool {
+        claim.places() <= self.pace.claim_leases
     }
 
     /// One piece of a claim's work: whether there is more to do now.
     fn next_piece(&mut self, rooms: &mut Rooms<'_>, claim: &mut Claim, out: &mut Effects) -> bool {
         match claim.phase {
             Phase::Survey => self.survey(rooms, claim, out),
+            Phase::Weigh => self.weigh(rooms, claim),
             Phase::Probe => self.probe(rooms, claim, out),
             Phase::Lease { .. } => self.take_leases(rooms, claim),
+            Phase::Settling => self.settle_on(claim),
             Phase::Settled => claim.trimming && trim(rooms, claim, self.pace),
             Phase::Queued | Phase::Filling | Phase::Releasing => false,
         }
@@ -125,11 +139,11 @@ impl Claims {
 
     /// Puts a claim back into the table, and answers who waits for it, if it has got that far.
     fn put_back(&mut self, mut claim: Claim, out: &mut Effects) {
-        if matches!(claim.phase, Phase::Queued | Phase::Filling | Phase::Settled)
-            && let Some(token) = claim.waiter.take()
-        {
-            self.waiters.remove(&token);
-            out.replies.push((token, Ok(Reply::Claim(claim.progress()))));
+        if matches!(claim.phase, Phase::Queued | Phase::Filling | Phase::Settled) {
+            for token in std::mem::take(&mut claim.waiters) {
+                self.waiters.remove(&token);
+                out.replies.push((token, Ok(Reply::Claim(claim.progress()))));
+            }
         }
         self.map.insert(claim.id, claim);
     }
@@ -144,8 +158,8 @@ impl Claims {
                 self.owners.remove(&claim.owner);
             }
         }
-        if let Some(token) = claim.waiter {
-            self.waiters.remove(&token);
+        for token in &claim.waiters {
+            self.waiters.remove(token);
         }
     }
 
@@ -166,10 +180,10 @@ impl Claims {
         for (known, &location) in unlocated.zip(locations) {
             *known = Known::at(location);
         }
-        let more = claim.phase == Phase::Survey
-            && claim.asked == 0
-            && claim.cursor == claim.places()
-            && self.surveyed(rooms, &mut claim, out);
+        let more = claim.phase == Phase::Survey && claim.asked == 0 && claim.cursor == claim.places();
+        if more {
+            Self::begin_to_weigh(&mut claim);
+        }
         self.put_back(claim, out);
         if more {
             self.go_on(rooms, id, out);
@@ -212,45 +226,69 @@ impl Claims {
     pub(crate) fn settle_if_full(&mut self, rooms: &mut Rooms<'_>, id: ClaimId, out: &mut Effects) {
         let Some(mut claim) = self.map.remove(&id) else { return };
         if claim.phase == Phase::Filling && claim.waiting == 0 {
-            self.settle(rooms, &mut claim, out);
+            self.begin_to_settle(&mut claim);
+            // Many claims may have waited for one block.
+            if self.is_small(&claim) {
+                self.work(rooms, &mut claim, out);
+            } else {
+                out.again.push(Job::Claim(id));
+            }
         }
         self.put_back(claim, out);
     }
 
-    /// Final: the longest hit whose blocks are all leased. Other leases end now, or piece by piece if they are many.
-    fn settle(&mut self, rooms: &mut Rooms<'_>, claim: &mut Claim, out: &mut Effects) {
+    /// The hit is to be final: the longest one whose blocks are all leased.
+    fn begin_to_settle(&mut self, claim: &mut Claim) {
         self.give_up_promise(claim);
         self.turn_came |= claim.queued;
-        claim.hit = claim.leased_hit();
-        claim.phase = Phase::Settled;
-        claim.cursor = 0;
+        claim.phase = Phase::Settling;
+        claim.weigh = Some(Weigh::Leased(claim.search(claim.hit)));
         claim.runs.clear();
-        if claim.leased > claim.needed_count(claim.hit) {
-            claim.trimming = true;
-            if trim(rooms, claim, self.pace) {
-                out.again.push(Job::Claim(claim.id));
-            }
-        }
+        claim.runs_to_ask.clear();
     }
 
-    /// How far a claim is. `settle_now` takes what has come.
+    /// The next piece of that: whether there is more to do now. Leases beyond the hit end when it is known.
+    fn settle_on(&self, claim: &mut Claim) -> bool {
+        let mut looks = (self.pace.weigh_places / claim.width()).max(1);
+        if let Some(Weigh::Leased(mut search)) = claim.weigh.take() {
+            match claim.leased_hit(&mut search, &mut looks) {
+                Some(hit) => claim.hit = hit,
+                None => {
+                    claim.weigh = Some(Weigh::Leased(search));
+                    return true;
+                }
+            }
+        }
+        claim.phase = Phase::Settled;
+        claim.cursor = 0;
+        claim.trimming = claim.leased > claim.needed_count(claim.hit);
+        claim.trimming
+    }
+
+    /// How far a claim is. `settle_now` takes what has come: then the answer comes when it has been settled.
     pub(crate) fn poll(
         &mut self,
         rooms: &mut Rooms<'_>,
         now: Nanos,
-        owner: Owner,
+        (token, owner): (Token, Owner),
         id: ClaimId,
         settle_now: bool,
         out: &mut Effects,
-    ) -> Result<Progress> {
+    ) -> Result<()> {
         let mut claim = self.take(owner, id)?;
         claim.polled = now;
-        if settle_now && claim.phase != Phase::Settled {
-            self.settle(rooms, &mut claim, out);
+        if settle_now && !matches!(claim.phase, Phase::Settling | Phase::Settled) {
+            self.begin_to_settle(&mut claim);
+            self.work(rooms, &mut claim, out);
         }
-        let progress = claim.progress();
+        if settle_now && claim.phase == Phase::Settling {
+            claim.waiters.push(token);
+            self.waiters.insert(token, id);
+        } else {
+            out.replies.push((token, Ok(Reply::Claim(claim.progress()))));
+        }
         self.put_back(claim, out);
-        Ok(progress)
+        Ok(())
     }
 
     /// Ends a claim. Its leases end now, or piece by piece if they are many.
@@ -270,7 +308,7 @@ impl Claims {
     fn let_go(&mut self, rooms: &mut Rooms<'_>, mut claim: Claim, now: bool, out: &mut Effects) {
         self.give_up_promise(&mut claim);
         self.turn_came |= claim.queued;
-        if let Some(token) = claim.waiter.take() {
+        for token in std::mem::take(&mut claim.waiters) {
             self.waiters.remove(&token);
             out.replies.push((token, Err(no_such_claim(claim.id))));
         }
@@ -291,6 +329,8 @@ impl Claims {
             self.map.insert(claim.id, claim);
         } else {
             self.forget(rooms.pool, &claim);
+            // A large one is not freed under the lock.
+            out.discarded.push(Discarded::new(claim));
         }
     }
 
@@ -318,7 +358,7 @@ impl Claims {
     pub(crate) fn expire_waiter(&mut self, token: Token, out: &mut Effects) -> bool {
         let Some(id) = self.waiters.remove(&token) else { return false };
         if let Some(claim) = self.map.get_mut(&id) {
-            claim.waiter = None;
+            claim.waiters.retain(|waiter| *waiter != token);
             out.replies.push((token, Ok(Reply::Claim(claim.progress()))));
         }
         true
@@ -326,6 +366,7 @@ impl Claims {
 
     /// Ends claims that nobody polls, and settles those whose time is over (P2, P4).
     pub(crate) fn tick(&mut self, rooms: &mut Rooms<'_>, now: Nanos, out: &mut Effects) {
+        let mut places = self.pace.claim_leases;
         for _ in 0..self.pace.claims_expired {
             let Some(&(due, id)) = self.due.first().filter(|(due, _)| *due <= now) else { return };
             self.due.remove(&(due, id));
@@ -333,10 +374,20 @@ impl Claims {
             if claim.phase != Phase::Releasing && claim.due() <= now {
                 if claim.polled.saturating_add(claim.patience) <= now {
                     rooms.counters.claims_expired += 1;
-                    self.let_go(rooms, claim, true, out);
+                    let now = claim.places() <= places;
+                    places -= claim.places().min(places);
+                    self.let_go(rooms, claim, now, out);
                     continue;
                 }
-                self.settle(rooms, &mut claim, out);
+                if !matches!(claim.phase, Phase::Settling | Phase::Settled) {
+                    self.begin_to_settle(&mut claim);
+                    if claim.places() <= places {
+                        places -= claim.places();
+                        self.work(rooms, &mut claim, out);
+                    } else {
+                        out.again.push(Job::Claim(id));
+                    }
+                }
             }
             if claim.phase != Phase::Releasing {
                 claim.look_at = claim.due();
@@ -402,6 +453,7 @@ fn new_claim(rooms: &Rooms<'_>, id: ClaimId, open: Open) -> Result<Claim> {
         probed: false,
         windows: false,
         rounds: 0,
+        asked_in_round: false,
         runs_to_ask: Vec::new(),
         runs: Vec::new(),
         runs_ever: 0,
@@ -419,7 +471,8 @@ fn new_claim(rooms: &Rooms<'_>, id: ClaimId, open: Open) -> Result<Claim> {
         look_at: 0,
         deadline,
         patience,
-        waiter: Some(token),
+        waiters: SmallVec::from_slice(&[token]),
+        weigh: None,
     })
 }
 
@@ -427,10 +480,7 @@ fn new_claim(rooms: &Rooms<'_>, id: ClaimId, open: Open) -> Result<Claim> {
 fn trim(rooms: &mut Rooms<'_>, claim: &mut Claim, pace: Pace) -> bool {
     let mut given_back = 0;
     let mut looked_at = 0;
-    while claim.cursor < claim.places()
-        && given_back < pace.claim_leases
-        && looked_at < 16 * pace.survey_places
-    {
+    while claim.cursor < claim.places() && given_back < pace.claim_leases && looked_at < pace.weigh_places {
         let place = claim.cursor;
         claim.cursor += 1;
         looked_at += 1;
@@ -449,10 +499,15 @@ fn trim(rooms: &mut Rooms<'_>, claim: &mut Claim, pace: Pace) -> bool {
 
 /// Gives back all leases: whether there are more.
 fn give_back(rooms: &mut Rooms<'_>, claim: &mut Claim, pace: Pace) -> bool {
-    let mut given_back = 0;
-    while claim.leased > 0 && given_back < pace.claim_leases && claim.cursor < claim.places() {
+    let (mut given_back, mut looked_at) = (0, 0);
+    while claim.leased > 0
+        && given_back < pace.claim_leases
+        && looked_at < pace.weigh_places
+        && claim.cursor < claim.places()
+    {
         let place = claim.cursor;
         claim.cursor += 1;
+        looked_at += 1;
         if claim.known[place] == Known::LEASED {
             unlease(rooms, claim, place);
             given_back += 1;

@@ -1,11 +1,14 @@
 //! Finding out what only I/O can tell about a claim's places: groups of full attention first, then the windows at the end
 //! of what they allow, until nothing that the hit needs is unknown.
+//!
+//! A round finds out what hit can be hoped for, and asks the tiers about it, run by run: the places of one group and rank,
+//! a window of them at a time. A round in which nothing had to be asked is the last one.
 
 use super::super::event::{Ask, Command, Effects, Location};
 use super::super::loads::Rooms;
-use super::super::probe::{ProbeStep, RunProbe};
+use super::super::probe::{PROBE_KEYS_MAX, ProbeStep, RunProbe};
 use super::Claims;
-use super::claim::{Claim, Known, Run, Spot};
+use super::claim::{Claim, Known, Phase, Run, Spot, Weigh};
 
 /// Rounds of questions for one claim. Each shortens the hit that is hoped for by a block at least; a window with that many
 /// gaps in a slow tier is not worth more.
@@ -13,48 +16,41 @@ const ROUNDS_MAX: usize = 256;
 /// Runs of one claim that are asked about at a time.
 const RUNS_AT_A_TIME: usize = 4;
 
-impl Claims {
-    /// Collects the runs of the next round, and asks about the first of them: whether there is more to do now.
-    pub(super) fn begin_round(
-        &mut self,
-        rooms: &mut Rooms<'_>,
-        claim: &mut Claim,
-        out: &mut Effects,
-    ) -> bool {
-        loop {
-            claim.rounds += 1;
-            let hope = claim.hope(claim.windows);
-            claim.runs_to_ask = unknown_runs(claim, hope);
-            if !claim.runs_to_ask.is_empty() && claim.rounds <= ROUNDS_MAX {
-                claim.hit = hope;
-                return self.probe(rooms, claim, out);
-            }
-            if claim.windows || claim.rounds > ROUNDS_MAX {
-                break;
-            }
-            claim.windows = true;
-        }
-        // The pool has moved on meanwhile.
-        claim.probed = true;
-        claim.hit = claim.skip;
-        claim.survey_again();
-        true
-    }
+/// Begins the next round, or ends them.
+pub(super) fn begin_round(claim: &mut Claim) {
+    claim.rounds += 1;
+    claim.phase = Phase::Probe;
+    claim.asked_in_round = false;
+    claim.weigh = Some(Weigh::Round(claim.search(claim.limit)));
+}
 
-    /// Asks about the next run: whether there are more that may be asked about now.
+impl Claims {
+    /// The next piece of a round: whether there is more to do now.
     pub(super) fn probe(&mut self, rooms: &mut Rooms<'_>, claim: &mut Claim, out: &mut Effects) -> bool {
-        if claim.runs.len() < RUNS_AT_A_TIME
-            && let Some((group, rank)) = claim.runs_to_ask.pop()
-        {
+        if let Some(Weigh::Round(mut search)) = claim.weigh.take() {
+            let mut looks = (self.pace.weigh_places / claim.width()).max(1);
+            match claim.hope(&mut search, &mut looks, claim.windows) {
+                None => claim.weigh = Some(Weigh::Round(search)),
+                Some(hope) => {
+                    claim.hit = hope;
+                    claim.runs_to_ask = runs_of(claim);
+                }
+            }
+            return true;
+        }
+        let may_ask = claim.runs.iter().filter(|run| run.is_asked()).count() < RUNS_AT_A_TIME;
+        if let Some(at) = claim.runs.iter().position(|run| !run.is_asked()) {
+            let run = claim.runs.swap_remove(at);
+            ask_on(rooms, claim, run, out);
+        } else if may_ask && let Some((group, rank)) = claim.runs_to_ask.pop() {
             let run = new_run(rooms, claim, group, rank);
-            let number = run.number;
-            claim.runs.push(run);
-            ask_on(rooms, claim, number, out);
+            ask_on(rooms, claim, run, out);
         }
         if claim.runs.is_empty() && claim.runs_to_ask.is_empty() {
-            return self.begin_round(rooms, claim, out);
+            end_round(claim);
+            return true;
         }
-        claim.runs.len() < RUNS_AT_A_TIME && !claim.runs_to_ask.is_empty()
+        has_more(claim)
     }
 
     /// A tier's answer: whether there is more to do now.
@@ -66,68 +62,102 @@ impl Claims {
         count: usize,
         out: &mut Effects,
     ) -> bool {
-        let Some(run) = claim.runs.iter_mut().find(|run| run.number == number) else { return false };
+        let Some(at) = claim.runs.iter().position(|run| run.number == number) else { return false };
+        let mut run = claim.runs.swap_remove(at);
         run.probe.answered(&mut run.locations, count);
-        ask_on(rooms, claim, number, out);
-        claim.runs.is_empty() || (claim.runs.len() < RUNS_AT_A_TIME && !claim.runs_to_ask.is_empty())
+        ask_on(rooms, claim, run, out);
+        claim.runs.is_empty() || has_more(claim)
     }
 }
 
-/// Sends a run's next question, or ends the run.
-fn ask_on(rooms: &mut Rooms<'_>, claim: &mut Claim, number: u32, out: &mut Effects) {
-    let Some(at) = claim.runs.iter().position(|run| run.number == number) else { return };
-    let mut run = claim.runs.swap_remove(at);
-    match run.probe.next(&mut run.locations) {
-        ProbeStep::Ask { tier, from, end } => {
-            let places = run.places[from..end].iter().zip(&run.locations[from..end]);
-            let asked = places.filter(|(_, location)| !matches!(location, Location::Tier(_)));
-            let keys =
-                asked.map(|(&place, _)| rooms.catalog.block_key(&claim.key(claim.spot(place as usize))));
-            let (ask, keys) = (Ask::Claim(claim.id, number), keys.collect());
-            out.commands.push(Command::Probe { tier, ask, keys });
-            claim.runs.push(run);
-        }
-        ProbeStep::Over => {
-            for (&place, &location) in run.places.iter().zip(&run.locations) {
-                claim.known[place as usize] = Known::at(location);
-            }
-        }
+impl Run {
+    /// Whether a tier is to answer.
+    const fn is_asked(&self) -> bool {
+        self.probe.is_asked()
     }
 }
 
-/// Groups and ranks of which a hit needs a block that only I/O can tell of.
-fn unknown_runs(claim: &Claim, hit: usize) -> Vec<(usize, usize)> {
-    let mut runs = Vec::new();
-    for (group, entry) in claim.groups.iter().enumerate().rev() {
-        if !claim.windows && entry.shape.window_blocks > 0 {
-            continue;
-        }
-        for rank in (0..entry.spaces.len()).rev() {
-            let mut blocks = claim.needed_range(group, hit);
-            if blocks.any(|block| claim.known[claim.place(group, block, rank)] == Known::UNKNOWN) {
-                runs.push((group, rank));
-            }
-        }
+/// Whether a run can be gone on with now.
+fn has_more(claim: &Claim) -> bool {
+    let asked = claim.runs.iter().filter(|run| run.is_asked()).count();
+    asked < claim.runs.len() || (asked < RUNS_AT_A_TIME && !claim.runs_to_ask.is_empty())
+}
+
+fn end_round(claim: &mut Claim) {
+    let is_last = (!claim.asked_in_round && claim.windows) || claim.rounds > ROUNDS_MAX;
+    if !is_last {
+        claim.windows |= !claim.asked_in_round;
+        begin_round(claim);
+        return;
     }
-    runs
+    // The pool has moved on meanwhile.
+    claim.probed = true;
+    claim.hit = claim.skip;
+    claim.survey_again();
+}
+
+/// Goes on with a run: sends the next question about its window, takes in what is known of it, or begins the next window.
+fn ask_on(rooms: &Rooms<'_>, claim: &mut Claim, mut run: Run, out: &mut Effects) {
+    if let ProbeStep::Ask { tier, from, end } = run.probe.next(&mut run.locations) {
+        let places = run.places[from..end].iter().zip(&run.locations[from..end]);
+        let asked = places.filter(|(_, location)| !matches!(location, Location::Tier(_)));
+        let keys = asked.map(|(&place, _)| rooms.catalog.block_key(&claim.key(claim.spot(place as usize))));
+        let (ask, keys) = (Ask::Claim(claim.id, run.number), keys.collect());
+        out.commands.push(Command::Probe { tier, ask, keys });
+        claim.asked_in_round = true;
+        claim.runs.push(run);
+        return;
+    }
+    for (&place, &location) in run.places.iter().zip(&run.locations) {
+        claim.known[place as usize] = Known::at(location);
+    }
+    let whole = run.locations.iter().all(|location| matches!(location, Location::Tier(_)));
+    if whole && !run.rest.is_empty() {
+        next_window(rooms, claim, &mut run);
+        claim.runs.push(run);
+    }
+}
+
+/// Groups and ranks that the round is about, the last one first.
+fn runs_of(claim: &Claim) -> Vec<(usize, usize)> {
+    let groups = claim.groups.iter().enumerate().rev();
+    let groups = groups.filter(|(_, entry)| claim.windows || entry.shape.window_blocks == 0);
+    groups.flat_map(|(group, entry)| (0..entry.spaces.len()).rev().map(move |rank| (group, rank))).collect()
 }
 
 fn new_run(rooms: &Rooms<'_>, claim: &mut Claim, group: usize, rank: usize) -> Run {
-    let (mut places, mut locations) = (Vec::new(), Vec::new());
-    for block in claim.needed_range(group, claim.hit) {
-        let place = claim.place(group, block, rank);
-        debug_assert_eq!(claim.spot(place), Spot { group, block, rank });
+    claim.runs_ever += 1;
+    let mut run = Run {
+        number: claim.runs_ever,
+        group,
+        rank,
+        rest: claim.needed_range(group, claim.hit),
+        probe: RunProbe::new(rooms.flow.tier_count()),
+        places: Vec::new(),
+        locations: Vec::new(),
+    };
+    next_window(rooms, claim, &mut run);
+    run
+}
+
+/// The next blocks of a run.
+fn next_window(rooms: &Rooms<'_>, claim: &Claim, run: &mut Run) {
+    let end = run.rest.end.min(run.rest.start + PROBE_KEYS_MAX);
+    run.probe = RunProbe::new(rooms.flow.tier_count());
+    (run.places, run.locations) = (Vec::new(), Vec::new());
+    for block in run.rest.start..end {
+        let place = claim.place(run.group, block, run.rank);
+        debug_assert_eq!(claim.spot(place), Spot { group: run.group, block, rank: run.rank });
         let known = claim.known[place];
         if known.is_in_pool() {
             continue;
         }
-        places.push(u32::try_from(place).expect("a claim's places are bounded"));
-        locations.push(match known.tier() {
+        run.places.push(u32::try_from(place).expect("a claim's places are bounded"));
+        run.locations.push(match known.tier() {
             Some(tier) => Location::Tier(tier),
             None if known == Known::UNKNOWN => Location::Unknown,
             None => Location::Absent,
         });
     }
-    claim.runs_ever += 1;
-    Run { number: claim.runs_ever, probe: RunProbe::new(rooms.flow.tier_count()), places, locations }
+    run.rest.start = end;
 }

@@ -3,7 +3,7 @@
 use super::super::event::{Ask, Effects, Question};
 use super::super::loads::Rooms;
 use super::Claims;
-use super::claim::{Claim, Known, Phase};
+use super::claim::{Claim, Known};
 use crate::block::Phase as BlockPhase;
 
 impl Claims {
@@ -48,15 +48,9 @@ impl Claims {
         if end < claim.places() {
             return true;
         }
-        claim.asked == 0 && self.surveyed(rooms, claim, out)
-    }
-
-    /// All places were looked at, and tiers have told what they know: whether there is more to do now.
-    pub(super) fn surveyed(&mut self, rooms: &mut Rooms<'_>, claim: &mut Claim, out: &mut Effects) -> bool {
-        if !claim.probed && !claim.queued && claim.hope(true) > claim.reach(claim.limit) {
-            claim.phase = Phase::Probe;
-            return self.begin_round(rooms, claim, out);
+        if claim.asked == 0 {
+            Self::begin_to_weigh(claim);
         }
-        self.admit_or_queue(rooms, claim)
+        claim.asked == 0
     }
 }

@@ -10,7 +10,7 @@ use kvdepot_core::machine::{Leased, Now, Reply, Request};
 use kvdepot_core::{BlockKey, Result};
 use kvdepot_io::checksum::crc64_slot;
 
-use super::Ledger;
+use crate::ledger::Ledger;
 use crate::runner::Runner;
 
 /// Blocks leased at a time.

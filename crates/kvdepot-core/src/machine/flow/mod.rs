@@ -1,0 +1,252 @@
+//! Between the pool and the tiers: queues of reads and writes for each tier, and the order of what happens to one key.
+//!
+//! Blocks never change, but values do: one that is replaced or removed while a tier writes it must not come back. So a
+//! key has a *turn* from the moment its slot is displaced during a write, or its removal is sent, until tiers have
+//! ended that. What is stored or removed under the key meanwhile comes after it. The latest wins.
+
+mod late;
+mod removals;
+mod turns;
+mod writes;
+
+use hashbrown::HashMap;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::eviction::SlotId;
+
+use super::catalog::Catalog;
+use super::counters::Counters;
+use super::event::{Command, Effects, Fetched, Job, Nanos, RemovalId, TierIndex, Token};
+use super::flaw::Flaws;
+use super::owed::{Owed, Parts};
+use super::pace::Pace;
+use super::placement::{Placement, Placements};
+use super::pool::Pool;
+use super::queue::Queue;
+use super::tiers::bit;
+use super::uses::Uses;
+use removals::Apart;
+use turns::Turns;
+use writes::Write;
+
+/// A block that a tier is to read.
+#[derive(Clone, Copy, Debug)]
+struct Read {
+    slot: SlotId,
+    deadline: Nanos,
+}
+
+#[derive(Clone, Debug, Default)]
+struct TierFlow {
+    reads: Queue<Read>,
+    reads_in_flight: HashMap<SlotId, Read>,
+    writes: Queue<Write>,
+    /// Writes that may come late: after all others.
+    late: Queue<Write>,
+    writes_in_flight: HashMap<SlotId, Write>,
+}
+
+impl TierFlow {
+    fn next_write(&mut self) -> Option<Write> {
+        self.writes.pop_front().or_else(|| self.late.pop_front())
+    }
+}
+
+/// How a read ended, for who waits for the block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReadEnd {
+    /// The next tier is asked.
+    GoesOn,
+    /// The block is in its slot.
+    Whole,
+    /// No tier had it.
+    Failed,
+}
+
+/// Queues, and turns of keys.
+#[derive(Clone, Debug)]
+pub(crate) struct Flow {
+    tiers: Vec<TierFlow>,
+    turns: Turns,
+    /// Removals under way that belong to no turn.
+    apart: HashMap<RemovalId, Apart>,
+    removals_ever: RemovalId,
+    /// Writes to be tried again at the next tick.
+    delayed: Vec<(TierIndex, Write)>,
+    /// Writes of each drain that have not ended, oldest drain first.
+    undrained: std::collections::BTreeMap<u64, usize>,
+    drain: u64,
+    drains: Vec<(u64, Token)>,
+    /// Requests whose removals have ended, and whether a tier failed.
+    removed: Vec<(Token, bool)>,
+    owed: Owed,
+    pub(super) parts: Parts,
+    /// Spaces of keys that wait for a tier.
+    pub(super) uses: Uses,
+    pub(super) placements: Placements,
+    pub(crate) pace: Pace,
+    pub(crate) flaws: Flaws,
+}
+
+impl Flow {
+    pub(crate) fn new(tiers: usize) -> Self {
+        Self {
+            tiers: vec![TierFlow::default(); tiers],
+            turns: Turns::new(),
+            apart: HashMap::new(),
+            removals_ever: 0,
+            delayed: Vec::new(),
+            undrained: std::collections::BTreeMap::new(),
+            drain: 0,
+            drains: Vec::new(),
+            removed: Vec::new(),
+            owed: Owed::default(),
+            parts: Parts::default(),
+            uses: Uses::default(),
+            placements: Placements::new(&vec![Placement::default(); tiers], true),
+            pace: Pace::default(),
+            flaws: Flaws::default(),
+        }
+    }
+
+    pub(crate) fn has_tiers(&self) -> bool {
+        !self.tiers.is_empty()
+    }
+
+    pub(crate) fn tier_count(&self) -> usize {
+        self.tiers.len()
+    }
+
+    /// Reads that have not ended.
+    pub(crate) fn reads_left(&self) -> usize {
+        self.tiers.iter().map(|tier| tier.reads.len() + tier.reads_in_flight.len()).sum()
+    }
+
+    /// Writes that have not ended.
+    pub(crate) fn writes_left(&self) -> usize {
+        self.undrained.values().sum()
+    }
+
+    /// Whether a tier reads into a slot now, a key waits for a tier, or a tier may still have what was removed.
+    pub(crate) fn is_unsettled(&self) -> bool {
+        self.turns.len() > 0
+            || !self.apart.is_empty()
+            || !self.owed.is_empty()
+            || self.tiers.iter().any(|tier| !tier.reads_in_flight.is_empty())
+    }
+
+    /// Queues the read of a block into a slot that was inserted for it.
+    pub(crate) fn read(&mut self, slot: SlotId, tier: TierIndex, deadline: Nanos) {
+        self.tiers[tier].reads.push_back(Read { slot, deadline });
+    }
+
+    /// A tier ended a read.
+    pub(crate) fn read_ended(
+        &mut self,
+        now: Nanos,
+        pool: &mut Pool,
+        counters: &mut Counters,
+        tier: TierIndex,
+        slot: SlotId,
+        outcome: &Result<Fetched>,
+    ) -> ReadEnd {
+        let Some(read) = self.tiers[tier].reads_in_flight.remove(&slot) else {
+            debug_assert!(false, "a read ends once");
+            return ReadEnd::GoesOn;
+        };
+        match outcome {
+            Ok(Fetched::Whole) => {
+                counters.fetch_blocks += 1;
+                counters.fetch_bytes += pool.slot(slot).bytes();
+                pool.edit(slot, |slot| {
+                    slot.block.fill_ended_ok();
+                    slot.saved |= bit(tier);
+                });
+                return ReadEnd::Whole;
+            }
+            Ok(Fetched::Miss) => counters.failed("fetch", &Error::new(ErrorKind::NotFound, "a tier missed")),
+            Err(error) => counters.failed("fetch", error),
+        }
+        if tier + 1 < self.tiers.len() && now < read.deadline {
+            self.tiers[tier + 1].reads.push_front(read);
+            return ReadEnd::GoesOn;
+        }
+        pool.edit(slot, |slot| slot.block.fill_failed());
+        ReadEnd::Failed
+    }
+
+    /// Queues delayed writes again, and has removals that failed tried again.
+    pub(crate) fn tick(&mut self, catalog: &Catalog, out: &mut Effects) {
+        self.retry_removals(catalog, out);
+        for (tier, write) in std::mem::take(&mut self.delayed) {
+            self.tiers[tier].writes.push_back(write);
+        }
+    }
+
+    /// A request that waits until the writes of this moment have ended. Whether they have already.
+    pub(crate) fn begin_drain(&mut self, token: Token) -> bool {
+        if self.undrained.is_empty() {
+            return true;
+        }
+        self.drains.push((self.drain, token));
+        self.drain += 1;
+        false
+    }
+
+    /// Drains that are given up: the depot ends.
+    pub(crate) fn end_drains(&mut self) -> Vec<Token> {
+        std::mem::take(&mut self.drains).into_iter().map(|(_, token)| token).collect()
+    }
+
+    /// Drains that are over.
+    pub(crate) fn take_drained(&mut self) -> Vec<Token> {
+        if self.drains.is_empty() {
+            return Vec::new();
+        }
+        let oldest = self.undrained.keys().next().copied().unwrap_or(u64::MAX);
+        self.drains.extract_if(.., |(drain, _)| *drain < oldest).map(|(_, token)| token).collect()
+    }
+
+    /// Forgets who waits for a drain: whether it did.
+    pub(crate) fn forget_token(&mut self, token: Token) -> bool {
+        let drains = self.drains.len();
+        self.drains.retain(|(_, other)| *other != token);
+        self.drains.len() < drains
+    }
+
+    /// Hands queued work to the tiers until their bounds are reached: reads before writes.
+    pub(crate) fn emit(&mut self, now: Nanos, pool: &mut Pool, catalog: &Catalog, out: &mut Effects) {
+        let last = self.tiers.len().saturating_sub(1);
+        let mut looked_at = 0;
+        for tier in 0..self.tiers.len() {
+            while self.tiers[tier].reads_in_flight.len() < self.pace.reads_in_flight
+                && let Some(read) = self.tiers[tier].reads.pop_front()
+            {
+                let slot = pool.slot(read.slot);
+                if self.closed(catalog, &slot.key) & bit(tier) != 0 {
+                    self.tiers[tier].reads_in_flight.insert(read.slot, read);
+                    out.again.push(Job::Miss { tier, slot: read.slot });
+                    continue;
+                }
+                let left = read.deadline.saturating_sub(now);
+                // The tiers below, which may hold the block too, are left half of the time (P2).
+                let deadline = now + if tier < last { left / 2 } else { left };
+                let (runs, key) = (slot.runs(), catalog.block_key(&slot.key));
+                self.tiers[tier].reads_in_flight.insert(read.slot, read);
+                out.commands.push(Command::Read { tier, slot: read.slot, key, runs, deadline });
+            }
+            while self.tiers[tier].writes_in_flight.len() < self.pace.writes_in_flight
+                && looked_at < self.pace.queue_entries
+                && let Some(write) = self.tiers[tier].next_write()
+            {
+                looked_at += 1;
+                if !self.begin_write(tier, write, pool, catalog, out) {
+                    self.write_over(write.drain);
+                }
+            }
+        }
+        if looked_at == self.pace.queue_entries {
+            out.again.push(Job::Emit);
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! Writes: which tiers are given a block, and what the end of a write makes of it.
+
+use super::super::catalog::Catalog;
+use super::super::counters::Counters;
+use super::super::event::{Command, Effects, Stored, TierIndex};
+use super::super::flaw::Flaw;
+use super::super::names::PoolKey;
+use super::super::pool::Pool;
+use super::super::slots::Slot;
+use super::super::tiers::{TierMask, bit};
+use super::Flow;
+use super::turns::{Next, Until};
+use crate::error::{ErrorKind, Result};
+use crate::eviction::SlotId;
+
+/// A block that a tier is to write. Called off when its slot was freed or the tier's bit left `to_write`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Write {
+    pub(super) slot: SlotId,
+    pub(super) serial: u32,
+    /// Whether what the tier has under this key is another value, which must go first.
+    pub(super) replaces: bool,
+    /// How often the tier was asked before.
+    pub(super) tries: u32,
+    /// The drain that it counts for.
+    pub(super) drain: u64,
+    /// Whether the block is not dirty for it.
+    pub(super) late: bool,
+}
+
+impl Flow {
+    /// Has tiers write a sealed block, in its key's turn.
+    pub(crate) fn write(&mut self, pool: &mut Pool, slot: SlotId, replaces: bool) {
+        let (key, serial) = (pool.slot(slot).key, pool.slot(slot).serial);
+        if self.turns.contains_key(&key) {
+            // Any tier may keep what was under the key, and this write comes in place of its removal.
+            pool.edit(slot, |slot| slot.set_value(true));
+        }
+        let tiers = self.at_seal(pool, slot);
+        if tiers == 0 {
+            pool.edit(slot, |slot| slot.block.seal_clean());
+        } else if self.turns.contains_key(&key) {
+            let drain = self.drain;
+            *self.undrained.entry(drain).or_default() += 1;
+            self.set_next(key, Next::Write { slot, serial, drain });
+        } else {
+            self.queue_writes(pool, slot, tiers, replaces, self.drain);
+        }
+    }
+
+    /// Tiers that are to have a block as soon as it is sealed.
+    pub(super) fn at_seal(&self, pool: &Pool, slot: SlotId) -> TierMask {
+        let all = pool.slot(slot).is_value() || self.flaws.has(Flaw::PlacementIgnored);
+        if all { self.all() } else { self.placements.through }
+    }
+
+    /// Every tier's bit.
+    pub(crate) const fn all(&self) -> TierMask {
+        TierMask::MAX >> (TierMask::BITS as usize - self.tiers.len())
+    }
+
+    /// Tiers that are to write a block again that none of them holds.
+    pub(crate) fn to_write_again(&self, pool: &Pool, slot: SlotId) -> TierMask {
+        self.at_seal(pool, slot) & !pool.slot(slot).to_write
+    }
+
+    /// Whether a tier is given this block late, if at all.
+    pub(crate) fn is_late(&self, pool: &Pool, slot: SlotId, tier: TierIndex) -> bool {
+        self.at_seal(pool, slot) & bit(tier) == 0
+    }
+
+    /// Has some tiers write a block again that they do not hold any more.
+    pub(crate) fn write_again(&mut self, pool: &mut Pool, slot: SlotId, tiers: TierMask) {
+        if !self.is_leaving(&pool.slot(slot).key) {
+            let replaces = pool.slot(slot).is_value();
+            self.queue_writes(pool, slot, tiers, replaces, self.drain);
+        }
+    }
+
+    pub(super) fn queue_writes(
+        &mut self,
+        pool: &mut Pool,
+        slot: SlotId,
+        tiers: TierMask,
+        replaces: bool,
+        drain: u64,
+    ) {
+        let serial = pool.slot(slot).serial;
+        pool.edit(slot, |slot| {
+            slot.to_write |= tiers;
+            slot.saved &= !tiers;
+            slot.late &= !tiers;
+            slot.block.dirty_again();
+        });
+        for tier in (0..self.tiers.len()).filter(|&tier| tiers & bit(tier) != 0) {
+            let write = Write { slot, serial, replaces, tries: 0, drain, late: false };
+            self.tiers[tier].writes.push_back(write);
+            *self.undrained.entry(drain).or_default() += 1;
+        }
+    }
+
+    /// Queues a write that may come late. Whether there was room: blocks that are evicted meanwhile leave entries behind.
+    pub(crate) fn queue_late(&mut self, tier: TierIndex, slot: SlotId, serial: u32) -> bool {
+        let queue = &mut self.tiers[tier].late;
+        if queue.len() >= self.pace.late_writes {
+            return false;
+        }
+        let drain = self.drain;
+        queue.push_back(Write { slot, serial, replaces: false, tries: 0, drain, late: true });
+        *self.undrained.entry(drain).or_default() += 1;
+        true
+    }
+
+    /// A write that counted for a drain has ended, or was given up.
+    pub(super) fn write_over(&mut self, drain: u64) {
+        if let Some(left) = self.undrained.get_mut(&drain) {
+            *left -= 1;
+            if *left == 0 {
+                self.undrained.remove(&drain);
+            }
+        }
+    }
+
+    /// A tier ended a write.
+    #[expect(clippy::too_many_arguments, reason = "rooms are passed one by one, so that each borrow is seen")]
+    pub(crate) fn write_ended(
+        &mut self,
+        pool: &mut Pool,
+        catalog: &Catalog,
+        counters: &mut Counters,
+        tier: TierIndex,
+        slot: SlotId,
+        outcome: &Result<Stored>,
+        out: &mut Effects,
+    ) {
+        let Some(write) = self.tiers[tier].writes_in_flight.remove(&slot) else {
+            debug_assert!(false, "a write ends once");
+            return;
+        };
+        let key = pool.slot(slot).key;
+        let wanted = !pool.slot(slot).block.is_doomed();
+        if self.try_again(pool, catalog, tier, &write, key, wanted, outcome, out) {
+            return;
+        }
+        self.write_over(write.drain);
+        match outcome {
+            Ok(Stored::New) => {
+                counters.write_blocks += 1;
+                counters.write_bytes += pool.slot(slot).bytes();
+                counters.late_write_blocks += u64::from(write.late);
+            }
+            Ok(Stored::AlreadyThere) => {}
+            Err(error) => {
+                counters.failed("write", error);
+                counters.late_write_blocks_dropped += u64::from(write.late);
+            }
+        }
+        let stored = matches!(outcome, Ok(Stored::New))
+            || (matches!(outcome, Ok(Stored::AlreadyThere))
+                && (!write.replaces || self.flaws.has(Flaw::AlreadyThereIsStored)));
+        let dropped = pool.edit(slot, |slot| {
+            slot.writing &= !bit(tier);
+            slot.to_write &= !bit(tier);
+            slot.late &= !bit(tier);
+            if stored {
+                slot.saved |= bit(tier);
+            } else if write.late {
+                slot.refused |= bit(tier);
+            }
+            slot.set_unreplaced(slot.is_unreplaced() || (write.replaces && !stored));
+            slot.settle_writes();
+            !write.late && !slot.is_pressing() && slot.saved == 0
+        });
+        counters.write_blocks_dropped += u64::from(dropped);
+        if pool.slot(slot).writing == 0
+            && self.turns.get(&key).is_some_and(|turn| turn.until == Until::Written(slot))
+        {
+            self.end_turn(pool, catalog, key, out);
+        } else if wanted {
+            self.remove_unreplaced(pool, catalog, slot, out);
+        }
+        pool.free_if_over(slot);
+    }
+
+    /// Better nothing under a key than the value before (P1). Not before all tiers have ended: a write under way at another
+    /// one could land after the removal, and the next removal would take this one for its own.
+    fn remove_unreplaced(&mut self, pool: &mut Pool, catalog: &Catalog, slot: SlotId, out: &mut Effects) {
+        let found = pool.slot(slot);
+        if found.is_unreplaced() && found.to_write == 0 {
+            let key = found.key;
+            pool.edit(slot, |slot| {
+                slot.set_unreplaced(false);
+                slot.saved = 0;
+            });
+            self.remove(catalog, key, None, out);
+        }
+    }
+
+    /// Whether the write of a value waits for its predecessor to be gone from the tier.
+    #[expect(clippy::too_many_arguments, reason = "rooms are passed one by one, so that each borrow is seen")]
+    pub(super) fn try_again(
+        &mut self,
+        pool: &mut Pool,
+        catalog: &Catalog,
+        tier: TierIndex,
+        write: &Write,
+        key: PoolKey,
+        wanted: bool,
+        outcome: &Result<Stored>,
+        out: &mut Effects,
+    ) -> bool {
+        if !write.replaces || !wanted || write.tries >= self.pace.replace_tries {
+            return false;
+        }
+        match outcome {
+            // What the tier has is the value before this one.
+            Ok(Stored::AlreadyThere) if !self.flaws.has(Flaw::AlreadyThereIsStored) => {
+                self.remove_predecessor(catalog, tier, key, out);
+            }
+            Err(error) if error.kind() == ErrorKind::Busy => {}
+            _ => return false,
+        }
+        pool.edit(write.slot, |slot| slot.writing &= !bit(tier));
+        self.delayed.push((tier, Write { tries: write.tries + 1, ..*write }));
+        true
+    }
+
+    pub(super) fn begin_write(
+        &mut self,
+        tier: TierIndex,
+        write: Write,
+        pool: &mut Pool,
+        catalog: &Catalog,
+        out: &mut Effects,
+    ) -> bool {
+        let wanted = |slot: &Slot| slot.serial == write.serial && slot.to_write & bit(tier) != 0;
+        let Some(slot) = pool.get(write.slot).filter(|slot| wanted(slot)) else { return false };
+        let (key, runs) = (slot.key, slot.runs());
+        if (self.owed.tiers(&key) | self.closed(catalog, &key)) & bit(tier) != 0 {
+            // It may have what was removed under the key, and could take that for this (P1).
+            pool.edit(write.slot, |slot| {
+                slot.to_write &= !bit(tier);
+                slot.late &= !bit(tier);
+                if write.late {
+                    slot.refused |= bit(tier);
+                }
+                slot.settle_writes();
+            });
+            self.remove_unreplaced(pool, catalog, write.slot, out);
+            pool.free_if_over(write.slot);
+            return false;
+        }
+        if !catalog.is_live(key.space) {
+            // The sweep has not come by yet.
+            pool.doom(write.slot);
+            return false;
+        }
+        let key = catalog.block_key(&key);
+        pool.edit(write.slot, |slot| {
+            if !slot.block.is_writing() {
+                slot.block.write_begun();
+            }
+            slot.writing |= bit(tier);
+        });
+        self.tiers[tier].writes_in_flight.insert(write.slot, write);
+        out.commands.push(Command::Write { tier, slot: write.slot, key, runs });
+        true
+    }
+}

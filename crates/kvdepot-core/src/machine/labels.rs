@@ -1,0 +1,70 @@
+//! Short names of events, for figures that say what took long.
+
+use super::event::{Event, Job, Request};
+
+impl Event {
+    /// What it is, in a word or two.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Request { request, .. } => request.name(),
+            Self::Expire { .. } => "expire",
+            Self::OwnerEnded { .. } => "owner_ended",
+            Self::ReadEnded { .. } => "read_ended",
+            Self::WriteEnded { .. } => "write_ended",
+            Self::Removed { .. } => "removed",
+            Self::Located { .. } => "located",
+            Self::Probed { .. } => "probed",
+            Self::TierForgot { .. } => "tier_forgot",
+            Self::Continue(job) => job.name(),
+            Self::Populated { .. } => "populated",
+            Self::Ending => "ending",
+            Self::Freeze => "freeze",
+            Self::Thaw => "thaw",
+            Self::Adopt { .. } => "adopt",
+            Self::Tick => "tick",
+        }
+    }
+}
+
+impl Job {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Claim(_) => "claim",
+            Self::Load(_) => "load",
+            Self::Sweep => "sweep",
+            Self::EndOwner(_) => "end_owner",
+            Self::Emit => "emit",
+            Self::Miss { .. } => "miss",
+        }
+    }
+}
+
+impl Request {
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::OpenNamespace { .. } => "open_namespace",
+            Self::UseNamespace { .. } => "use_namespace",
+            Self::EnterEpoch { .. } => "enter_epoch",
+            Self::BeginAdvance { .. } => "begin_advance",
+            Self::EndAdvance { .. } => "end_advance",
+            Self::FollowEpoch { .. } => "follow_epoch",
+            Self::Reserve { .. } => "reserve",
+            Self::Commit { .. } => "commit",
+            Self::Publish { .. } => "publish",
+            Self::Release { .. } => "release",
+            Self::Load { .. } => "begin_load",
+            Self::LeaseNow { .. } => "lease_now",
+            Self::Inspect { .. } => "inspect",
+            Self::SetChecksum { .. } => "set_checksum",
+            Self::Prefetch { .. } => "prefetch",
+            Self::Remove { .. } => "remove",
+            Self::ClaimOpen { .. } => "claim_open",
+            Self::ClaimPoll { .. } => "claim_poll",
+            Self::ClaimRelease { .. } => "claim_release",
+            Self::EndClaims => "end_claims",
+            Self::EvictTo { .. } => "evict_to",
+            Self::Drain { .. } => "drain",
+            Self::Keys { .. } => "keys",
+        }
+    }
+}

@@ -1,0 +1,341 @@
+//! Loads: blocks leased for reading, each fetched from a tier where it is not in the pool.
+//!
+//! ```text
+//!   Lease ──▶ Look ──▶ (tiers are asked) ──▶ Fetch ──▶ answered, when nothing more can come
+//!                                              ▲──────── room came
+//! ```
+//!
+//! A load of many blocks goes through each stage in pieces, with other steps in between.
+
+mod load;
+
+use std::collections::VecDeque;
+
+use hashbrown::HashMap;
+
+use crate::block::Block;
+use crate::error::{Error, ErrorKind, Result};
+use crate::eviction::SlotId;
+
+use super::catalog::{Catalog, Namespace};
+use super::counters::Counters;
+use super::event::{Ask, Effects, Job, Leased, Location, Nanos, Owner, Question, Reply, Token};
+use super::flow::Flow;
+use super::pace::Pace;
+use super::pool::{NoRoom, Pool};
+use load::{Load, Stage, Want};
+
+/// What the loads need of the other rooms.
+pub(crate) struct Rooms<'a> {
+    pub(crate) catalog: &'a Catalog,
+    pub(crate) pool: &'a mut Pool,
+    pub(crate) flow: &'a mut Flow,
+    pub(crate) counters: &'a mut Counters,
+}
+
+/// Loads that have not been answered.
+#[derive(Debug, Default)]
+pub(crate) struct Loads {
+    map: HashMap<Token, Load>,
+    /// Those that found no room and lease nothing, oldest first.
+    starved: VecDeque<Token>,
+    /// The one of them that tries again now.
+    retrying: Option<Token>,
+    /// How often room came.
+    rooms: u64,
+    pub(crate) pace: Pace,
+}
+
+impl Loads {
+    pub(crate) fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    /// Begins a load. Its reply comes when no block can come any more, or its waiter's patience ends.
+    #[expect(clippy::too_many_arguments, reason = "the fields of one request")]
+    pub(crate) fn begin(
+        &mut self,
+        rooms: &mut Rooms<'_>,
+        token: Token,
+        owner: Owner,
+        namespace: Namespace,
+        hashes: &[crate::BlockHash],
+        fetch_deadline: Nanos,
+        last: bool,
+        runs_max: usize,
+        out: &mut Effects,
+    ) {
+        rooms.pool.uses.hold(namespace.space);
+        let load = Load::new(token, owner, namespace, hashes, (fetch_deadline, last, runs_max));
+        self.map.insert(token, load);
+        self.go_on(rooms, token, out);
+    }
+
+    /// The next piece of a load's work.
+    pub(crate) fn go_on(&mut self, rooms: &mut Rooms<'_>, token: Token, out: &mut Effects) {
+        let Some(load) = self.map.get_mut(&token) else {
+            // It may have ended when it was its turn to try again.
+            self.retry_oldest(out);
+            return;
+        };
+        if load.starved && matches!(load.stage, Stage::Rest) {
+            if self.retrying.is_some() {
+                return;
+            }
+            // There is room again, and it is its turn.
+            self.starved.retain(|other| *other != token);
+            self.retrying = Some(token);
+            load.rooms_seen = self.rooms;
+            load.begin(Stage::Fetch { locations: Vec::new().into_iter(), full: false });
+        }
+        // A small load is through two stages in one step.
+        for _ in 0..2 * self.pace.request_blocks {
+            if load.cursor == load.blocks() && load.next_stage(out) {
+                self.finish_if_over(rooms, token, out);
+                return;
+            }
+            if load.cursor < load.blocks() && !load.next_block(rooms) {
+                break;
+            }
+        }
+        out.again.push(Job::Load(token));
+    }
+
+    /// The tiers' answer about the blocks that were not in the pool.
+    pub(crate) fn located(
+        &mut self,
+        rooms: &mut Rooms<'_>,
+        token: Token,
+        locations: Vec<Location>,
+        out: &mut Effects,
+    ) {
+        let Some(load) = self.map.get_mut(&token) else { return };
+        if matches!(load.stage, Stage::Rest) && load.count.unlocated > 0 {
+            load.rooms_seen = self.rooms;
+            load.begin(Stage::Fetch { locations: locations.into_iter(), full: false });
+            self.go_on(rooms, token, out);
+        }
+    }
+
+    /// A fetch that loads waited for has ended.
+    pub(crate) fn arrived(&mut self, rooms: &mut Rooms<'_>, token: Token, place: u32, slot: Option<SlotId>) {
+        let Some(load) = self.map.get_mut(&token) else { return };
+        let want = match slot {
+            Some(slot) => load.lease(rooms, slot),
+            None => Want::Missed(ErrorKind::NotFound),
+        };
+        load.set(place as usize, want);
+    }
+
+    /// Answers a load that waits for nothing any more. Where the pool was too small for all while some blocks are leased,
+    /// the answer comes at once: asked again after those were copied, the others find room.
+    pub(crate) fn finish_if_over(&mut self, rooms: &mut Rooms<'_>, token: Token, out: &mut Effects) {
+        let Some(load) = self.map.get_mut(&token) else { return };
+        if !matches!(load.stage, Stage::Rest) {
+            return;
+        }
+        let retried = self.retrying.take_if(|other| *other == token).is_some();
+        let count = load.count;
+        let waits_for_room = count.no_room > 0 && count.leased == 0 && count.unnamed == 0;
+        if waits_for_room && count.arriving == 0 && count.unlocated == 0 {
+            let was_starved = std::mem::replace(&mut load.starved, true);
+            if !was_starved {
+                self.starved.push_back(token);
+            } else if retried {
+                self.starved.push_front(token);
+            }
+            // Between the steps in which it looked.
+            if load.rooms_seen != self.rooms
+                && (retried || !was_starved)
+                && let Some(&oldest) = self.starved.front()
+            {
+                out.again.push(Job::Load(oldest));
+            }
+            return;
+        }
+        load.starved = false;
+        // What is unnamed is asked for again after what was leased has been copied.
+        let over = count.unnamed > 0 || (count.no_room > 0 && !waits_for_room) || count.arriving == 0;
+        if count.unlocated == 0 && over {
+            self.answer(rooms, token, ErrorKind::NoSpace, out);
+        }
+        if retried && let Some(&next) = self.starved.front() {
+            out.again.push(Job::Load(next));
+        }
+    }
+
+    /// The time of a load is over.
+    pub(crate) fn expire(&mut self, rooms: &mut Rooms<'_>, token: Token, out: &mut Effects) -> bool {
+        let known = self.map.contains_key(&token);
+        let waiting = self.starved.len();
+        self.starved.retain(|other| *other != token);
+        self.retrying.take_if(|other| *other == token);
+        self.answer(rooms, token, ErrorKind::Timeout, out);
+        if self.starved.len() < waiting {
+            // The next one may want less.
+            self.retry_oldest(out);
+        }
+        known
+    }
+
+    fn answer(&mut self, rooms: &mut Rooms<'_>, token: Token, late: ErrorKind, out: &mut Effects) {
+        let Some(load) = self.map.remove(&token) else { return };
+        rooms.pool.uses.let_go(load.namespace.space);
+        out.replies.push((token, Ok(Reply::Slots(load.answer(rooms.counters, late)))));
+    }
+
+    /// Room came back: the oldest load that found none tries again, and when it has found some, the next.
+    pub(crate) fn room_came(&mut self, rooms: &mut Rooms<'_>, out: &mut Effects) {
+        self.rooms += 1;
+        if self.retrying.is_none()
+            && let Some(&token) = self.starved.front()
+        {
+            self.go_on(rooms, token, out);
+        }
+    }
+
+    /// Has the oldest load that found no room try again, unless one does so now.
+    pub(crate) fn retry_oldest(&self, out: &mut Effects) {
+        if self.retrying.is_none()
+            && let Some(&oldest) = self.starved.front()
+        {
+            out.again.push(Job::Load(oldest));
+        }
+    }
+
+    /// Forgets the loads of an owner that ended; its leases end with it.
+    pub(crate) fn end_owner(&mut self, pool: &mut Pool, owner: Owner, out: &mut Effects) {
+        let of_owner = self.map.extract_if(|_, load| load.owner == owner);
+        let mut ended: Vec<Token> = of_owner
+            .map(|(token, load)| {
+                pool.uses.let_go(load.namespace.space);
+                token
+            })
+            .collect();
+        // A table's order differs from one run to the next.
+        ended.sort_unstable();
+        let waiting = self.starved.len();
+        self.starved.retain(|token| !ended.contains(token));
+        if self.retrying.take_if(|token| ended.contains(token)).is_some() || self.starved.len() < waiting {
+            self.retry_oldest(out);
+        }
+        for token in ended {
+            let closed = Error::new(ErrorKind::Closed, "the connection has ended");
+            out.replies.push((token, Err(closed)));
+        }
+    }
+}
+
+impl Load {
+    /// Begins a stage.
+    fn begin(&mut self, stage: Stage) {
+        (self.stage, self.cursor) = (stage, 0);
+    }
+
+    /// A stage has looked at every block: whether there is nothing more to do now.
+    fn next_stage(&mut self, out: &mut Effects) -> bool {
+        match std::mem::replace(&mut self.stage, Stage::Rest) {
+            Stage::Lease => {
+                self.begin(Stage::Look(Vec::new()));
+                return false;
+            }
+            Stage::Look(keys) if !keys.is_empty() => {
+                out.questions.push(Question { ask: Ask::Load(self.token), keys });
+            }
+            Stage::Look(_) | Stage::Fetch { .. } | Stage::Rest => {}
+        }
+        true
+    }
+
+    /// The next block of the stage: false when this step has looked long enough for room.
+    fn next_block(&mut self, rooms: &mut Rooms<'_>) -> bool {
+        let place = self.cursor;
+        let went = match self.want(place) {
+            Want::Unlocated => match &mut self.stage {
+                Stage::Lease => {
+                    self.lease_if_readable(rooms, place);
+                    true
+                }
+                Stage::Look(_) => {
+                    self.look_and_collect(rooms, place);
+                    true
+                }
+                Stage::Fetch { locations, .. } => {
+                    let want = match locations.next().unwrap_or(Location::Absent) {
+                        Location::Absent => Want::Missed(ErrorKind::NotFound),
+                        Location::Tier(tier) => Want::NoRoom(tier),
+                        Location::Unknown => Want::NoRoom(0),
+                    };
+                    self.set(place, want);
+                    self.fetch(rooms, place)
+                }
+                Stage::Rest => true,
+            },
+            _ => self.fetch(rooms, place),
+        };
+        self.cursor += usize::from(went);
+        went
+    }
+
+    fn lease_if_readable(&mut self, rooms: &mut Rooms<'_>, place: usize) {
+        let key = self.key(place);
+        if rooms.catalog.is_live(key.space)
+            && let Some(slot) = rooms.pool.readable(&key)
+        {
+            let want = self.lease(rooms, slot);
+            self.set(place, want);
+        }
+    }
+
+    fn look_and_collect(&mut self, rooms: &mut Rooms<'_>, place: usize) {
+        let want = self.look(rooms, place);
+        let key = self.key(place);
+        if let (Want::Unlocated, Stage::Look(keys)) = (&want, &mut self.stage) {
+            keys.push(rooms.catalog.block_key(&key));
+        }
+        self.set(place, want);
+    }
+
+    /// Begins the fetch of a block that a tier may have: false when this step has looked long enough for room.
+    fn fetch(&mut self, rooms: &mut Rooms<'_>, place: usize) -> bool {
+        let (Want::NoRoom(tier), Stage::Fetch { full, .. }) = (self.want(place), &self.stage) else {
+            return true;
+        };
+        let (tier, full) = (*tier, *full);
+        let want = match self.look(rooms, place) {
+            Want::Unlocated if full => Want::NoRoom(tier),
+            Want::Unlocated => {
+                let (key, bytes) = (self.key(place), self.namespace.slot_bytes());
+                match rooms.pool.insert(key, Block::fetching(), bytes, true) {
+                    Ok(slot) => {
+                        rooms.flow.read(slot, tier, self.fetch_deadline);
+                        self.wait_for(rooms, place, slot)
+                    }
+                    Err(NoRoom::Later) => return false,
+                    Err(NoRoom::Full(_)) => {
+                        if let Stage::Fetch { full, .. } = &mut self.stage {
+                            *full = true;
+                        }
+                        Want::NoRoom(tier)
+                    }
+                }
+            }
+            want => want,
+        };
+        self.set(place, want);
+        true
+    }
+}
+
+/// A reader's lease on a readable slot; loads are what recency is made of.
+pub(crate) fn lease_slot(
+    pool: &mut Pool,
+    namespace: &Namespace,
+    owner: Owner,
+    slot: SlotId,
+) -> Result<Leased> {
+    pool.touch(slot);
+    let lease = pool.lease(owner, slot)?;
+    let (runs, crc64) = (pool.slot(slot).runs(), pool.slot(slot).crc64());
+    Ok(Leased { lease, slot, runs, block_bytes: namespace.spec.layout().block_bytes(), crc64 })
+}

@@ -1,0 +1,113 @@
+//! Leases on slots, and what their ends make of a slot.
+
+use super::Pool;
+use crate::block::Phase;
+use crate::error::Result;
+use crate::eviction::SlotId;
+use crate::lease::LeaseId;
+
+impl Pool {
+    /// Pins a readable block for a claim, which unpins it itself.
+    pub(crate) fn pin(&mut self, id: SlotId) {
+        self.edit(id, |slot| slot.block.lease());
+    }
+
+    /// The end of a pin or of a reader's lease.
+    pub(crate) fn unpin(&mut self, id: SlotId) {
+        self.edit(id, |slot| slot.block.unlease());
+        self.free_if_over(id);
+    }
+
+    #[cfg(any(test, feature = "model"))]
+    pub(crate) const fn leases_granted(&self) -> u64 {
+        self.leases.granted_ever()
+    }
+
+    /// A reader's lease on a readable slot.
+    pub(crate) fn lease(&mut self, owner: u64, id: SlotId) -> Result<LeaseId> {
+        let lease = self.leases.grant(owner, id)?;
+        self.pin(id);
+        Ok(lease)
+    }
+
+    /// A dumper's lease on a slot that it is to fill.
+    pub(crate) fn lease_for_filling(&mut self, owner: u64, id: SlotId) -> Result<LeaseId> {
+        debug_assert_eq!(self.slots.at(id).block.phase(), Phase::Filling, "only what is new is filled");
+        let lease = self.leases.grant(owner, id)?;
+        self.fills.begun(owner, self.slots.at(id).bytes(), self.now_s);
+        Ok(lease)
+    }
+
+    /// An owner asks for slots to fill.
+    pub(crate) fn seen(&mut self, owner: u64) {
+        self.fills.seen(owner, self.now_s);
+    }
+
+    /// Bytes that owners fill who have stopped.
+    pub(crate) const fn stopped_bytes(&self) -> u64 {
+        self.fills.stopped_bytes()
+    }
+
+    /// Looks who has stopped in the middle of a dump.
+    pub(crate) fn look_who_stopped(&mut self) {
+        self.fills.look(self.now_s);
+    }
+
+    pub(crate) fn leased_slot(&self, owner: u64, lease: LeaseId) -> Result<SlotId> {
+        self.leases.slot_of(owner, lease)
+    }
+
+    /// Takes a dumper's lease out of the table, without an effect on its slot.
+    pub(crate) fn forget_lease(&mut self, owner: u64, lease: LeaseId) -> Result<()> {
+        let id = self.leases.release(owner, lease)?;
+        self.fills.ended(owner, self.slots.at(id).bytes(), self.now_s);
+        Ok(())
+    }
+
+    /// Ends a lease by its number.
+    pub(crate) fn release(&mut self, owner: u64, lease: LeaseId) -> Result<()> {
+        let id = self.leases.release(owner, lease)?;
+        self.lease_ended(owner, id);
+        Ok(())
+    }
+
+    /// The end of a lease, of a reader or of a dumper who did not finish.
+    pub(crate) fn lease_ended(&mut self, owner: u64, id: SlotId) {
+        if self.slots.at(id).block.phase() == Phase::Filling {
+            self.fills.ended(owner, self.slots.at(id).bytes(), self.now_s);
+            self.abandon(id);
+        } else {
+            self.unpin(id);
+        }
+    }
+
+    /// Nobody fills this slot any more. Only the dumper holds a lease on a slot that is being filled, and it cannot write
+    /// any more: it gave the lease back itself, or its connection ended and with it, as the runner makes sure, all its
+    /// copies (P4).
+    pub(crate) fn abandon(&mut self, id: SlotId) {
+        self.edit(id, |slot| {
+            slot.block.abandon();
+            slot.block.quarantine_ended();
+        });
+        self.free_if_over(id);
+    }
+
+    /// Ends up to `max` leases of an owner; whether it has none left.
+    pub(crate) fn end_owner(&mut self, owner: u64, max: usize) -> (usize, bool) {
+        let slots = self.leases.end_some(owner, max);
+        for &slot in &slots {
+            self.lease_ended(owner, slot);
+        }
+        (slots.len(), self.leases.count(owner) == 0)
+    }
+
+    /// Every lease: who holds it, and on which slot.
+    pub(crate) fn leases(&self) -> impl Iterator<Item = (u64, SlotId)> + '_ {
+        self.leases.all()
+    }
+
+    /// Whether an owner has leases.
+    pub(crate) fn holds(&self, owner: u64) -> bool {
+        self.leases.count(owner) > 0
+    }
+}

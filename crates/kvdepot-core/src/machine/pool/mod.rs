@@ -1,0 +1,318 @@
+//! The pool: slots, their space, the order of eviction, leases, and what every byte counts as.
+//!
+//! - *room*: space taken in use, and made by eviction; slots that come and go.
+//! - *leases*: who holds which slots.
+//! - *totals*: what every byte counts as.
+
+mod leases;
+mod room;
+mod totals;
+
+use hashbrown::HashMap;
+
+use crate::eviction::{EvictionPolicy, SlotId};
+use crate::lease::LeaseTable;
+use crate::limits::POOL_EXTENT_BYTES;
+use crate::runs::RunAllocator;
+
+use super::fills::Fills;
+use super::flaw::{Flaw, Flaws};
+use super::index::Index;
+use super::names::{PoolKey, SpaceId};
+use super::proofs::Proofs;
+use super::slots::{Slot, Slots};
+use super::tiers::TierMask;
+use super::uses::Uses;
+
+pub use room::GROW_BYTES;
+pub(crate) use room::NoRoom;
+
+/// How often tiers are told that a block is in use.
+const TOUCH_INTERVAL_S: u32 = 30;
+/// How a pool is set up.
+#[derive(Debug)]
+pub struct PoolConfig {
+    /// Its size in bytes.
+    pub pool_bytes: u64,
+    /// The size that it may grow to; not above `pool_bytes` means that it does not grow.
+    pub pool_bytes_max: u64,
+    /// By how much it grows at a time.
+    pub grow_step_bytes: u64,
+    /// The order of eviction.
+    pub policy: Box<dyn EvictionPolicy>,
+    /// Whether blocks stay in the pool after they were written or loaded.
+    pub keeps: bool,
+    /// Seed of the index's hash function.
+    pub seed: u64,
+}
+
+/// Bytes of the pool by what holds them. A slot can count in several of them, and once in `pinned` at most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Being filled by clients.
+    pub filling: u64,
+    /// Being filled by tiers.
+    pub fetching: u64,
+    /// Sealed, and not yet in every tier that is to have them.
+    pub dirty: u64,
+    /// Leased by at least one reader.
+    pub leased: u64,
+    /// Not evictable now, for any of these reasons.
+    pub pinned: u64,
+}
+
+/// Blocks that a search for an eviction has passed over, because a tier is to have them first.
+#[derive(Clone, Copy, Debug, Default)]
+struct Unwritten {
+    /// `Pool::released` when the search began.
+    released: u64,
+    unwritten: usize,
+    first_unwritten: Option<SlotId>,
+}
+
+/// Slots and all that is known about them.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    slots: Slots,
+    index: Index,
+    alloc: RunAllocator,
+    policy: Box<dyn EvictionPolicy>,
+    leases: LeaseTable,
+    fills: Fills,
+    held: Held,
+    dirty_blocks: u64,
+    pool_bytes: u64,
+    pool_bytes_max: u64,
+    grow_step_bytes: u64,
+    grown_bytes: u64,
+    keeps: bool,
+    serials: u32,
+    evicted: u64,
+    evicted_unwritten: u64,
+    /// Tiers that are to have a block before it is evicted.
+    cold_tiers: TierMask,
+    /// Whether any tier is given blocks that are used a second time.
+    counts_uses: bool,
+    /// Whether blocks came in while room was short, since the last look.
+    cold_due: bool,
+    /// Blocks that eviction passed over, because such a tier is to have them first.
+    passed_over: Vec<SlotId>,
+    /// The eviction whose search has not ended.
+    search: Option<Unwritten>,
+    /// How often a block that could not be evicted could again: a search that found none may have passed it before.
+    released: u64,
+    /// The last of them.
+    last_released: Option<SlotId>,
+    /// Blocks evicted for an allocation that goes on in another step.
+    unfinished: HashMap<PoolKey, usize>,
+    /// Slots that this step may still look at in search of room.
+    looks: usize,
+    /// Blocks that lookups find from now on (`true`), or do not find any more.
+    changes: Vec<(PoolKey, bool)>,
+    /// Whether room came back since the last look.
+    room_came: bool,
+    now_s: u32,
+    /// Blocks in use of which tiers have not been told for a while.
+    touched: Vec<SlotId>,
+    /// What the ledger is to be told.
+    pub(crate) proofs: Proofs,
+    /// What names each space: slots, and the requests of claims and loads.
+    pub(super) uses: Uses,
+    pub(crate) flaws: Flaws,
+}
+
+impl Pool {
+    pub(crate) fn new(config: PoolConfig) -> Self {
+        Self {
+            slots: Slots::new(),
+            index: Index::new(config.seed),
+            alloc: RunAllocator::new(POOL_EXTENT_BYTES),
+            policy: config.policy,
+            leases: LeaseTable::new(),
+            fills: Fills::default(),
+            held: Held::default(),
+            dirty_blocks: 0,
+            pool_bytes: config.pool_bytes,
+            pool_bytes_max: config.pool_bytes_max.max(config.pool_bytes),
+            grow_step_bytes: config.grow_step_bytes,
+            grown_bytes: 0,
+            keeps: config.keeps,
+            serials: 0,
+            evicted: 0,
+            evicted_unwritten: 0,
+            cold_tiers: 0,
+            counts_uses: false,
+            cold_due: false,
+            passed_over: Vec::new(),
+            search: None,
+            released: 0,
+            last_released: None,
+            unfinished: HashMap::new(),
+            looks: usize::MAX,
+            changes: Vec::new(),
+            room_came: false,
+            now_s: 0,
+            touched: Vec::new(),
+            proofs: Proofs::default(),
+            uses: Uses::default(),
+            flaws: Flaws::default(),
+        }
+    }
+
+    pub(crate) const fn bytes(&self) -> u64 {
+        self.pool_bytes
+    }
+
+    pub(crate) const fn held(&self) -> Held {
+        self.held
+    }
+
+    pub(crate) const fn dirty_blocks(&self) -> u64 {
+        self.dirty_blocks
+    }
+
+    pub(crate) const fn evicted(&self) -> u64 {
+        self.evicted
+    }
+
+    /// Blocks that the index names.
+    pub(crate) const fn blocks(&self) -> usize {
+        self.index.len()
+    }
+
+    /// End of a walk over all slot numbers.
+    pub(crate) const fn numbers(&self) -> usize {
+        self.slots.numbers()
+    }
+
+    pub(crate) fn free_bytes(&self) -> u64 {
+        self.alloc.free_bytes() + (self.pool_bytes - self.grown_bytes)
+    }
+
+    /// Bytes that could be had now, by eviction too.
+    pub(crate) const fn unpinned_bytes(&self) -> u64 {
+        self.pool_bytes.saturating_sub(self.held.pinned)
+    }
+
+    pub(crate) fn find(&self, key: &PoolKey) -> Option<SlotId> {
+        self.index.get(&self.slots, key)
+    }
+
+    /// The slot of a block that may be read now.
+    pub(crate) fn readable(&self, key: &PoolKey) -> Option<SlotId> {
+        self.find(key).filter(|&id| self.slots.at(id).block.is_readable())
+    }
+
+    pub(crate) fn slot(&self, id: SlotId) -> &Slot {
+        self.slots.at(id)
+    }
+
+    /// How often slots were looked at.
+    #[cfg(test)]
+    pub(super) const fn slot_looks(&self) -> u64 {
+        self.slots.looks()
+    }
+
+    /// The slot of this number, if it is in use.
+    pub(crate) fn get(&self, id: SlotId) -> Option<&Slot> {
+        self.slots.get(id)
+    }
+
+    /// What became visible or invisible since the last call.
+    pub(crate) fn take_changes(&mut self) -> Vec<(PoolKey, bool)> {
+        std::mem::take(&mut self.changes)
+    }
+
+    /// Whether room came back since the last call.
+    pub(crate) const fn take_room(&mut self) -> bool {
+        std::mem::replace(&mut self.room_came, false)
+    }
+
+    /// Sets the tiers that are to have a block before its eviction, and those that are given it when it is used again.
+    pub(crate) const fn set_placements(&mut self, cold: TierMask, second_use: TierMask) {
+        self.cold_tiers = cold;
+        self.counts_uses = second_use != 0;
+    }
+
+    pub(crate) const fn keeps(&self) -> bool {
+        self.keeps
+    }
+
+    /// Blocks evicted before a tier had them that was to.
+    pub(crate) const fn evicted_unwritten(&self) -> u64 {
+        self.evicted_unwritten
+    }
+
+    /// Lets the index name `id` for its key; the slot that it named before is unnamed now.
+    pub(crate) fn name(&mut self, id: SlotId) -> Option<SlotId> {
+        let old = self.index.insert(&self.slots, id).filter(|&old| old != id);
+        if let Some(old) = old {
+            self.edit(old, |slot| slot.set_indexed(false));
+        }
+        self.edit(id, |slot| slot.set_indexed(true));
+        old
+    }
+
+    /// Takes a slot's key out of the index.
+    pub(crate) fn unname(&mut self, id: SlotId) {
+        if self.index.remove(&self.slots, id) {
+            self.edit(id, |slot| slot.set_indexed(false));
+        }
+    }
+
+    /// The block was used.
+    pub(crate) fn touch(&mut self, id: SlotId) {
+        self.policy.touch(id);
+        let slot = self.slots.at_mut(id);
+        let second = slot.count_use() && self.counts_uses;
+        if second || !slot.was_told(self.now_s, TOUCH_INTERVAL_S) {
+            slot.tell_use(self.now_s);
+            self.touched.push(id);
+        }
+    }
+
+    /// Sets the time by which uses are told to tiers.
+    pub(crate) const fn set_now(&mut self, seconds: u32) {
+        self.now_s = seconds;
+    }
+
+    /// Blocks that were used, each once in `TOUCH_INTERVAL_S`.
+    pub(crate) fn take_touched(&mut self) -> Vec<SlotId> {
+        std::mem::take(&mut self.touched)
+    }
+
+    /// Dooms the blocks of spaces that have `passed` among `count` slot numbers from `from` on. Which tiers' writes that
+    /// calls off is the flow's business: a doomed slot's queue entries name no block.
+    pub(crate) fn doom_some(
+        &mut self,
+        from: usize,
+        count: usize,
+        mut dooms: usize,
+        passed: impl Fn(SpaceId) -> bool,
+    ) -> usize {
+        let end = (from + count).min(self.slots.numbers());
+        for id in from..end {
+            if self.slots.get(id as SlotId).is_some_and(|slot| passed(slot.key.space)) {
+                if dooms == 0 {
+                    return id;
+                }
+                dooms -= 1;
+                self.doom(id as SlotId);
+            }
+        }
+        end
+    }
+
+    /// No new reader and no new write of a block. Freed at once if nothing touches it.
+    pub(crate) fn doom(&mut self, id: SlotId) {
+        let flawed = self.flaws.has(Flaw::WriteDisplaced);
+        self.edit(id, |slot| {
+            slot.block.doom();
+            slot.to_write &= if flawed { slot.to_write } else { slot.writing };
+            if slot.to_write == 0 && slot.block.is_writing() {
+                slot.block.write_ended(slot.saved != 0);
+            }
+        });
+        self.free_if_over(id);
+    }
+}

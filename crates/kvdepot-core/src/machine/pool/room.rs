@@ -1,0 +1,308 @@
+//! Space of the pool: how it is taken in use, and how room is made for a block by eviction.
+
+use super::super::names::PoolKey;
+use super::super::slots::{Slot, Standing};
+use super::{Pool, Unwritten};
+use crate::block::Block;
+use crate::error::{Error, ErrorKind, Result};
+use crate::eviction::{Search, SlotId};
+use crate::runs::Runs;
+
+/// Space that the pool takes in use at a time, when it grows into memory that nobody has touched yet.
+pub const GROW_BYTES: u64 = 64 << 20;
+/// Share of the pool that bytes not yet in a tier may take: beyond it dumps are dropped, so that loads find room.
+const DIRTY_SHARE_PERCENT: u64 = 70;
+/// Share of the pool that clients on other machines may be filling at a time.
+const FILLING_SHARE_PERCENT: u64 = 50;
+/// Blocks evicted for one allocation, in all its steps. A pool of small blocks that leases have scattered may have no room for
+/// a large one whatever goes.
+const EVICTIONS_PER_ALLOCATION_MAX: usize = 1024;
+/// Allocations whose evictions are remembered from one step to the next. Beyond them all are forgotten, and may evict as many
+/// again.
+const UNFINISHED_MAX: usize = 256;
+/// What an eviction counts as, in slots looked at.
+const LOOKS_PER_EVICTION: usize = 8;
+/// Below this part of the pool that is free, what is cold is written to tiers that are to have it before its eviction.
+const COLD_FREE_DIVISOR: u64 = 8;
+/// Blocks that one eviction passes over because a tier is to have them first. Beyond them it takes what comes.
+const UNWRITTEN_PASSED_OVER_MAX: usize = 64;
+
+/// Why there is no room for a block.
+#[derive(Debug)]
+pub(crate) enum NoRoom {
+    /// This step has looked at enough slots: the next one goes on.
+    Later,
+    /// What is left of the pool is in use.
+    Full(Error),
+}
+
+impl Pool {
+    /// Takes the next piece of the pool in use; `upto` is where a background thread has populated to.
+    pub(crate) fn grow(&mut self, upto: Option<u64>) -> bool {
+        let start = self.grown_bytes;
+        let end = upto.unwrap_or(start + GROW_BYTES).min(self.pool_bytes);
+        if end <= start {
+            return false;
+        }
+        self.alloc.add_extent(start, end - start);
+        self.grown_bytes = end;
+        true
+    }
+
+    /// Lets the pool have more memory, where that was agreed.
+    fn enlarge(&mut self) -> bool {
+        let before = self.pool_bytes;
+        self.pool_bytes = (before + self.grow_step_bytes).min(self.pool_bytes_max);
+        self.pool_bytes > before
+    }
+
+    /// Lets the pool have at least so many bytes, where that was agreed.
+    pub(crate) fn enlarge_to(&mut self, bytes: u64) {
+        while self.pool_bytes < bytes && self.enlarge() {}
+    }
+
+    /// Whether remote clients may reserve `bytes` more. Announced but unsent payload must not evict cached blocks; one
+    /// slot at a time may be of any size.
+    pub(crate) fn may_fill(&self, bytes: u64) -> Result<()> {
+        let stopped = self.fills.stopped_bytes();
+        let filling = self.held.filling.saturating_sub(stopped);
+        let share = self.pool_bytes_max.saturating_sub(stopped) * FILLING_SHARE_PERCENT / 100;
+        if filling == 0 || filling + bytes <= share {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Busy, "too much of the pool is being filled already")
+            .with("filling_bytes", self.held.filling)
+            .with("block_bytes", bytes))
+    }
+
+    /// Whether a dump of `bytes` leaves the tiers time to write what was dumped before.
+    pub(crate) fn may_dirty(&self, bytes: u64) -> Result<()> {
+        let stopped = self.fills.stopped_bytes();
+        let not_saved = (self.held.filling + self.held.dirty + bytes).saturating_sub(stopped);
+        if not_saved > self.pool_bytes.saturating_sub(stopped) * DIRTY_SHARE_PERCENT / 100 {
+            return Err(Error::new(ErrorKind::Busy, "the tiers do not keep up with what is dumped"));
+        }
+        Ok(())
+    }
+
+    /// A step begins, which may look at so many slots in search of room.
+    pub(crate) const fn begin_step(&mut self, looks: usize) {
+        self.looks = looks;
+    }
+
+    /// Evicts the coldest block that may go. One that a tier is to have first goes when no other does, or many do not.
+    fn evict_one(&mut self) -> Search {
+        let cold = self.cold_tiers;
+        let victim = loop {
+            let Self { slots, passed_over, released, looks, .. } = self;
+            let mut search =
+                self.search.take().unwrap_or(Unwritten { released: *released, ..Unwritten::default() });
+            let victim = self.policy.victim(looks, &mut |id| {
+                let Some(slot) = slots.get(id).filter(|slot| slot.block.is_evictable()) else { return false };
+                if search.unwritten == UNWRITTEN_PASSED_OVER_MAX || !slot.owes(cold) {
+                    return true;
+                }
+                search.unwritten += 1;
+                search.first_unwritten.get_or_insert(id);
+                if passed_over.len() < UNWRITTEN_PASSED_OVER_MAX {
+                    passed_over.push(id);
+                }
+                false
+            });
+            let unwritten = search.first_unwritten.filter(|&id| self.is_evictable(id));
+            match (victim, unwritten) {
+                (Search::Later, _) => {
+                    self.search = Some(search);
+                    return Search::Later;
+                }
+                (Search::Found(victim), _) | (Search::Nothing, Some(victim)) => break victim,
+                // The search may have begun steps ago, for somebody else: what may go now may lie behind it. It is searched
+                // anew, unless the last that was used is enough: what is used all the time might lie behind that search, too.
+                (Search::Nothing, None) if search.released != self.released => {
+                    if let Some(last) = self.last_released.take().filter(|&id| self.is_evictable(id)) {
+                        break last;
+                    }
+                }
+                (Search::Nothing, None) => return Search::Nothing,
+            }
+        };
+        self.looks = self.looks.saturating_sub(LOOKS_PER_EVICTION);
+        self.evicted += 1;
+        let slot = self.slots.at(victim);
+        self.evicted_unwritten += u64::from(!slot.is_value() && cold & !slot.saved != 0);
+        self.free(victim);
+        Search::Found(victim)
+    }
+
+    fn is_evictable(&self, id: SlotId) -> bool {
+        self.slots.get(id).is_some_and(|slot| slot.block.is_evictable())
+    }
+
+    /// Blocks that are about to be evicted and that a tier is to have first: those that an eviction passed over, and, when
+    /// room is short, those among the `count` slots that go next.
+    pub(crate) fn take_cold(&mut self, count: usize) -> Vec<SlotId> {
+        let mut cold = std::mem::take(&mut self.passed_over);
+        if std::mem::take(&mut self.cold_due) {
+            let (slots, tiers) = (&self.slots, self.cold_tiers);
+            let mut left = count;
+            self.policy.coldest(&mut |id, goes| {
+                if goes && slots.get(id).is_some_and(|slot| slot.owes(tiers)) {
+                    cold.push(id);
+                }
+                left -= 1;
+                left > 0
+            });
+        }
+        cold
+    }
+
+    /// Evicts what is cold until no more than `bytes` are in use or `blocks_max` blocks went: how many went, and whether the
+    /// search for more is to be gone on with.
+    pub(crate) fn evict_to(&mut self, bytes: u64, blocks_max: usize) -> (usize, bool) {
+        for gone in 0..blocks_max {
+            if self.pool_bytes - self.free_bytes() <= bytes {
+                return (gone, false);
+            }
+            match self.evict_one() {
+                Search::Found(_) => {}
+                search => return (gone, search == Search::Later),
+            }
+        }
+        (blocks_max, true)
+    }
+
+    /// Room for a block, made by eviction where needed. None when what is left is in use.
+    fn allocate(&mut self, key: PoolKey, bytes: u64) -> std::result::Result<Runs, NoRoom> {
+        let mut evictions = self.unfinished.remove(&key).unwrap_or(0);
+        loop {
+            if let Some(runs) = self.alloc.alloc(bytes) {
+                return Ok(runs);
+            }
+            if self.grow(None) || self.enlarge() {
+                continue;
+            }
+            // Without anything to evict, no walk over the slots finds it.
+            if self.held.pinned + self.free_bytes() >= self.pool_bytes
+                || evictions == EVICTIONS_PER_ALLOCATION_MAX
+            {
+                return Err(self.full(bytes));
+            }
+            match self.evict_one() {
+                Search::Found(_) => evictions += 1,
+                Search::Nothing => return Err(self.full(bytes)),
+                Search::Later => {
+                    self.remember(key, evictions);
+                    return Err(NoRoom::Later);
+                }
+            }
+        }
+    }
+
+    fn remember(&mut self, key: PoolKey, evictions: usize) {
+        if self.unfinished.len() >= UNFINISHED_MAX {
+            self.unfinished.clear();
+        }
+        self.unfinished.insert(key, evictions);
+    }
+
+    fn full(&self, bytes: u64) -> NoRoom {
+        let error = Error::new(ErrorKind::NoSpace, "every slot of the pool is in use")
+            .with("block_bytes", bytes)
+            .with("pool_bytes", self.pool_bytes);
+        NoRoom::Full(error)
+    }
+
+    /// Makes room for a block. `indexed`: the index names it from now on; its key must not be there yet.
+    pub(crate) fn insert(
+        &mut self,
+        key: PoolKey,
+        block: Block,
+        bytes: u64,
+        indexed: bool,
+    ) -> std::result::Result<SlotId, NoRoom> {
+        let runs = self.allocate(key, bytes)?;
+        self.serials = self.serials.wrapping_add(1);
+        self.cold_due |= self.cold_tiers != 0 && self.free_bytes() < self.pool_bytes / COLD_FREE_DIVISOR;
+        let mut slot = Slot::new(key, block, &runs, self.serials, indexed);
+        // What a tier has just read it knows to be in use.
+        if slot.is_from_tier() {
+            slot.tell_use(self.now_s);
+        }
+        let after = slot.standing();
+        let Some(id) = self.slots.insert(slot) else {
+            self.alloc.free(&runs);
+            return Err(self.full(bytes));
+        };
+        self.count(id, Standing::NONE, after, bytes, key);
+        self.uses.slot_came(key.space, after.pinned);
+        if indexed {
+            let before = self.index.insert(&self.slots, id);
+            debug_assert!(before.is_none(), "the caller looked that the key is not there");
+        }
+        Ok(id)
+    }
+
+    /// A slot that another depot left at this place of the pool's memory. None when the place is not free, or the index
+    /// names another slot for its key.
+    pub(crate) fn adopt(&mut self, key: PoolKey, block: Block, runs: &Runs, indexed: bool) -> Option<SlotId> {
+        if indexed && self.find(&key).is_some() {
+            return None;
+        }
+        let end = runs.iter().map(|run| run.offset.saturating_add(run.len)).max()?;
+        self.enlarge_to(end);
+        self.grow(Some(end));
+        if !self.alloc.take(runs) {
+            return None;
+        }
+        self.serials = self.serials.wrapping_add(1);
+        let slot = Slot::new(key, block, runs, self.serials, indexed);
+        let (after, bytes) = (slot.standing(), slot.bytes());
+        let Some(id) = self.slots.insert(slot) else {
+            self.alloc.free(runs);
+            return None;
+        };
+        self.count(id, Standing::NONE, after, bytes, key);
+        self.uses.slot_came(key.space, after.pinned);
+        if indexed {
+            self.index.insert(&self.slots, id);
+        }
+        if after.listed {
+            self.policy.insert(id, self.index.hash(&key));
+        }
+        Some(id)
+    }
+
+    /// Gives a slot's space back. Nothing may touch its bytes any more (P4).
+    fn free(&mut self, id: SlotId) {
+        debug_assert!(
+            self.slots.at(id).block.leases() == 0 && !self.slots.at(id).block.is_writing(),
+            "a slot in use is not freed"
+        );
+        self.index.remove(&self.slots, id);
+        let slot = self.slots.remove(id);
+        let before = slot.standing();
+        self.count(id, before, Standing::NONE, slot.bytes(), slot.key);
+        self.uses.slot_went(slot.key.space, before.pinned);
+        if before.listed {
+            self.policy.remove(id);
+        }
+        self.alloc.free(&slot.runs());
+        self.room_came = true;
+    }
+
+    /// Frees a slot that is of no use to anybody, or is not to be kept, when nothing touches it any more.
+    pub(crate) fn free_if_over(&mut self, id: SlotId) {
+        let block = &self.slots.at(id).block;
+        let waits = self.slots.at(id).to_write != 0;
+        if block.is_freeable() || (!self.keeps && block.is_evictable() && !waits) {
+            self.free(id);
+        }
+    }
+
+    /// Frees a slot if it was doomed: where blocks are not kept, one that was fetched stays for who asked for it.
+    pub(crate) fn free_if_doomed(&mut self, id: SlotId) {
+        if self.slots.get(id).is_some_and(|slot| slot.block.is_freeable()) {
+            self.free(id);
+        }
+    }
+}

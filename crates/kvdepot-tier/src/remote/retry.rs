@@ -1,0 +1,33 @@
+//! Resets that servers owe. Each server is asked by a thread of its own, so one that hangs holds up nobody else's.
+
+use std::time::Duration;
+
+use kvdepot_core::limits::EPOCH_RETRY_MS;
+
+use super::Everyone;
+use super::server::Health;
+
+impl Everyone {
+    /// Tries again, until the tier ends, to have a server take the resets that it owes.
+    pub(super) fn retry_owed(&self, index: usize) {
+        let server = &self.servers[index];
+        while !self.shared.is_stopping() {
+            std::thread::park_timeout(Duration::from_millis(EPOCH_RETRY_MS));
+            let owed = self.shared.spaces.lock().owed_by(index);
+            for space in owed {
+                if self.shared.is_stopping() || server.health() != Health::Up {
+                    break;
+                }
+                let (root, address) = (space.spec.root(), &server.address);
+                match self.retry_at(index, &space) {
+                    Ok(()) => {
+                        tracing::warn!(namespace = %root, server = %address, "a remote server has taken a reset now");
+                    }
+                    Err(error) => {
+                        tracing::debug!(%error, namespace = %root, "a remote server has not taken a reset");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,77 @@
+"""The engine's way to the node's depot."""
+
+from typing import TYPE_CHECKING
+
+from kvdepot.engines.vllm.log import connector_logger
+from kvdepot.engines.vllm.options import ConnectorOptions
+
+if TYPE_CHECKING:
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+    from kvdepot._native import Depot
+
+GLANCE_MS = 500
+"""How long an engine that starts no depot looks for one before it goes on; one that is there answers in a few."""
+
+LAST_WORDS_MAX = 4096
+
+logger = connector_logger()
+
+
+class NoDepot:
+    """In the place of a depot where the connector is off for good: nothing is attached, started or asked."""
+
+    attached = False
+    trouble = "the connector is off"
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+def socket_of(
+    options: ConnectorOptions, kv_cache_config: "KVCacheConfig", engine_id: str, pipeline_stages: int
+) -> tuple[str, int | None]:
+    """The depot's socket, and the bytes of a block as far as all of the engine's processes agree on them.
+
+    Scheduler and workers are processes of their own and come to one depot, because each makes the same path. Stages may
+    hold different numbers of layers, and must not look for different depots.
+    """
+    block_bytes = bytes_per_block(kv_cache_config) if pipeline_stages == 1 else None
+    return options.config.socket_path(block_bytes, suffix=engine_id), block_bytes
+
+
+def attach(options: ConnectorOptions, socket: str, block_bytes: int | None) -> "Depot":
+    """Attaches to the depot at a socket. When none answers starts it, or with ``start_depot: false`` goes on without.
+
+    Either way the attachment goes on looking for one in the background.
+
+    Raises:
+        ConfigError: the pool that this engine would start does not fit the machine.
+        ProtocolError: something else, or another version, answers at the socket.
+    """
+    from kvdepot import _native
+
+    config = options.config
+    return _native.Depot.connect(
+        socket,
+        spawn=config.depot_command(socket, block_bytes),
+        wait_ms=config.attach_timeout_ms if config.start_depot else min(GLANCE_MS, config.attach_timeout_ms),
+        call_timeout_ms=config.call_timeout_ms,
+        queue_depths=(config.waiting_queue_depth, config.running_queue_depth),
+    )
+
+
+def bytes_per_block(kv_cache_config: "KVCacheConfig") -> int:
+    """Bytes of a block over all layers of a rank: every cache tensor describes one backing allocation."""
+    sizes = [tensor.size for tensor in kv_cache_config.kv_cache_tensors]
+    return max(sizes, default=0) // kv_cache_config.num_blocks
+
+
+def last_words(log_file: str) -> str:
+    """What the depot said last: most often why it could not start."""
+    try:
+        with open(log_file, encoding="utf-8", errors="replace") as file:
+            lines = file.read()[-LAST_WORDS_MAX:].strip().splitlines()
+    except OSError:
+        return "It has written no log."
+    return f"Its log {log_file} ends: {lines[-1]}" if lines else f"Its log {log_file} is empty."

@@ -1,0 +1,64 @@
+"""Whether vLLM may replay whole CUDA graphs beside this connector.
+
+A replayed graph runs no Python: the hooks of its layers are skipped, so a load that a step waits for layer by layer
+would not be waited for. Nothing else of the connector needs the hooks. So only an engine whose steps may load is asked
+to keep its attention out of its graphs (``PIECEWISE``), which costs every decode step.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from kvdepot.engines.vllm.groups import computes_all_tokens
+from kvdepot.engines.vllm_plugin import NAMES
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+def steps_may_load(vllm_config: "VllmConfig") -> bool:
+    """Whether steps of this engine may load layer by layer, as far as that is known before its KV cache is laid out.
+
+    No when it only stores, when its model's cache is not stored by block, or when it has several KV-cache groups, which
+    load between steps. In doubt yes.
+    """
+    model = vllm_config.model_config
+    return any(role in (None, "kv_both", "kv_consumer") for role in own_roles(vllm_config.kv_transfer_config)) and not (
+        model is not None and (is_unsupported(model, vllm_config.parallel_config) or has_groups(vllm_config))
+    )
+
+
+def own_roles(transfer: Any) -> list[str | None]:
+    """The connector's role, or those of its entries below `MultiConnector`."""
+    if transfer is None or transfer.kv_connector in NAMES:
+        return [getattr(transfer, "kv_role", None)]
+    children = (transfer.kv_connector_extra_config or {}).get("connectors") or ()
+    return [child.get("kv_role") for child in children if child.get("kv_connector") in NAMES] or [None]
+
+
+def is_unsupported(model: Any, parallel: Any) -> bool:
+    """Whether the connector will be off for this model, whatever its KV cache looks like."""
+    return bool(
+        computes_all_tokens(model)
+        or model.is_hybrid
+        or getattr(model, "is_attention_free", False)
+        or getattr(model, "is_encoder_decoder", False)
+        or getattr(parallel, "prefill_context_parallel_size", 1) > 1
+    )
+
+
+def has_groups(vllm_config: "VllmConfig") -> bool:
+    """Whether layers of several kinds will be in KV-cache groups of their own."""
+    from vllm.platforms import current_platform
+
+    kinds = set(getattr(vllm_config.model_config.hf_text_config, "layer_types", None) or ())
+    return (
+        len(kinds) > 1
+        and vllm_config.scheduler_config.disable_hybrid_kv_cache_manager is not True
+        and getattr(vllm_config.model_config, "attention_chunk_size", None) is None
+        and current_platform.support_hybrid_kv_cache()
+    )
+
+
+def may_replay_whole_steps(vllm_config: "VllmConfig") -> bool:
+    """Whether a step may be one graph: then loads go between steps, whatever was known earlier (P1)."""
+    mode = vllm_config.compilation_config.cudagraph_mode
+    return mode is not None and mode.has_full_cudagraphs()

@@ -1,0 +1,60 @@
+"""Hits that have become loads: which block goes to which page, and the leases until every rank has reported."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kvdepot.engines.vllm.groups import Geometry
+from kvdepot.engines.vllm.meta import Blocks, GroupBlocks
+
+if TYPE_CHECKING:
+    from kvdepot._native import Claim
+
+
+@dataclass
+class LeasedLoad:
+    """A load under way on the workers. Keeps the claim's leases until every rank has reported (P1, P4).
+
+    Attributes:
+        pages: what is garbage if a load that its step waits for fails: its pages, and those computed on them. Known
+            here, since vLLM forgets a request's pages when it is aborted or preempted, and still serves them by hash.
+        readers: requests that compute on the load.
+        steps: those that were planned before its report, its own among them.
+    """
+
+    request_id: str
+    claim: "Claim"
+    before_forward: bool
+    pages: set[int] = field(default_factory=set)
+    readers: set[str] = field(default_factory=set)
+    steps: int = 0
+
+    def follow(self, request_id: str, given: Sequence[int]) -> None:
+        """A step gives pages to a request: what comes after one of the load's is computed on the load."""
+        known = request_id in self.readers
+        first = 0 if known else next((i for i, page in enumerate(given) if page in self.pages), None)
+        if first is not None:
+            self.readers.add(request_id)
+            self.pages.update(page for page in given[first:] if page)
+
+
+def planned_blocks(
+    geometry: Geometry, hashes: Sequence[bytes], page_ids: Sequence[list[int]], begin_tokens: int, end_tokens: int
+) -> tuple[GroupBlocks, set[int]]:
+    """Blocks to be copied for a hit from ``begin_tokens`` to ``end_tokens``, and the pages that depend on it.
+
+    Those are the hit's own and all behind them, which are computed on it.
+    """
+    plan: GroupBlocks = {}
+    dependent: set[int] = set()
+    for group in geometry.groups:
+        wanted = Blocks()
+        begin, end = begin_tokens // group.block_tokens, end_tokens // group.block_tokens
+        for index in range(begin, end):
+            page = page_ids[group.index][index]
+            if page != 0:  # the null block: before the window, never read
+                wanted.add(hashes[(index + 1) * group.hashes_per_block - 1], page)
+        if wanted.pages:
+            plan[group.index] = wanted
+        dependent.update(page for page in page_ids[group.index][begin:] if page)
+    return plan, dependent

@@ -1,0 +1,219 @@
+"""One lookup of a request that waits for admission: how much may be hit, what the claim says, and why it was a miss.
+
+Nothing here reads a clock or waits by itself: who polls says what time it is, and what time there is to give.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvdepot.engines.vllm.groups import Geometry
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+    from kvdepot._native import Claim
+
+CLAIM_WAIT_MS = 2
+"""How long a claim that is not settled is waited for at a time while the engine has nothing else to do."""
+
+REST_MS_MAX = 20
+"""An idle engine begins a load when the blocks that are still being read will probably have come after so long."""
+
+MISSES = {
+    "unknown": "the depot has no block of it beyond what vLLM has: never stored, evicted, or stored under other facts",
+    "late": "the load policy's time was over before a block of it was in host memory, or was known",
+    "no_depot": "no depot answers",
+    "ranks": "not all ranks have told what they found",
+    "weights": "the weights are in doubt, or stale",
+    "off": "the connector is off",
+    "role": "the engine only stores, by its kv_role",
+    "adapter": "the files of its LoRA adapter are not to be trusted",
+    "failed": "a load of it has failed, so it is computed",
+    "asked": "the request itself asked for it",
+    "short": "it is too short: under persist_token_threshold, or less than a block may be hit",
+    "own_cache": "vLLM itself has all that could be hit",
+    "not_taken": "vLLM did not take what was found: another connector's hit came first",
+}
+"""Why a request was given nothing, by the word that counts it."""
+
+
+@dataclass(frozen=True)
+class Pending:
+    """Not known yet: the scheduler asks again at its next step."""
+
+
+@dataclass(frozen=True)
+class Miss:
+    """Nothing beyond what the engine has itself.
+
+    Attributes:
+        reason: a key of ``MISSES``.
+        block: the first block that the depot does not have, counted from the prompt's beginning; where it was asked.
+    """
+
+    reason: str
+    block: int | None = None
+
+
+@dataclass(frozen=True)
+class Hit:
+    """So many tokens beyond what the engine has itself; ``tier_tokens`` of them come from below the pool."""
+
+    tokens: int
+    tier_tokens: int
+
+
+PENDING = Pending()
+
+
+class Bounds(NamedTuple):
+    """What a lookup may ask, in hash units.
+
+    Attributes:
+        skip: leading units that the engine has itself.
+        limit: no claim beyond these.
+        dropped: units at a hit's end that are claimed, to know that they match, and not used.
+    """
+
+    skip: int
+    limit: int
+    dropped: int
+
+
+class IdleTime:
+    """What a step of an idle engine gives to lookups that are not settled: one wait, whoever takes it.
+
+    Scheduling again at once would keep a processor from the threads that fetch the blocks. One request waits for all
+    that wait: another one's claim may be settled.
+    """
+
+    def __init__(self) -> None:
+        self.idle = False
+        self._wait_ms = 0
+
+    def begin_step(self, idle: bool) -> None:
+        """The scheduler has planned a step, in which the engine computes something or nothing."""
+        self.idle = idle
+        self._wait_ms = CLAIM_WAIT_MS if idle else 0
+
+    def take_ms(self) -> int:
+        """What is left of the step's wait, which is gone with this."""
+        taken, self._wait_ms = self._wait_ms, 0
+        return taken
+
+
+@dataclass(frozen=True)
+class HitLimits:
+    """How much of a request may be hit, whatever the depot has.
+
+    Attributes:
+        leaves_token: whether a token has to be left to compute. After a load between steps vLLM takes the last one
+            back, but then a window begins one token earlier, where no block was loaded.
+        dropped_tokens: what a hit loses at its end, because a draft has to see that it goes on (``drafts``).
+    """
+
+    geometry: Geometry
+    leaves_token: bool
+    hit_ratio: float | None = None
+    dropped_tokens: int = 0
+
+    def bounds(self, request: "Request", local_tokens: int, load_tokens_max: int | None) -> Bounds | Miss:
+        """What to ask for a request of which the engine has ``local_tokens`` itself."""
+        # Cut before the claim, not after: a shorter hit needs other blocks of a window.
+        geometry = self.geometry
+        known = self._aligned(min(request.num_tokens, len(request.block_hashes) * geometry.hash_tokens))
+        tokens: int = request.num_tokens - (1 if self.leaves_token else 0)
+        if self.hit_ratio is not None:
+            tokens = min(tokens, int(self.hit_ratio * request.num_prompt_tokens))
+        tokens = min(self._aligned(tokens), known - self.dropped_tokens)
+        if tokens <= local_tokens:
+            return Miss("own_cache" if local_tokens else "short")
+        if load_tokens_max is not None:
+            tokens = min(tokens, self._aligned(local_tokens + load_tokens_max))
+            if tokens <= local_tokens:
+                return Miss("asked")
+        unit = geometry.hash_tokens
+        dropped = self.dropped_tokens // unit
+        return Bounds(local_tokens // unit, tokens // unit + dropped, dropped)
+
+    def _aligned(self, tokens: int) -> int:
+        return tokens - tokens % self.geometry.hit_tokens
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a request waits for blocks that are in a tier.
+
+    Attributes:
+        wait_ms: after this, what has come is taken.
+        begins_early: whether a load may begin before the last blocks have come, for the step waits for them.
+        over: why it is a miss when nothing had come, a key of ``MISSES``.
+    """
+
+    wait_ms: int
+    begins_early: bool
+    over: str = "late"
+
+
+class Lookup:
+    """What one claim has found for a request so far.
+
+    Attributes:
+        claim: keeps the hit's leases until it is released.
+        local_tokens: the local hit that the claim was made for.
+        hit: what was told to the scheduler last.
+    """
+
+    def __init__(
+        self,
+        claim: "Claim",
+        local_tokens: int,
+        bounds: Bounds,
+        geometry: Geometry,
+        patience: Patience,
+        started_s: float,
+    ) -> None:
+        self.claim = claim
+        self.local_tokens = local_tokens
+        self.started_s = started_s
+        self.hit: Hit | None = None
+        self._bounds = bounds
+        self._geometry = geometry
+        self._patience = patience
+        self._cut = False
+
+    def poll(self, now_s: float, idle: IdleTime) -> Pending | Miss | Hit:
+        """Asks the claim; a claim that is not settled may take the step's idle time."""
+        settled, units, from_tier = self.claim.poll()
+        if not settled and (wait_ms := idle.take_ms()):
+            settled, units, from_tier = self.claim.wait(wait_ms)
+        if not settled and (now_s - self.started_s) * 1e3 >= self._patience.wait_ms:
+            self._cut = True
+            settled, units, from_tier = self.claim.settle_now()
+        if settled:
+            return self._found(units, from_tier)
+        return self._nearly_there(now_s) if idle.idle and self._patience.begins_early else PENDING
+
+    def _nearly_there(self, now_s: float) -> Pending | Miss | Hit:
+        """The hit, when its load may begin before the last blocks have been read.
+
+        Copying what is there takes about as long as they do. The step that waits for them keeps nobody else waiting,
+        and not for long: its patience has an end, and what has not come is computed (P2).
+        """
+        arriving = self.claim.arriving()
+        if arriving is None:
+            return PENDING
+        units, from_tier, come, left = arriving
+        rest_ms = (now_s - self.started_s) * 1e3 * left / come if come else math.inf
+        return self._found(units, from_tier) if rest_ms <= REST_MS_MAX else PENDING
+
+    def _found(self, units: int, from_tier: int) -> Miss | Hit:
+        unit = self._geometry.hash_tokens
+        tokens = (units - self._bounds.dropped) * unit - self.local_tokens
+        if tokens <= 0:
+            return Miss(
+                self._patience.over if self._cut else "unknown", block=units * unit // self._geometry.hit_tokens
+            )
+        self.hit = Hit(tokens, min(tokens, from_tier * unit))
+        return self.hit

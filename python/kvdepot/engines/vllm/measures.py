@@ -1,0 +1,113 @@
+"""What the connector counts: names, units, and what of several ranks makes the engine's number."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from kvdepot.engines.vllm.lookup import MISSES
+
+
+class Kind(Enum):
+    """How a measure adds up over time."""
+
+    COUNTER = "sum"
+    HISTOGRAM = "observations"
+    GAUGE = "latest"
+
+
+class Over(Enum):
+    """How a measure adds up over an engine's processes."""
+
+    SCHEDULER = "only the scheduler has it"
+    SUM = "every rank moves bytes of its own, or fails by itself: the ranks' sum"
+    FIRST = "every rank does the same: the first rank's"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One thing that is counted.
+
+    Attributes:
+        name: of the series, after ``vllm:kvdepot_``; ends in its unit.
+        text: what an operator reads of it.
+        label: by what it is divided; empty = by nothing.
+        values: the label's values that are there from the start.
+    """
+
+    name: str
+    over: Over
+    text: str
+    kind: Kind = Kind.COUNTER
+    label: str = ""
+    values: tuple[str, ...] = ()
+
+
+SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+_ALL = (
+    Measure("claims", Over.SCHEDULER, "Lookups for requests, each of which may lease blocks."),
+    Measure(
+        "asked_tokens",
+        Over.SCHEDULER,
+        "Tokens that lookups asked for, beyond vLLM's own hits; a request that waits may ask more than once.",
+    ),
+    Measure(
+        "hit_tokens",
+        Over.SCHEDULER,
+        "Tokens that requests were given from the depot, by where they were: its memory, or a tier below that.",
+        label="source",
+        values=("pool", "tier"),
+    ),
+    Measure(
+        "lookup_seconds",
+        Over.SCHEDULER,
+        "From a request's lookup until its hit was known, waiting for tiers included.",
+        Kind.HISTOGRAM,
+    ),
+    Measure("loads", Over.FIRST, "Loads: of a request, or of all requests that a step waits for, by KV-cache group."),
+    Measure("load_blocks", Over.FIRST, "Blocks copied from the depot into the KV cache of one rank."),
+    Measure("load_bytes", Over.SUM, "Bytes copied from the depot into the KV cache, over all ranks."),
+    Measure(
+        "load_seconds",
+        Over.FIRST,
+        "From a load's start until the engine saw its end, which is at the end of a step.",
+        Kind.HISTOGRAM,
+    ),
+    Measure(
+        "load_failed_blocks",
+        Over.SUM,
+        "Blocks that could not be loaded and are computed, over all ranks.",
+        label="kind",
+    ),
+    Measure("dump_blocks", Over.FIRST, "Blocks copied from the KV cache of one rank into the depot."),
+    Measure("dump_bytes", Over.SUM, "Bytes copied from the KV cache into the depot, over all ranks."),
+    Measure(
+        "dump_seconds",
+        Over.FIRST,
+        "From a dump's start until the engine saw its end, which may be a step or more after it.",
+        Kind.HISTOGRAM,
+    ),
+    Measure("dump_failed_blocks", Over.SUM, "Blocks that a rank could not store, over all ranks.", label="kind"),
+    Measure(
+        "dropped_blocks",
+        Over.SCHEDULER,
+        "Blocks that were computed and not handed to the ranks to be stored: computed on a load that failed, "
+        "overwritten while that was not known, or left when the connector was turned off or reset.",
+        label="reason",
+        values=("load_failed", "overwritten", "turned_off"),
+    ),
+    Measure(
+        "dump_fences", Over.FIRST, "Steps that waited for a dump because they would have overwritten what it read."
+    ),
+    Measure(
+        "misses",
+        Over.SCHEDULER,
+        "Requests that were given nothing from the depot, by reason.",
+        label="reason",
+        values=tuple(MISSES),
+    ),
+    Measure("params_unknown", Over.SCHEDULER, "Keys of requests' kv_transfer_params that kvdepot does not know."),
+    Measure("params_malformed", Over.SCHEDULER, "Values of requests' kv_transfer_params that cannot be read."),
+    Measure("attached", Over.SCHEDULER, "Whether the engine is attached to a depot.", Kind.GAUGE),
+)
+MEASURES = {measure.name: measure for measure in _ALL}
+"""All measures by name."""

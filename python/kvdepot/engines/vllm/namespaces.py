@@ -1,0 +1,238 @@
+"""The namespaces that an engine's blocks are looked up and stored in, as its scheduler knows them.
+
+There are none before all ranks have told what they found, none while the weights are in doubt (``versions``), and none
+for good when a rank cannot take part.
+"""
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvdepot.engines.vllm.drops import Drops
+from kvdepot.engines.vllm.facts import canonical_of_version
+from kvdepot.engines.vllm.groups import Geometry
+from kvdepot.engines.vllm.log import connector_logger
+from kvdepot.engines.vllm.meta import RankNamespaces
+from kvdepot.engines.vllm.versions import WeightsVersion
+
+if TYPE_CHECKING:
+    from kvdepot._native import Depot, Namespace
+
+logger = connector_logger()
+
+RANK_STEPS_MAX = 32
+"""Steps after which requests do not wait any longer for what the ranks found; the first step tells it."""
+
+EXAMINE_S = 30.0
+"""How long a request waits for the workers' word on the weights after a reset; then it is computed."""
+
+STALE = "the weights have changed, and vLLM's own cache still has KV of the earlier ones"
+
+
+class NamespaceGroup(NamedTuple):
+    """What a claim is told of one KV-cache group: its ranks' namespaces, its window (0 = all), its blocks' hashes."""
+
+    ranks: list["Namespace"]
+    window_blocks: int
+    hashes_per_block: int
+
+
+class EngineNamespaces:
+    """State machine: found by the ranks -> open -> in doubt after a reset -> open again, perhaps as another version.
+
+    Attributes:
+        groups: what is claimed; empty = nothing is looked up, loaded or saved.
+        off: empty, or why the engine goes without the depot for good.
+        weights: which weights the engine computes with.
+    """
+
+    def __init__(
+        self,
+        depot: "Depot",
+        geometry: Geometry,
+        ranks: int,
+        *,
+        drop_at_reset: bool,
+        claimed_more_tokens: int,
+        closed: Callable[[], None],
+    ) -> None:
+        """There is no namespace yet.
+
+        Args:
+            depot: opens and resets them.
+            geometry: the groups that have one.
+            ranks: how many there are to be heard.
+            drop_at_reset: whether a reset also drops what is stored for every engine.
+            claimed_more_tokens: by what claims are longer than their hits, see ``drafts``.
+            closed: is called when there are none any more.
+        """
+        self._depot = depot
+        self._geometry = geometry
+        self._ranks = ranks
+        self._drop_at_reset = drop_at_reset
+        self._claimed_more_tokens = claimed_more_tokens
+        self._closed = closed
+        self._found: list[RankNamespaces] = []
+        self._names: list[list[str]] = []
+        self._steps_without_ranks = 0
+        self._own_cache_left = self._own_cache_stale = False
+        self._examined_since_s = 0.0
+        self._drops = Drops(depot)
+        self.groups: list[NamespaceGroup] = []
+        self.off = ""
+        self.weights = WeightsVersion(ranks)
+
+    # What the ranks found.
+
+    def found(self, ranks: list[RankNamespaces]) -> None:
+        """Takes what some ranks tell of themselves, each once."""
+        self._found += ranks
+        if ranks and len(self._found) == self._ranks:
+            self.begin(self._found)
+
+    def begin(self, ranks: list[RankNamespaces]) -> None:
+        """Takes what all ranks have found."""
+        if self.off:
+            return
+        if broken := next((rank.broken for rank in ranks if rank.broken), ""):
+            self.turn_off(broken)
+            return
+        digests = {rank.rank: rank.weights for rank in ranks}
+        if unknown := self.weights.begin(digests, all(rank.named for rank in ranks)):
+            self.turn_off(unknown)
+            return
+        # Ranks with equal bytes (MLA) name one namespace; a pipeline stage without such layers names none.
+        self._names = [
+            list(dict.fromkeys(rank.canonical[group.index] for rank in ranks if group.index in rank.canonical))
+            for group in self._geometry.groups
+        ]
+        if not self.weights.examining:
+            self._open_version()
+
+    def wait_for_ranks(self) -> bool:
+        """Whether ranks have not told yet what they found. They do so at the end of the engine's first step."""
+        return not self.off and self.misses_ranks() and self._steps_without_ranks < RANK_STEPS_MAX
+
+    def misses_ranks(self) -> bool:
+        """Whether some rank has not told what it found, however long it is waited for."""
+        return not self._names and len(self._found) < self._ranks
+
+    def step_without_ranks(self) -> None:
+        """A step was planned before all ranks have told what they found."""
+        self._steps_without_ranks += 1
+        if self._steps_without_ranks == RANK_STEPS_MAX and not self.off:
+            logger.warning("kvdepot: %d of %d ranks have told their namespaces", len(self._found), self._ranks)
+
+    def turn_off(self, why: str) -> None:
+        """A rank cannot take part after all, so none does. Said once."""
+        if self.off:
+            return
+        logger.error("kvdepot is off, requests are computed as without it: %s", why)
+        self.off = why
+        self.weights.doubt(examine=False)
+        self._close()
+
+    def why_closed(self) -> str:
+        """Why nothing is looked up now, by a word of ``lookup.MISSES``; empty when it is."""
+        if self.groups:
+            return ""
+        if self.off:
+            return "off"
+        return "ranks" if self.misses_ranks() else "weights"
+
+    def _open_version(self) -> None:
+        from kvdepot._native import KVDepotError
+
+        version = self.weights.version or ""
+        try:
+            self.groups = [
+                NamespaceGroup(
+                    [self._depot.open_canonical(canonical_of_version(name, version)) for name in names],
+                    group.window_blocks
+                    + (self._claimed_more_tokens // group.block_tokens if group.window_blocks else 0),
+                    group.hashes_per_block,
+                )
+                for group, names in zip(self._geometry.groups, self._names, strict=True)
+            ]
+        except KVDepotError as error:
+            self.turn_off(f"its namespaces cannot be opened: {error}")
+            return
+        if self._drops.when_opened:
+            self._drops.when_opened = False
+            self._drops.ask(self._all())
+            self.groups = []
+            self._drop()
+            return
+        ids = [namespace.id for namespace in self._all()]
+        logger.info("kvdepot: %d ranks, namespaces %s", self._ranks, ", ".join(ids))
+
+    def _all(self) -> list["Namespace"]:
+        return [namespace for group in self.groups for namespace in group.ranks]
+
+    def _close(self) -> None:
+        self.groups = []
+        self._closed()
+
+    # Weights that change in place.
+
+    def reset(self, own_cache_left: bool) -> None:
+        """``reset_cache``: KV of other weights than those that the workers have now is not served again (P1).
+
+        vLLM calls it after a change of weights and, without one, before it sleeps and when it pauses: the workers are
+        asked which it was, and until they have answered nothing is looked up, loaded or saved. That needs no depot.
+
+        Args:
+            own_cache_left: vLLM could not reset its own cache, which it keeps whole while a request has blocks.
+        """
+        if self.off:
+            return
+        if self._drop_at_reset and not self._names:
+            self._drops.when_opened = True
+        elif self._drop_at_reset:
+            self._drops.ask(self._all())
+            self._drop()
+        self._own_cache_left = own_cache_left
+        self._own_cache_stale = self._own_cache_stale and own_cache_left
+        self._examined_since_s = 0.0
+        self.weights.doubt(examine=True)
+        self._close()
+
+    def wait_for_weights(self, wants_loads: bool) -> bool:
+        """Whether a request is not scheduled yet, because what the workers will say decides what it finds."""
+        if self._drops.due:
+            self._drop()
+        if not self.weights.examining or not wants_loads:
+            return False
+        now = time.monotonic()
+        self._examined_since_s = self._examined_since_s or now
+        return now - self._examined_since_s <= EXAMINE_S
+
+    def answered(self, generation: int, digests: dict[int, str]) -> None:
+        """Some ranks say what weights they have in memory; when all have, what belongs to those is opened."""
+        if not digests or not self.weights.answered(generation, digests):
+            return
+        changed = self.weights.settled()
+        if self.off:
+            return
+        self._own_cache_stale = self._own_cache_stale or (changed and self._own_cache_left)
+        if self._own_cache_stale:
+            # vLLM could not reset its own cache, because requests were running, and others will compute on it.
+            logger.error("kvdepot is off until the next reset_prefix_cache(reset_connector=True): %s", STALE)
+            self.weights.doubt(examine=False)
+            return
+        logger.info("kvdepot: the weights %s", "have changed" if changed else "are the same, what is stored stays")
+        if not self._drops.due:
+            self._open_version()
+
+    def moved(self, generation: int) -> None:
+        """A rank has found other weights than those of this generation, and nobody has reset a cache."""
+        if self.off or generation != self.weights.generation or self.weights.version is None:
+            return
+        logger.error("kvdepot is off until the next reset_prefix_cache(reset_connector=True): %s", STALE)
+        self.weights.doubt(examine=False)
+        self._own_cache_stale = True
+        self._close()
+
+    def _drop(self) -> None:
+        if self._drops.confirmed() and self.weights.version is not None and not self.groups:
+            self._open_version()

@@ -1,0 +1,84 @@
+"""Where a block's bytes lie by vLLM's own word: what the self-test holds the page arithmetic of ``pages`` against.
+
+vLLM says it twice, and neither is read by ``pages``: ``KVCacheConfig.kv_cache_tensors`` has the place of every layer's
+block in the allocation, by which vLLM's own blocks are zeroed and copied, and the layer's cache spec has the bytes of a
+page. The tensors that layers compute on have to agree with both.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+class PlacementError(RuntimeError):
+    """A layer's tensor is not where vLLM's configuration of the cache has it."""
+
+
+def blocks_of(
+    layer_names: Sequence[str],
+    kv_caches: Mapping[str, "torch.Tensor"],
+    kv_cache_config: "KVCacheConfig",
+    group_index: int,
+) -> list["torch.Tensor"]:
+    """Each layer's blocks as bytes, by torch's own indexing; writes go through to the engine's memory.
+
+    Raises:
+        PlacementError: a tensor's blocks are not where the configuration of the cache places them, or not as large.
+    """
+    places, sizes = _places(kv_cache_config), _page_bytes(kv_cache_config.kv_cache_groups[group_index])
+    origins: dict[int, str] = {}
+    found = []
+    for name in layer_names:
+        blocks = _by_block(name, kv_caches[name], kv_cache_config.num_blocks)
+        page_bytes = sizes.get(name, blocks[0].numel())
+        if blocks[0].numel() != page_bytes:
+            raise PlacementError(
+                f"layer {name}: blocks of {blocks[0].numel()} bytes, and vLLM's cache spec has {page_bytes}"
+            )
+        if name in places:
+            first, stride = places[name]
+            if (apart := blocks.stride(0)) != stride:
+                raise PlacementError(
+                    f"layer {name}: blocks are {apart} bytes apart, and vLLM's configuration has {stride}"
+                )
+            origins.setdefault(blocks.data_ptr() - first, name)
+        found.append(blocks)
+    if len(origins) > 1:
+        names = " and ".join(list(origins.values())[:2])
+        raise PlacementError(f"layers {names} are not as far apart as vLLM's cache configuration has them")
+    return found
+
+
+def _by_block(name: str, tensor: "torch.Tensor", num_blocks: int) -> "torch.Tensor":
+    """The tensor as bytes with the manager's blocks first: kernels may see each as several that follow each other."""
+    import torch
+
+    if tensor.shape[0] % num_blocks:
+        raise PlacementError(f"layer {name}: a tensor of {tuple(tensor.shape)} does not have {num_blocks} blocks")
+    blocks = tensor if tensor.shape[0] == num_blocks else tensor.unflatten(0, (num_blocks, -1))
+    as_bytes: torch.Tensor = (blocks if blocks.stride(-1) == 1 else blocks.unsqueeze(-1)).view(torch.uint8)
+    return as_bytes
+
+
+def _places(kv_cache_config: "KVCacheConfig") -> dict[str, tuple[int, int]]:
+    """By layer: where its block 0 begins in the allocation, and how far it is to the next block, in bytes.
+
+    Layers that share another one's cache have no place of their own.
+    """
+    return {
+        name: (tensor.offset + index * tensor.layer_stride, tensor.block_stride)
+        for tensor in kv_cache_config.kv_cache_tensors
+        for index, name in enumerate(tensor.layers)
+    }
+
+
+def _page_bytes(group: Any) -> dict[str, int]:
+    """By layer: bytes of a block without padding, where the spec says so."""
+    by_layer = getattr(group.kv_cache_spec, "kv_cache_specs", None) or dict.fromkeys(
+        group.layer_names, group.kv_cache_spec
+    )
+    sizes = {name: getattr(spec, "unpadded_page_size_bytes", None) for name, spec in by_layer.items()}
+    return {name: int(size) for name, size in sizes.items() if size is not None}

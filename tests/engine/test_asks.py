@@ -1,0 +1,72 @@
+"""What requests of real vLLM ask for in ``kv_transfer_params``: what is loaded of them, and what is stored."""
+
+from typing import Any
+
+from engine_lab import Lab
+from test_vllm import RESET
+
+PROMPT_TOKENS, BLOCK = 320, 32
+ALL = PROMPT_TOKENS - BLOCK  # a token stays to be computed
+
+
+def ask(name: str, seed: int, params: Any = None) -> dict[str, Any]:
+    prompts = [[[seed, PROMPT_TOKENS]]]
+    return {"do": "generate", "name": name, "prompts": prompts, "max_tokens": 4, "kv_transfer_params": params}
+
+
+def test_requests_are_loaded_and_stored_as_they_ask(lab: Lab) -> None:
+    settled = {"do": "settle", "socket": lab.socket}
+    run = lab.run(
+        "llama",
+        [
+            ask("secret", 1, {"kvdepot.no_store": True}),
+            ask("begun", 2, {"max_offload_tokens": 3 * BLOCK + 4}),
+            ask("open", 3),
+            ask("last", 4),
+            settled,
+            RESET,
+            ask("open again", 3),
+            ask("begun again", 2),
+            ask("secret again", 1),
+            ask("last again", 4),
+            settled,
+            RESET,
+            ask("not loaded", 1, {"kvdepot.no_load": True}),
+            RESET,
+            ask("two blocks", 1, {"max_load_tokens": 3 * BLOCK - 1}),
+            RESET,
+            ask("host memory", 1, {"kv_load_tiers": []}),
+            RESET,
+            ask("everything", 1, {"max_load_tokens": 10**6, "kvdepot.no_load": False}),
+            RESET,
+            ask("misspelt", 1, {"kvdepot.noload": True, "do_remote_prefill": False}),
+            RESET,
+            ask("malformed", 1, {"max_load_tokens": -1}),
+        ],
+    )
+    cached = {name: result["cached"][0] for name, result in run.results.items() if name != "metrics"}
+    assert cached == {
+        "secret": 0,
+        "begun": 0,
+        "open": 0,
+        "last": 0,
+        "open again": ALL,
+        "begun again": 3 * BLOCK,
+        "secret again": 0,
+        "last again": ALL,
+        "not loaded": 0,
+        "two blocks": 2 * BLOCK,
+        "host memory": ALL,
+        "everything": ALL,
+        "misspelt": ALL,
+        "malformed": 0,
+    }
+    same = ("secret again", "not loaded", "two blocks", "host memory", "everything", "misspelt", "malformed")
+    assert [run[name]["tokens"] for name in same] == [run["secret"]["tokens"]] * len(same)
+    assert run.log.count("unknown key 'kvdepot.noload': did you mean kvdepot.no_load?") == 1
+    assert run.log.count("max_load_tokens of a request must be a whole number of tokens, 0 or more, got -1") == 1
+    metrics = run["metrics"]
+    assert metrics["vllm:kvdepot_params_unknown"] == 2
+    assert metrics["vllm:kvdepot_params_malformed"] == 1
+    assert metrics["vllm:kvdepot_misses/asked"] == 2
+    assert metrics["vllm:kvdepot_misses/unknown"] == 5

@@ -1,0 +1,25 @@
+"""Speculative decoding by n-grams, with tokens that are scheduled and rejected: hits change no token."""
+
+import pytest
+from engine_lab import Lab
+from test_vllm import RESET, generate
+
+# Repetitions, so that n-grams are found; an answer long enough that blocks end in it.
+PROMPTS = [[[1, 100], [1, 100], [1, 130]], [[2, 40], [2, 40], [2, 40], [2, 200]]]
+ANSWER_TOKENS = 80
+NGRAMS = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+
+
+@pytest.mark.full
+def test_speculated_tokens_change_nothing(lab: Lab) -> None:
+    plain = lab.run("llama", [generate("cold", PROMPTS, ANSWER_TOKENS)], connector=None)
+    speculating = {"speculative_config": NGRAMS}
+    run = lab.run(
+        "llama",
+        [generate("cold", PROMPTS, ANSWER_TOKENS), RESET, generate("warm", PROMPTS, ANSWER_TOKENS)],
+        engine=speculating,
+    )
+    answers = plain["cold"]["tokens"]
+    assert run["cold"]["tokens"] == run["warm"]["tokens"] == answers
+    assert run["warm"]["cached"] == [320, 320 - 32]
+    assert run["metrics"].get("vllm:spec_decode_num_accepted_tokens", 0) > 0

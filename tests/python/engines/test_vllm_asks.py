@@ -1,0 +1,199 @@
+"""What a request itself asks for: how much is loaded and stored, and what is said of what cannot be understood."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_parts import BLOCK, FakeDepot, Step, pages, request, scheduler
+
+from kvdepot.engines.vllm.asks import KEYS_TOLD_MAX, Ask, Asks
+from kvdepot.engines.vllm.stats import DepotStats
+
+NEITHER = Ask(load_tokens_max=0, store_tokens_max=0)
+
+
+def read(params: Any, *tiers: str) -> tuple[Ask, dict[str, int]]:
+    stats = DepotStats()
+    return Asks(tiers, stats).read(params), stats.data
+
+
+@pytest.mark.parametrize(
+    ("params", "ask"),
+    [
+        (None, Ask()),
+        ({}, Ask()),
+        ({"max_load_tokens": 100, "max_offload_tokens": 50}, Ask(100, 50)),
+        ({"max_load_tokens": 0}, Ask(load_tokens_max=0)),
+        ({"max_load_tokens": None, "kv_load_tiers": None, "kvdepot.no_store": None}, Ask()),
+        ({"kvdepot.no_load": True, "max_load_tokens": 100}, Ask(load_tokens_max=0)),
+        ({"kvdepot.no_store": True}, Ask(store_tokens_max=0)),
+        ({"kvdepot.no_store": False, "kvdepot.no_load": False}, Ask()),
+    ],
+)
+def test_what_can_be_asked(params: Any, ask: Ask) -> None:
+    assert read(params, "Posix") == (ask, {})
+
+
+@pytest.mark.parametrize(
+    ("params", "ask"),
+    [
+        ("no_store", NEITHER),
+        ([], NEITHER),
+        ({"max_load_tokens": -1}, Ask(load_tokens_max=0)),
+        ({"max_load_tokens": "7"}, Ask(load_tokens_max=0)),
+        ({"max_load_tokens": 1.5}, Ask(load_tokens_max=0)),
+        ({"max_offload_tokens": True}, Ask(store_tokens_max=0)),
+        ({"max_offload_tokens": {"tokens": 5}}, Ask(store_tokens_max=0)),
+        ({"kvdepot.no_load": 1}, Ask(load_tokens_max=0)),
+        ({"kvdepot.no_store": "false"}, Ask(store_tokens_max=0)),
+        ({"kv_load_tiers": {"medium": "CPU"}}, Ask(pool_only=True)),
+        ({"kv_load_tiers": ["CPU"]}, Ask(pool_only=True)),
+        ({"kv_load_tiers": [{"medium": "TAPE"}]}, Ask(pool_only=True)),
+        ({"kv_load_tiers": [{"medium": 7}]}, Ask(pool_only=True)),
+        ({"kv_load_tiers": [{"speed": "fast"}]}, Ask(pool_only=True)),
+    ],
+)
+def test_what_cannot_be_read_is_taken_strictly_and_told_once(
+    params: Any, ask: Ask, caplog: pytest.LogCaptureFixture
+) -> None:
+    stats = DepotStats()
+    asks = Asks(["Posix"], stats)
+    assert [asks.read(params), asks.read(params)] == [ask, ask]
+    assert stats.data == {"params_malformed": 2}
+    assert len(caplog.records) == 1
+    assert caplog.records[0].levelname == "WARNING"
+
+
+@pytest.mark.parametrize(
+    ("tiers", "filters", "pool_only"),
+    [
+        (("Posix",), [], True),
+        (("Posix",), [{}], False),
+        (("Posix",), [{"medium": "storage"}], False),
+        (("Posix",), [{"medium": "CPU"}], True),
+        (("Posix",), [{"medium": "CPU"}, {"medium": "STORAGE", "locality": "LOCAL"}], False),
+        (("Remote",), [{"locality": "LOCAL"}], True),
+        (("Remote",), [{"medium": "CPU", "locality": "REMOTE"}], False),
+        ((), [], False),
+    ],
+)
+def test_a_filter_of_tiers_leaves_out_all_or_none(tiers: tuple[str, ...], filters: Any, pool_only: bool) -> None:
+    assert read({"kv_load_tiers": filters}, *tiers) == (Ask(pool_only=pool_only), {})
+
+
+def test_a_filter_that_would_choose_among_the_tiers_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    ask, _ = read({"kv_load_tiers": [{"locality": "LOCAL"}]}, "Posix", "Remote")
+    assert ask.pool_only
+    assert "cannot choose" in caplog.text
+
+
+def test_unknown_keys_are_named_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """Connectors beside this one have keys of their own, and clients make mistakes."""
+    stats = DepotStats()
+    asks = Asks(["Posix"], stats)
+    params = {"do_remote_prefill": True, "kvdepot.nostore": True, "kvdepot.priority": 3}
+    assert [asks.read(params) for _ in range(3)] == [Ask()] * 3
+    assert stats.data == {"params_unknown": 9}
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 3
+    assert "'do_remote_prefill'" in said[0]
+    assert "did you mean kvdepot.no_store?" in said[1]
+
+
+def test_clients_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    stats = DepotStats()
+    asks = Asks(["Posix"], stats)
+    asks.read({f"key {number}" + "x" * 10_000: 1 for number in range(10 * KEYS_TOLD_MAX)})
+    assert len(caplog.records) == KEYS_TOLD_MAX
+    assert max(len(record.getMessage()) for record in caplog.records) < 300
+    assert stats.data == {"params_unknown": 10 * KEYS_TOLD_MAX}
+
+
+def hit(limit: int, **values: Any) -> tuple[int | None, FakeDepot]:
+    depot = FakeDepot(units=9)
+    side = scheduler(depot, **values)
+    return side.match(request("r", 8 * BLOCK, max_load_tokens=limit), 2 * BLOCK)[0], depot
+
+
+def test_a_request_loads_no_more_than_it_asks_for() -> None:
+    """Beyond what vLLM has itself, in whole blocks; claimed at that length, since windows need other blocks then."""
+    tokens, depot = hit(3 * BLOCK + 5)
+    assert tokens == 3 * BLOCK
+    assert (depot.claims[0].skip, depot.claims[0].limit) == (2, 5)
+    assert hit(100 * BLOCK)[0] == 5 * BLOCK
+    assert hit(3 * BLOCK, hit_ratio=0.5)[0] == 2 * BLOCK
+
+
+@pytest.mark.parametrize("params", [{"max_load_tokens": BLOCK - 1}, {"kvdepot.no_load": True}, {"max_load_tokens": -3}])
+def test_a_request_that_may_not_load_is_not_looked_up(params: dict[str, Any]) -> None:
+    depot = FakeDepot(units=9)
+    side, req = scheduler(depot), request("r", 4 * BLOCK, **params)
+    assert side.match(req, 0) == (0, False)
+    assert depot.claims == []
+    side.allocated(req, pages([1, 2, 3, 4]), 0)
+    assert side.stats.data["misses"] == {"asked": 1}
+    step = side.build_step(Step().starts("r", 0, 4 * BLOCK, [1, 2, 3, 4]).output())
+    assert step.saves[0].pages == [1, 2, 3, 4], "what may not be loaded may be stored"
+
+
+def test_a_request_that_may_not_wait_for_tiers_takes_what_the_pool_has() -> None:
+    depot = FakeDepot(units=9, settled=False)
+    side = scheduler(depot, wait_ms=10**6)
+    assert side.match(request("free", 4 * BLOCK), 0) == (None, False)
+    assert side.match(request("strict", 4 * BLOCK, kv_load_tiers=[]), 0) == (3 * BLOCK, False)
+    assert [claim.settled for claim in depot.claims] == [False, True]
+
+
+def saved(tokens: int, **params: Any) -> list[int]:
+    """Pages that are saved of a request whose prompt has two blocks, and its answer two more."""
+    side, req = scheduler(FakeDepot()), request("r", 2 * BLOCK, known=4 * BLOCK, **params)
+    side.match(req, 0)
+    side.allocated(req, pages([1, 2, 3, 4]), 0)
+    found = []
+    step = Step().starts("r", 0, 2 * BLOCK, [1, 2, 3, 4])
+    for computed in range(2 * BLOCK, tokens + 1):
+        found += [page for blocks in side.build_step(step.output()).saves.values() for page in blocks.pages]
+        step = Step().goes_on("r", computed, 1, ([1, 2, 3, 4],))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("params", "stored"),
+    [
+        ({}, [1, 2, 3, 4]),
+        ({"max_offload_tokens": 3 * BLOCK + 15}, [1, 2, 3]),
+        ({"max_offload_tokens": BLOCK}, [1]),
+        ({"max_offload_tokens": BLOCK - 1}, []),
+        ({"kvdepot.no_store": True}, []),
+        ({"max_offload_tokens": "all"}, []),
+    ],
+)
+def test_a_request_stores_no_more_than_it_asks_for(params: dict[str, Any], stored: list[int]) -> None:
+    """Counted from its beginning, prompt and answer."""
+    assert saved(4 * BLOCK, **params) == stored
+
+
+def test_what_another_connector_loaded_for_it_is_not_stored_either() -> None:
+    side, req = scheduler(FakeDepot()), request("r", 4 * BLOCK, **{"kvdepot.no_store": True})
+    side.match(req, 0)
+    side.allocated(req, pages([1, 2, 3, 4]), 0)
+    side.build_step(Step().starts("r", 2 * BLOCK, 2 * BLOCK, [1, 2, 3, 4]).output())
+    assert not side.has_late_saves()
+
+
+def test_requests_of_engines_without_the_field_are_read() -> None:
+    side, req = scheduler(FakeDepot(units=9)), request("r", 4 * BLOCK)
+    del req.kv_transfer_params
+    assert side.match(req, 0) == (3 * BLOCK, False)
+
+
+def test_the_documented_request_is_understood() -> None:
+    """It needs a server; what the keys do is shown by the other tests here and by `tests/engine/test_asks.py`."""
+    page = (Path(__file__).parents[3] / "docs" / "vllm.md").read_text("utf-8")
+    (command,) = re.findall(r"^```\n(curl .*?)^```$", page, re.MULTILINE | re.DOTALL)
+    words = shlex.split(command)
+    body = json.loads(words[words.index("-d") + 1])
+    assert read(body["kv_transfer_params"], "Posix") == (Ask(load_tokens_max=4096, store_tokens_max=0), {})
