@@ -39,6 +39,9 @@ impl Model for LruModel {
     }
 }
 
+/// For each ghost that comes, so many leave at most: many removals may lower their bound at once.
+const GHOSTS_FORGOTTEN_MAX: usize = 4;
+
 #[derive(Default)]
 struct S3FifoModel {
     small: VecDeque<SlotId>,
@@ -96,7 +99,7 @@ impl Model for S3FifoModel {
         if self.small.contains(&slot) && self.chosen == Some(slot) {
             self.ghosts.push((key, true));
             let excess = self.ghosts.len().saturating_sub(slots);
-            self.ghosts.drain(..excess);
+            self.ghosts.drain(..excess.min(GHOSTS_FORGOTTEN_MAX));
         }
         self.chosen = self.chosen.filter(|&chosen| chosen != slot);
         self.small.retain(|&s| s != slot);
