@@ -135,11 +135,19 @@ impl Block {
 
     /// All bytes of all shards are in the slot. True when the block is sealed by this.
     pub fn all_filled(&mut self) -> Result<bool> {
-        let mut sealed = false;
-        for shard in 0..usize::from(self.shard_count) {
-            sealed |= self.shard_filled(shard)?;
+        match (self.phase, &mut self.filling) {
+            (Phase::Filling, Some(filling)) => {
+                // All but the last, which seals the block.
+                let last = usize::from(self.shard_count) - 1;
+                filling.filled.iter_mut().for_each(|word| *word = u64::MAX);
+                filling.filled[last / 64] &= !(1 << (last % 64));
+                filling.filled_count = self.shard_count - 1;
+                self.shard_filled(last)
+            }
+            // A tier fills it, or another depot has: there is no shard to fill.
+            _ if self.shard_count == 0 => Ok(false),
+            _ => self.shard_filled(0),
         }
-        Ok(sealed)
     }
 
     /// A tier has filled the block and its checksum was right (P1): sealed, clean.

@@ -82,8 +82,8 @@ impl Locator {
     /// Which of these blocks are in the pool, ready to be read.
     fn in_pool(&self, keys: &[BlockKey]) -> Vec<bool> {
         let mut there = self.directory.are_current(keys);
-        for (key, there) in keys.iter().zip(&mut there) {
-            *there = *there && self.presence.contains(key);
+        for (there, in_pool) in there.iter_mut().zip(self.presence.contain(keys)) {
+            *there = *there && in_pool;
         }
         there
     }
@@ -149,7 +149,7 @@ impl Locator {
         let mut prefix = hashes.count()?;
         for &namespace in namespaces {
             let keys = self.directory.keys(namespace, hashes.iter().take(prefix))?;
-            let in_pool = keys.iter().take_while(|key| self.presence.contains(key)).count();
+            let in_pool = self.presence.prefix(&keys);
             prefix = in_pool;
             if in_pool < keys.len() && !self.tiers.is_empty() {
                 prefix += self.prefix_with_tiers(&keys[in_pool..]);

@@ -1,7 +1,7 @@
 //! Which blocks the pool can serve, for lookups: many small tables, each behind a lock of its own that is held for one
 //! block at a time. So a lookup never waits for the machine, however long a step takes.
 //!
-//! Tables hold fingerprints of 50 bits, 10 of which are the number of the table. A collision makes a lookup hopeful; who
+//! Tables hold fingerprints of 54 bits, 14 of which are the number of the table. A collision makes a lookup hopeful; who
 //! loads the block finds a miss.
 
 use std::hash::BuildHasher;
@@ -9,36 +9,54 @@ use std::hash::BuildHasher;
 use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 use kvdepot_core::BlockKey;
-use parking_lot::RwLock;
+use parking_lot::{RwLock, RwLockReadGuard};
+use smallvec::SmallVec;
 
-/// Tables; a power of two. At eight million blocks each holds eight thousand.
-const TABLES: usize = 1024;
+/// Tables; a power of two. At eight million blocks each holds five hundred: one that grows moves no more under the depot's lock.
+const TABLES: usize = 1 << 14;
+
+/// Blocks that are looked for at a time.
+const AT_A_TIME: usize = 32;
 
 /// What a table holds of a key.
 type Fingerprint = [u8; 5];
 
+/// Apart from its neighbours: a lookup of one does not slow down a change of another.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Table(RwLock<HashTable<Fingerprint>>);
+
 #[derive(Debug)]
 pub(crate) struct Presence {
-    tables: Vec<RwLock<HashTable<Fingerprint>>>,
+    tables: Vec<Table>,
     hasher: RandomState,
 }
 
 impl Presence {
     pub(crate) fn new() -> Self {
-        Self {
-            tables: (0..TABLES).map(|_| RwLock::new(HashTable::new())).collect(),
-            hasher: RandomState::default(),
-        }
+        Self { tables: (0..TABLES).map(|_| Table::default()).collect(), hasher: RandomState::default() }
     }
 
     fn place(&self, key: &BlockKey) -> (&RwLock<HashTable<Fingerprint>>, Fingerprint) {
         let hash = self.hasher.hash_one(key);
         let [a, b, c, d, e, ..] = hash.to_le_bytes();
-        (&self.tables[(hash >> 48) as usize % TABLES], [a, b, c, d, e])
+        (&self.tables[(hash >> 48) as usize % TABLES].0, [a, b, c, d, e])
     }
 
-    /// The block became visible, or is no longer. Blocks with one fingerprint are counted.
-    pub(crate) fn set(&self, key: &BlockKey, visible: bool) {
+    /// Blocks became visible, or are no longer. Blocks with one fingerprint are counted. One caller at a time.
+    pub(crate) fn set(&self, changes: &[(BlockKey, bool)]) {
+        for changes in changes.chunks(AT_A_TIME) {
+            if changes.len() > 1 {
+                // For the processor's cache: what the changes need is read for all of them at once.
+                std::hint::black_box(self.look(changes.iter().map(|(key, _)| key)));
+            }
+            for (key, visible) in changes {
+                self.set_one(key, *visible);
+            }
+        }
+    }
+
+    fn set_one(&self, key: &BlockKey, visible: bool) {
         let (table, fingerprint) = self.place(key);
         let mut table = table.write();
         let hash = spread(&fingerprint);
@@ -52,6 +70,33 @@ impl Presence {
     pub(crate) fn contains(&self, key: &BlockKey) -> bool {
         let (table, fingerprint) = self.place(key);
         table.read().find(spread(&fingerprint), |other| *other == fingerprint).is_some()
+    }
+
+    /// Which of these blocks can be served.
+    pub(crate) fn contain<'a>(&self, keys: &'a [BlockKey]) -> impl Iterator<Item = bool> + use<'_, 'a> {
+        keys.chunks(AT_A_TIME).flat_map(|keys| self.look(keys.iter()))
+    }
+
+    /// How many leading blocks can be served.
+    pub(crate) fn prefix(&self, keys: &[BlockKey]) -> usize {
+        self.contain(keys).take_while(|there| *there).count()
+    }
+
+    /// Looks for up to `AT_A_TIME` blocks. No look depends on another, and none takes a lock after the first, so the processor
+    /// waits for the memory of all of them together. The locks are those of readers, and whoever changes a table has one lock
+    /// at a time: nobody waits for somebody who waits.
+    fn look<'a>(&self, keys: impl Iterator<Item = &'a BlockKey>) -> SmallVec<[bool; AT_A_TIME]> {
+        type Place<'a> = (&'a RwLock<HashTable<Fingerprint>>, Fingerprint);
+        let places: SmallVec<[Place<'_>; AT_A_TIME]> = keys.map(|key| self.place(key)).collect();
+        std::hint::black_box(places.iter().fold(false, |any, (table, _)| any | table.is_locked()));
+        let tables: SmallVec<[RwLockReadGuard<'_, _>; AT_A_TIME]> =
+            places.iter().map(|(table, _)| table.read_recursive()).collect();
+        let looks = tables.iter().zip(&places);
+        looks
+            .map(|(table, (_, fingerprint))| {
+                table.find(spread(fingerprint), |other| other == fingerprint).is_some()
+            })
+            .collect()
     }
 }
 
@@ -70,11 +115,14 @@ mod tests {
     fn a_block_is_there_as_often_as_it_came() {
         let presence = Presence::new();
         let key = |n: u8| BlockKey { namespace: NamespaceId([1; 16]), hash: BlockHash([n; 16]) };
-        (0..200).for_each(|n| presence.set(&key(n), true));
-        presence.set(&key(7), true);
-        presence.set(&key(7), false);
+        let all: Vec<_> = (0..200).map(|n| (key(n), true)).collect();
+        presence.set(&all);
+        presence.set(&[(key(7), true), (key(7), false)]);
         assert!(presence.contains(&key(7)) && presence.contains(&key(199)) && !presence.contains(&key(200)));
-        presence.set(&key(7), false);
-        assert!(!presence.contains(&key(7)));
+        let keys: Vec<_> = (0..=200).map(key).collect();
+        let there: Vec<_> = presence.contain(&keys).collect();
+        assert!(there[..200].iter().all(|there| *there) && !there[200]);
+        presence.set(&[(key(7), false)]);
+        assert!(!presence.contains(&key(7)) && presence.prefix(&keys) == 7);
     }
 }

@@ -139,9 +139,8 @@ impl Runner {
         let event = event();
         let name = event.name();
         machine.step(self.nanos(locked), event, &mut effects);
-        for (key, visible) in effects.visible.drain(..) {
-            self.locator.presence.set(&key, visible);
-        }
+        self.locator.presence.set(&effects.visible);
+        effects.visible.clear();
         if let Some(ledger) = &self.ledger {
             effects.forgotten.iter().for_each(|forgotten| ledger.forgotten(forgotten.handle));
             effects.namespaces.iter().for_each(|opened| ledger.opened(opened));
