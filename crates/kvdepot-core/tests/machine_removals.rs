@@ -9,7 +9,7 @@ use kvdepot_core::limits::REMOVALS_OWED_MAX;
 use kvdepot_core::machine::{
     Closed, Command, Event, Location, Machine, REMOVE_BLOCKS, Reply, Request, Stored,
 };
-use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind};
+use kvdepot_core::{BlockHash, BlockKey, BlockLayout, Error, ErrorKind, NamespaceId, NamespaceSpec};
 use lab::Lab;
 
 /// Ticks between two tries.
@@ -160,6 +160,10 @@ fn name(n: usize) -> BlockHash {
 /// Removes so many blocks at the server that is away.
 fn owe(lab: &mut Lab, blocks: std::ops::Range<usize>) {
     let namespace = lab.spec.id(0);
+    owe_in(lab, namespace, blocks);
+}
+
+fn owe_in(lab: &mut Lab, namespace: NamespaceId, blocks: std::ops::Range<usize>) {
     let all: Vec<BlockKey> = blocks.map(|n| BlockKey { namespace, hash: name(n) }).collect();
     for keys in all.chunks(REMOVE_BLOCKS) {
         let locations = vec![Location::Tier(1); keys.len()];
@@ -200,6 +204,21 @@ fn a_server_that_owes_too_many_removals_is_closed_and_refuses_nobody_s_writes() 
     assert_eq!(lab.writes_and_removals().1, [0], "the other is not asked any more");
     lab.end_removal(0, Ok(()));
     assert!(matches!(lab.reply(token), Some(Reply::Removed { left: 1, .. })), "it may have it still");
+}
+
+#[test]
+fn a_namespace_with_many_debts_closes_a_server_for_itself_and_for_no_other() {
+    let mut lab = parted();
+    let other =
+        NamespaceSpec::new("{\"model\":\"other\"}", BlockLayout::uniform(1, &[4096]).unwrap()).unwrap();
+    let (few, many) = (other.id(0), lab.spec.id(0));
+    lab.ask(Request::OpenNamespace { spec: other.into(), epoch: 0 });
+    owe_in(&mut lab, few, 0..3);
+    owe_in(&mut lab, many, 0..REMOVALS_OWED_MAX - 3);
+    owe_in(&mut lab, few, 3..4);
+    assert_eq!(lab.closed, [Closed { tier: 1, part: 0, namespace: many }], "it owes the most");
+    let gauges = lab.machine.gauges();
+    assert_eq!((gauges.removals_owed, gauges.removals_closed), (4, 1), "the other's debts are remembered");
 }
 
 #[test]

@@ -2,8 +2,8 @@
 //! ask for the block any more, no tier is asked for it and the tier is not given what is stored under its key (P1).
 //!
 //! What is owed is kept for each *part* of a tier, such as a server, and for each space. One part may owe so many removals
-//! and no more. Beyond that it is *closed* for the space: it is neither read nor written there, and is not asked to remove
-//! anything, until the namespace has left the space. So a part that is away for long costs a bounded amount of memory, and
+//! and no more. Beyond that it is *closed* for the space that has the most of them: it is neither read nor written there, and is
+//! not asked to remove anything, until the namespace has left the space. So a part that is away for long costs a bounded amount of memory, and
 //! what others store and remove goes on.
 
 use std::collections::BTreeMap;
@@ -131,25 +131,40 @@ impl Owed {
         })
     }
 
-    /// A removal is owed from now on, unless that is known; the bound is `max` for the part. Debts that are not to be
-    /// remembered one by one any more, if the place is closed by that.
-    pub(super) fn owe(&mut self, place: Place, hash: BlockHash, max: usize) -> (Change, Option<Debts>) {
-        let change = if self.groups.contains_key(&place) { Change::Neither } else { Change::Began };
-        let group = self.groups.entry(place).or_default();
-        if group.is_closed || group.debts.contains_key(&hash) {
-            return (change, None);
+    /// A removal is owed from now on, unless that is known or the place is closed. None when the part owes `max` already.
+    pub(super) fn owe(&mut self, place: Place, hash: BlockHash, max: usize) -> Option<Change> {
+        if let Some(group) = self.groups.get(&place)
+            && (group.is_closed || group.debts.contains_key(&hash))
+        {
+            return Some(Change::Neither);
         }
         let sum = self.sums.entry((place.tier, place.part)).or_default();
-        if *sum < max {
-            *sum += 1;
-            group.debts.insert(hash, None);
-            return (change, None);
+        if *sum >= max {
+            return None;
         }
-        group.is_closed = true;
-        self.closed += 1;
+        *sum += 1;
+        let change = if self.groups.contains_key(&place) { Change::Neither } else { Change::Began };
+        self.groups.entry(place).or_default().debts.insert(hash, None);
+        Some(change)
+    }
+
+    /// The place of the same part that owes the most; `place` itself if none owes anything. As many steps as there are places.
+    pub(super) fn largest(&self, place: Place) -> Place {
+        let same =
+            self.groups.iter().filter(|(other, _)| (other.tier, other.part) == (place.tier, place.part));
+        let largest =
+            same.filter(|(_, group)| !group.debts.is_empty()).max_by_key(|(_, group)| group.debts.len());
+        largest.map_or(place, |(largest, _)| *largest)
+    }
+
+    /// Closes a place: what it owes is not to be remembered one by one any more.
+    pub(super) fn close(&mut self, place: Place) -> (Change, Debts) {
+        let change = if self.groups.contains_key(&place) { Change::Neither } else { Change::Began };
+        let group = self.groups.entry(place).or_default();
+        self.closed += usize::from(!std::mem::replace(&mut group.is_closed, true));
         let debts = std::mem::take(&mut group.debts);
         self.uncount(place, debts.len());
-        (change, Some(debts))
+        (change, debts)
     }
 
     fn uncount(&mut self, place: Place, debts: usize) {

@@ -11,6 +11,7 @@ use super::super::tiers::{TierMask, bit};
 use super::Flow;
 use super::turns::{Next, Turn, Until};
 use crate::error::Result;
+use crate::key::BlockHash;
 
 /// A removal that no turn waits for: of what a value replaces, or one that is owed and tried again.
 #[derive(Clone, Copy, Debug)]
@@ -180,14 +181,31 @@ impl Flow {
             let change = self.owed.pay(place, &key.hash);
             return self.note_change(place, change);
         }
-        let (change, debts) = self.owed.owe(place, key.hash, self.pace.removals_owed);
-        self.note_change(place, change);
-        if let Some(debts) = debts {
-            discard(debts, out);
-            out.closed.push(Closed { tier, part, namespace: block_key.namespace });
-            if self.flaws.has(Flaw::ClosedTierUsed) {
-                self.forgive(place, out);
+        // At most twice: a place that was closed or forgiven makes room.
+        let change = loop {
+            if let Some(change) = self.owed.owe(place, key.hash, self.pace.removals_owed) {
+                break change;
             }
+            let largest = self.owed.largest(place);
+            if catalog.is_live(largest.space) {
+                self.close(catalog, largest, out);
+            } else {
+                self.forgive(largest, out);
+            }
+        };
+        self.note_change(place, change);
+    }
+
+    /// A part of a tier owes too much, and most of it in this space.
+    fn close(&mut self, catalog: &Catalog, place: Place, out: &mut Effects) {
+        let (change, debts) = self.owed.close(place);
+        self.note_change(place, change);
+        discard(debts, out);
+        let any = PoolKey { space: place.space, hash: BlockHash([0; 16]) };
+        let namespace = catalog.block_key(&any).namespace;
+        out.closed.push(Closed { tier: place.tier, part: place.part, namespace });
+        if self.flaws.has(Flaw::ClosedTierUsed) {
+            self.forgive(place, out);
         }
     }
 
