@@ -3,8 +3,8 @@
 For developing and testing connectors without the core. Processes share it through ``<socket>.fake/``; what is there
 stays, so restarts find it. ``<socket>.fake/control.json`` injects trouble: ``dead`` (nothing answers),
 ``fail_load_every`` (every n-th block fails), ``fail_rank`` (only where the namespace's facts have this kv_shard),
-``load_delay_ms``, ``dump_delay_ms``, ``unsettled_polls``. ``KVDEPOT_FAKE_CORRUPT`` in the environment: bytes come back
-wrong. ``KVDEPOT_FAKE_STRICT``: what is dumped twice is compared.
+``load_delay_ms``, ``dump_delay_ms``, ``unsettled_polls`` (before that a claim has nothing). ``KVDEPOT_FAKE_CORRUPT`` in
+the environment: bytes come back wrong. ``KVDEPOT_FAKE_STRICT``: what is dumped twice is compared.
 """
 
 import ctypes
@@ -164,7 +164,7 @@ class Depot:
 
 class Claim:
     def __init__(self, depot, groups, hashes, skip, limit) -> None:
-        self.polls = depot.control.get("unsettled_polls", 0)
+        self.polls, self.skip = depot.control.get("unsettled_polls", 0), skip
         self.result = skip if not depot.attached else self._longest(groups, hashes, skip, limit)
         self.settled = False
 
@@ -205,6 +205,8 @@ class Claim:
         return None
 
     def settle_now(self):
+        if not self.settled:  # nothing has come
+            self.result = self.skip
         self.settled = True
         return (True, self.result, 0)
 

@@ -93,7 +93,7 @@ FLAT = [
     ("socket: /a\nshare_depot: false", "cannot share a socket"),
     ("socket: /a\nmode: embedded", "an embedded depot has no socket"),
     ("load_policy: deadline", "needs load_deadline_ms"),
-    ("load_deadline_ms: 5", "has no use with load_policy all"),
+    ("load_deadline_ms: 5", "has no use with load_policy faster"),
     ("load_policy: deadline\nload_deadline_ms: 31000", "must not be more than timeout_ms"),
     ("start_depot: false\nshare_depot: false", ":1: start_depot: nobody else starts an engine's own depot"),
     ("start_depot: false\nmode: embedded", ":1: start_depot: an embedded depot is a part of this process"),

@@ -38,9 +38,10 @@ class EngineKeys(BaseModel):
         ge=0,
         le=1 << 31,
     )
-    load_policy: Literal["best_effort", "deadline", "all"] = key(
-        "all",
-        "How long a request waits for blocks from a tier: not at all, `load_deadline_ms`, or `timeout_ms`.",
+    load_policy: Literal["best_effort", "deadline", "all", "faster"] = key(
+        "faster",
+        "How long a request waits for blocks from a tier: not at all, `load_deadline_ms`, `timeout_ms`, or as long as "
+        "computing them would take longer, and `timeout_ms` at most.",
     )
     load_deadline_ms: int | None = key(
         None,

@@ -139,6 +139,7 @@ def options(**values: Any) -> Any:
         "persist_token_threshold": 0,
         "wait_ms": 1000,
         "waits_for_all": True,
+        "waits_while_faster": True,
         "timeout_ms": 1000,
         "enable_event_sync": True,
         "drop_at_reset": False,

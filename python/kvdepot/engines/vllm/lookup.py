@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvdepot.engines.vllm.groups import Geometry
+from kvdepot.engines.vllm.rates import Arriving, Rates
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -23,6 +24,7 @@ REST_MS_MAX = 20
 MISSES = {
     "unknown": "the depot has no block of it beyond what vLLM has: never stored, evicted, or stored under other facts",
     "late": "the load policy's time was over before a block of it was in host memory, or was known",
+    "slower": "a tier has it, and waiting for it would take longer than computing it",
     "no_depot": "no depot answers",
     "ranks": "not all ranks have told what they found",
     "weights": "the weights are in doubt, or stale",
@@ -49,19 +51,27 @@ class Miss:
 
     Attributes:
         reason: a key of ``MISSES``.
+        declined_tokens: as in a hit.
         block: the first block that the depot does not have, counted from the prompt's beginning; where it was asked.
     """
 
     reason: str
     block: int | None = None
+    declined_tokens: int = 0
 
 
 @dataclass(frozen=True)
 class Hit:
-    """So many tokens beyond what the engine has itself; ``tier_tokens`` of them come from below the pool."""
+    """So many tokens beyond what the engine has itself.
+
+    Attributes:
+        tier_tokens: those of them that come from below the pool.
+        declined_tokens: further ones that a tier has and that are computed, because that is faster.
+    """
 
     tokens: int
     tier_tokens: int
+    declined_tokens: int = 0
 
 
 PENDING = Pending()
@@ -149,11 +159,13 @@ class Patience:
         wait_ms: after this, what has come is taken.
         begins_early: whether a load may begin before the last blocks have come, for the step waits for them.
         over: why it is a miss when nothing had come, a key of ``MISSES``.
+        while_faster: whether it waits only as long as computing would take longer (P9).
     """
 
     wait_ms: int
     begins_early: bool
     over: str = "late"
+    while_faster: bool = False
 
 
 class Lookup:
@@ -181,19 +193,39 @@ class Lookup:
         self._bounds = bounds
         self._geometry = geometry
         self._patience = patience
-        self._cut = False
+        self._over = "unknown"
+        self._expected_tokens = 0
+        self._looked_s = started_s
 
-    def poll(self, now_s: float, idle: IdleTime) -> Pending | Miss | Hit:
+    def poll(self, now_s: float, idle: IdleTime, rates: Rates) -> Pending | Miss | Hit:
         """Asks the claim; a claim that is not settled may take the step's idle time."""
         settled, units, from_tier = self.claim.poll()
         if not settled and (wait_ms := idle.take_ms()):
             settled, units, from_tier = self.claim.wait(wait_ms)
         if not settled and (now_s - self.started_s) * 1e3 >= self._patience.wait_ms:
-            self._cut = True
+            self._over = self._patience.over
+            settled, units, from_tier = self.claim.settle_now()
+        elif not settled and self._patience.while_faster and self._is_slower(now_s, rates):
+            self._over = "slower"
             settled, units, from_tier = self.claim.settle_now()
         if settled:
+            if self.hit is None and from_tier:
+                # They may have come at any moment since the last look, which was a step earlier.
+                rates.waited(from_tier * self._geometry.hash_tokens, self._looked_s - self.started_s, now_s)
             return self._found(units, from_tier)
+        self._looked_s = now_s
         return self._nearly_there(now_s) if idle.idle and self._patience.begins_early else PENDING
+
+    def _is_slower(self, now_s: float, rates: Rates) -> bool:
+        """Whether computing would be faster than waiting on: what has come is taken then, and the rest is computed."""
+        waited_s, arriving = now_s - self.started_s, self.claim.arriving()
+        if arriving is None:
+            # Not even known how much there is.
+            return rates.loses((self._bounds.limit - self._bounds.skip) * self._geometry.hash_tokens, waited_s)
+        units, _, come, left = arriving
+        tokens = self._tokens(units)
+        self._expected_tokens = max(self._expected_tokens, tokens)
+        return rates.loses(tokens, waited_s) or rates.will_lose(Arriving(tokens, come, left, waited_s), now_s)
 
     def _nearly_there(self, now_s: float) -> Pending | Miss | Hit:
         """The hit, when its load may begin before the last blocks have been read.
@@ -210,10 +242,13 @@ class Lookup:
 
     def _found(self, units: int, from_tier: int) -> Miss | Hit:
         unit = self._geometry.hash_tokens
-        tokens = (units - self._bounds.dropped) * unit - self.local_tokens
+        tokens = self._tokens(units)
+        declined = max(0, self._expected_tokens - max(0, tokens)) if self._over == "slower" else 0
         if tokens <= 0:
-            return Miss(
-                self._patience.over if self._cut else "unknown", block=units * unit // self._geometry.hit_tokens
-            )
-        self.hit = Hit(tokens, min(tokens, from_tier * unit))
+            return Miss(self._over, units * unit // self._geometry.hit_tokens, declined)
+        self.hit = Hit(tokens, min(tokens, from_tier * unit), declined)
         return self.hit
+
+    def _tokens(self, units: int) -> int:
+        """Tokens of a hit that ends with so many units, beyond those that the engine has itself."""
+        return (units - self._bounds.dropped) * self._geometry.hash_tokens - self.local_tokens

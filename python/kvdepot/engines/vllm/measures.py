@@ -58,6 +58,11 @@ _ALL = (
         values=("pool", "tier"),
     ),
     Measure(
+        "declined_tokens",
+        Over.SCHEDULER,
+        "Tokens that a tier had and that were computed, because waiting for them would have taken longer.",
+    ),
+    Measure(
         "lookup_seconds",
         Over.SCHEDULER,
         "From a request's lookup until its hit was known, waiting for tiers included.",

@@ -51,6 +51,7 @@ class StepMetadata(KVConnectorMetadata):
             connector's loads, which this step computed on, have ended.
         generation: of the weights' version, see ``versions``; what the step loads and saves belongs to it.
         version: of the weights; ``None`` while it is not known, then the step has no loads and no saves.
+        timed: a number that every rank reports back when the step has ended, 0 = none: how long it took is measured.
         examine: whether the workers are asked for a digest of their weights.
     """
 
@@ -60,6 +61,7 @@ class StepMetadata(KVConnectorMetadata):
     saves: GroupBlocks = field(default_factory=dict)
     decoding: bool = False
     witness: int = 0
+    timed: int = 0
     generation: int = 0
     version: str | None = ""
     examine: bool = False
@@ -95,6 +97,7 @@ class LoadReport(KVConnectorWorkerMetadata):
             but `MultiConnector` hands one connector's handshake to all of them.
         generation: the doubt that ``weights`` answers.
         weights: digest of the weights in a rank's memory, by rank; empty = not known.
+        timed: the step's number, if it is to be measured.
         moved: the generation in which a rank saw that its weights are others, and nobody had said so; else ``None``.
     """
 
@@ -105,6 +108,7 @@ class LoadReport(KVConnectorWorkerMetadata):
     generation: int = 0
     weights: dict[int, str] = field(default_factory=dict)
     moved: int | None = None
+    timed: int = 0
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "LoadReport":
         """Both ranks' reports as one."""
@@ -125,4 +129,5 @@ class LoadReport(KVConnectorWorkerMetadata):
             generation=generation,
             weights=weights,
             moved=max((report.moved for report in (self, other) if report.moved is not None), default=None),
+            timed=max(self.timed, other.timed),
         )

@@ -85,7 +85,12 @@ class ConnectorOptions:
     @property
     def waits_for_all(self) -> bool:
         """Whether a request waits for whatever a tier holds of it."""
-        return self.config.load_policy == "all"
+        return self.config.load_policy in ("all", "faster")
+
+    @property
+    def waits_while_faster(self) -> bool:
+        """Whether a request stops waiting for a tier when computing is faster (P9)."""
+        return self.config.load_policy == "faster"
 
     @property
     def wait_ms(self) -> int:

@@ -16,6 +16,7 @@ from kvdepot.engines.vllm.meta import Load, LoadReport, RankNamespaces, StepMeta
 from kvdepot.engines.vllm.namespaces import EngineNamespaces
 from kvdepot.engines.vllm.options import ConnectorOptions
 from kvdepot.engines.vllm.rank_reports import UntilAllRanks
+from kvdepot.engines.vllm.rates import Rates
 from kvdepot.engines.vllm.requests import RequestState
 from kvdepot.engines.vllm.saveplan import SavePlan
 from kvdepot.engines.vllm.stats import DepotStats
@@ -77,6 +78,7 @@ class SchedulerSide:
         self._step = StepMetadata()
         self._load_ids = 0
         self._idle = IdleTime()
+        self._rates = Rates()
         self._witnesses = Witnesses(ranks)
         self._taint = Taint()
         self._waited = False
@@ -145,9 +147,10 @@ class SchedulerSide:
                 return begun
             state.lookup = begun
         known = state.lookup.hit is not None  # then the request waits for admission
-        answer = state.lookup.poll(now_s, self._idle)
+        answer = state.lookup.poll(now_s, self._idle, self._rates)
         if not known and not isinstance(answer, Pending):
             self.stats.observe("lookup_seconds", time.monotonic() - state.lookup.started_s)
+            self.stats.add("declined_tokens", answer.declined_tokens)
         if isinstance(answer, Miss):
             state.missed_tokens, state.missed_s = local_tokens, now_s
             if not self._depot.attached:
@@ -167,7 +170,7 @@ class SchedulerSide:
             patience = Patience(0, begins_early=False, over="asked")
         else:
             early = self.loads_before_forward and self._options.waits_for_all
-            patience = Patience(self._options.wait_ms, begins_early=early)
+            patience = Patience(self._options.wait_ms, early, while_faster=self._options.waits_while_faster)
         return Lookup(claim, local_tokens, bounds, self._geometry, patience, now_s)
 
     def _refusal(self, state: RequestState) -> str:
@@ -253,6 +256,9 @@ class SchedulerSide:
         # Not in a step that only ends requests: an engine that is paused for an update has the old weights still.
         step.examine = weights.examining and (self._waited or not self._idle.idle)
         self._waited = False
+        # A step that waits for a load tells nothing of what computing takes.
+        if not any(load.before_forward for load in step.loads):
+            step.timed = self._rates.step_began(output.total_num_scheduled_tokens, time.monotonic())
         # Also without a namespace: dumps of an earlier step may still read these pages.
         self._add_fresh_pages(step, output)
         if not self._namespaces.groups:
@@ -318,6 +324,8 @@ class SchedulerSide:
             self._another_failed()
         if report is None:
             return
+        if report.timed:
+            self._rates.step_ended(report.timed, time.monotonic())
         if report.broken:
             self._namespaces.turn_off(report.broken)
         self._namespaces.found(report.ranks)

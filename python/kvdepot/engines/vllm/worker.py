@@ -74,7 +74,7 @@ class WorkerSide:
         self._handled_before: BaseException | None = None
         self._forward_broke_off = False
         self._names_told = False
-        self._witness = 0
+        self._witness = self._timed = 0
 
     def register(
         self,
@@ -282,7 +282,7 @@ class WorkerSide:
         """
         broke_off = sys.exc_info()[1] is not self._handled_before
         self._handled_before = None
-        self._witness = step.witness
+        self._witness, self._timed = step.witness, step.timed
         self._loads.finish_before_forward()
         if broke_off:
             self._give_up_step()
@@ -313,7 +313,7 @@ class WorkerSide:
         """``build_connector_worker_meta``: the end of a step."""
         self._ended_s = time.monotonic()
         report = self._loads.take_report()
-        if self._names_told and not self._witness:
+        if self._names_told and not self._witness and not self._timed:
             return report
         report = report or LoadReport()
         if not self._names_told:
@@ -321,7 +321,8 @@ class WorkerSide:
             report.ranks = [self._names]
         if self._witness:
             report.done[self._witness] = 1
-            self._witness = 0
+        report.timed = self._timed
+        self._witness = self._timed = 0
         return report
 
     def close(self) -> None:
