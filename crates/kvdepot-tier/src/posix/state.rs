@@ -37,9 +37,9 @@ use super::waste::Waste;
 use crate::{Done, TierEvents, Written};
 
 /// Files handled under one hold of the lock.
-pub(super) const PIECE: usize = 256;
+pub(super) const PIECE: usize = 128;
 /// Slots of the index looked at under one hold of the lock.
-pub(super) const PIECE_SLOTS: u32 = 8192;
+pub(super) const PIECE_SLOTS: u32 = 4096;
 /// Removals remembered until the checkpoint was replayed; more and it is not used.
 const REMOVED_EARLY_MAX: usize = 65_536;
 /// Most blocks that are noted to have gone while a directory is listed.
