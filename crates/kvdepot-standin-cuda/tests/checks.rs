@@ -194,7 +194,11 @@ fn both_abis_of_batches_are_found_by_version() {
     };
     assert_eq!(found(12_000), 0);
     assert!(found(12_080) != 0 && found(13_000) != 0 && found(12_080) != found(13_000));
-    world.control.set_driver_version(12_080);
-    assert!(found(12_080) != 0 && found(13_000) == 0);
+    let first = found(12_080);
+    world.control.set_driver_version(12_090);
+    assert_eq!(found(13_000), first, "a driver of CUDA 12 answers with the ABI that it has");
+    world.control.set_driver_version(12_000);
+    assert_eq!(found(13_000), 0);
     world.control.set_driver_version(13_000);
+    assert_eq!(found(13_010), 0, "from 13.0 on a version beyond the driver's is refused");
 }
