@@ -110,7 +110,7 @@ impl EngineSpec {
         gdr::engine_for(
             use_gdr,
             || gdr::require(&by_nic),
-            || Ok(Arc::new(CudaEngine::attach(Driver::load()?, &config)?)),
+            move || Ok(Arc::new(CudaEngine::attach(Driver::load()?, &config)?)),
         )
     }
 }

@@ -7,7 +7,7 @@ use parking_lot::MutexGuard;
 
 use crate::code;
 use crate::kernels::{self, Kernel};
-use crate::memory::{Memory, Place};
+use crate::memory::Place;
 use crate::world::{State, World};
 
 /// How long a wait lasts in which nothing can run and nobody queues anything.
@@ -26,6 +26,8 @@ pub(crate) struct Part {
     pub(crate) to: u64,
     pub(crate) from: Source,
     pub(crate) len: u64,
+    /// Whether a copy engine makes it, or a kernel.
+    pub(crate) by_copy_engine: bool,
 }
 
 pub(crate) enum Op {
@@ -134,6 +136,7 @@ impl State {
     }
 
     fn copy(&mut self, part: &Part) {
+        self.copy_engines.ran(part);
         if let Some(code) = self.faults.called("execution") {
             self.lost = code;
             return;
@@ -147,12 +150,12 @@ impl State {
                 if !self.check(*from, part.len, "a copy's source") {
                     return;
                 }
-                Memory::pointer(*from).cast_const()
+                self.memory.pointer(*from).cast_const()
             }
         };
         // SAFETY: both ranges were found in memory that lives: what the world keeps, or what the caller answers for
         // until it has seen the copy's end. `copy`, because a test may well name overlapping ranges by mistake.
-        unsafe { std::ptr::copy(from, Memory::pointer(part.to), part.len as usize) };
+        unsafe { std::ptr::copy(from, self.memory.pointer(part.to), part.len as usize) };
     }
 
     /// Whether a range may still be touched; if not, the context is lost as on a device.

@@ -21,6 +21,8 @@ pub(crate) struct Config {
     pub(crate) port_state: u32,
     /// Most bytes that all regions together may cover; stands for RLIMIT_MEMLOCK.
     pub(crate) region_bytes_max: u64,
+    /// Most bytes of other devices' memory that all regions together may cover; stands for a GPU's window on the bus (BAR1).
+    pub(crate) peer_bytes_max: u64,
     /// Whether memory can be registered by dma-buf.
     pub(crate) dmabuf: bool,
     /// Added to the addresses of another device's memory; 0 when such memory cannot be registered by address.
@@ -43,6 +45,7 @@ impl Config {
             link: if ethernet { IBV_LINK_LAYER_ETHERNET } else { IBV_LINK_LAYER_INFINIBAND },
             port_state: IBV_PORT_ACTIVE,
             region_bytes_max: u64::MAX,
+            peer_bytes_max: u64::MAX,
             dmabuf: true,
             peer_offset: 0,
             sysfs: PathBuf::from("/sys/class/infiniband"),

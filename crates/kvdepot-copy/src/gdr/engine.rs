@@ -20,8 +20,8 @@ use crate::gdr::mutation::Mutation;
 use crate::gdr::regions::{self, Regions};
 use crate::pool::{DeviceMemory, KeptRegistration, PoolRegistration, Registration};
 
-/// Device memory that is registered to see whether the adapter can reach any.
-const PROBE_BYTES: usize = 64 << 10;
+/// Device memory that is registered to see whether the adapter can reach any: what drivers give whole pages of their own.
+const PROBE_BYTES: usize = 2 << 20;
 
 /// Copies by an RDMA adapter.
 pub struct GdrEngine {
@@ -37,12 +37,12 @@ pub struct GdrEngine {
 #[derive(Debug)]
 pub struct DeviceRegistration {
     regions: Arc<Regions>,
-    mr: Arc<Mr>,
+    mrs: Vec<Arc<Mr>>,
 }
 
 impl Drop for DeviceRegistration {
     fn drop(&mut self) {
-        regions::remove(&self.regions.device, &self.mr);
+        self.mrs.iter().for_each(|mr| self.regions.release(mr));
     }
 }
 
@@ -73,7 +73,7 @@ impl GdrEngine {
         let connection = config.connection.within(&verbs_context.limits()?);
         let pd = Pd::new(&verbs_context)?;
         let context = Context::retain(driver, device)?;
-        let regions = Regions::new(&pd, &context);
+        let regions = Regions::new(&pd, &context, config.page_bytes);
         probe(&regions)?;
         let parts = Arc::new(LaneParts {
             context,
@@ -101,9 +101,8 @@ impl GdrEngine {
     unsafe fn keep_device(&self, address: u64, len: usize) -> Result<DeviceRegistration> {
         let _entered = self.regions.context.enter()?;
         // SAFETY: the caller's contract.
-        let mr = unsafe { self.regions.register_device(address, len) }?;
-        regions::add(&self.regions.device, &mr);
-        Ok(DeviceRegistration { regions: Arc::clone(&self.regions), mr })
+        let mrs = unsafe { self.regions.keep(address, len) }?;
+        Ok(DeviceRegistration { regions: Arc::clone(&self.regions), mrs })
     }
 }
 

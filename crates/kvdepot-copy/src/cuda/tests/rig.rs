@@ -156,6 +156,27 @@ impl Session {
         Ok(())
     }
 
+    /// Writes device memory that no `Memory` owns.
+    pub(crate) fn write_at(&self, address: u64, bytes: &[u8]) {
+        let (stream, pinned) = (self.stream(), Pinned::new(&self.context, bytes.len()).unwrap());
+        let _entered = self.context.enter().unwrap();
+        // SAFETY: both sides have the length, and the stream is waited for.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), pinned.address(), bytes.len());
+            let from = pinned.address().cast::<c_void>().cast_const();
+            let code = (self.context.table().memcpy_to_device)(address, from, bytes.len(), stream as Handle);
+            assert_eq!(code, 0, "writing device memory");
+        }
+        self.wait(stream);
+    }
+
+    /// Frees device memory that no `Memory` owns.
+    pub(crate) fn free(&self, address: u64) {
+        let _entered = self.context.enter().unwrap();
+        // SAFETY: the caller's own, and no work that uses it is left.
+        assert_eq!(unsafe { (self.context.table().mem_free)(address) }, 0, "freeing device memory");
+    }
+
     /// Keeps a real device busy for a moment; the stand-in is late anyhow.
     fn delay(&self, stream: u64) {
         let Some(buffer) = &self.delay else { return };
