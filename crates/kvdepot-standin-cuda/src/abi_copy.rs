@@ -32,6 +32,13 @@ fn expect(state: &mut State, name: &str, address: u64, len: u64, good: &[Place])
     Err(code::INVALID_VALUE)
 }
 
+/// The real driver waits inside the call until it can copy pageable memory; calls of other threads wait with it.
+fn may_block(state: &mut State, stream: u64, place: Place, name: &str) {
+    if place == Place::Pageable && state.waits_for_an_event(stream) {
+        state.violation(format!("{name} of pageable memory would block inside the driver until an event comes"));
+    }
+}
+
 const HOST: &[Place] = &[Place::Pinned, Place::Pageable];
 const DEVICE: &[Place] = &[Place::Device];
 
@@ -51,6 +58,7 @@ unsafe extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: u64, len: usize, stream
         let len = len as u64;
         let place = expect(state, "cuMemcpyHtoDAsync_v2 from", from, len, HOST)?;
         expect(state, "cuMemcpyHtoDAsync_v2 to", to, len, DEVICE)?;
+        may_block(state, stream, place, "cuMemcpyHtoDAsync_v2");
         // The real driver may read pageable memory at once (into a buffer of its own) or when the stream is there.
         let source = if place == Place::Pageable && state.rng.percent(50) {
             // SAFETY: the API's contract: `from` may be read.
@@ -70,6 +78,7 @@ extern "C" fn cuMemcpyDtoHAsync_v2(to: u64, from: u64, len: usize, stream: u64) 
         let len = len as u64;
         let place = expect(state, "cuMemcpyDtoHAsync_v2 to", to, len, HOST)?;
         expect(state, "cuMemcpyDtoHAsync_v2 from", from, len, DEVICE)?;
+        may_block(state, stream, place, "cuMemcpyDtoHAsync_v2");
         state.push(stream, Op::Copies(vec![Part { to, from: Source::Address(from), len, by_copy_engine: true }]));
         if place == Place::Pageable {
             // The real driver returns only after a copy into pageable memory.

@@ -67,6 +67,12 @@ impl State {
         self.events.get(&event).is_none_or(|event| event.completed >= number)
     }
 
+    /// Whether a stream has a wait for what has not come.
+    pub(crate) fn waits_for_an_event(&self, stream: u64) -> bool {
+        let waits = |op: &Op| matches!(op, Op::Wait { event, number } if !self.reached(*event, *number));
+        self.streams.get(&stream).is_some_and(|stream| stream.queue.iter().any(waits))
+    }
+
     /// Runs some work before a call returns, as a seed likes it.
     pub(crate) fn some_early(&mut self) {
         if self.rng.percent(self.eagerness) {

@@ -13,7 +13,7 @@ use crate::cuda::device::{DeviceInfo, DeviceSelector};
 use crate::cuda::driver::Driver;
 use crate::cuda::events::EventPool;
 use crate::cuda::kernel::{CopyKernel, TILE_BYTES};
-use crate::cuda::lane::{Choose, Lane, LaneParts};
+use crate::cuda::lane::{Choose, Lane, LaneParts, PIECES_IN_FLIGHT};
 use crate::cuda::mutation::Mutation;
 use crate::cuda::pools::{PIECE_BYTES, PoolThread, Pools};
 use crate::cuda::submit::{Method, Submitter};
@@ -26,8 +26,8 @@ pub const KERNEL_BLOCKS_DEFAULT: u32 = 16;
 /// Dump bytes on the device at a time: what an engine's own small copies (sampled tokens) may have to wait behind, a
 /// millisecond or so.
 pub const DUMP_BYTES_IN_FLIGHT_DEFAULT: u64 = 32 << 20;
-/// Dumps go in pieces of a share of what may be in flight, so that one can follow while another is reported.
-const DUMP_PIECES_IN_FLIGHT: u64 = 4;
+/// Load bytes on the device at a time: what the inputs of an engine's step may have to wait behind.
+pub const LOAD_BYTES_IN_FLIGHT_DEFAULT: u64 = 32 << 20;
 
 /// How an engine copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +49,8 @@ pub struct CudaConfig {
     pub kernel_blocks_max: u32,
     /// Most dump bytes on the device at a time.
     pub dump_bytes_in_flight_max: u64,
+    /// Most load bytes on the device at a time.
+    pub load_bytes_in_flight_max: u64,
     /// Where measurements are kept between processes; `None`: only in this process.
     pub cache_dir: Option<PathBuf>,
     /// How long the measurement at attach may take before a rule of thumb chooses.
@@ -65,6 +67,7 @@ impl CudaConfig {
             mode,
             kernel_blocks_max: KERNEL_BLOCKS_DEFAULT,
             dump_bytes_in_flight_max: DUMP_BYTES_IN_FLIGHT_DEFAULT,
+            load_bytes_in_flight_max: LOAD_BYTES_IN_FLIGHT_DEFAULT,
             cache_dir: None,
             measure_wait: MEASURE_WAIT,
             registration_piece_bytes: PIECE_BYTES,
@@ -78,9 +81,12 @@ impl CudaConfig {
         if self.kernel_blocks_max == 0 {
             return too_small("kernel_blocks_min", 1);
         }
-        let least = DUMP_PIECES_IN_FLIGHT * TILE_BYTES as u64;
+        let least = (PIECES_IN_FLIGHT * TILE_BYTES) as u64;
         if self.dump_bytes_in_flight_max < least {
             return too_small("dump_bytes_in_flight_min", least);
+        }
+        if self.load_bytes_in_flight_max < least {
+            return too_small("load_bytes_in_flight_min", least);
         }
         if self.registration_piece_bytes == 0 {
             return too_small("registration_piece_bytes_min", 4096);
@@ -146,11 +152,10 @@ impl CudaEngine {
         // Kernels for loads must not push the engine's own aside; copies have nobody to push.
         let load_priority = if copies_only { Priority::Greatest } else { Priority::Least };
         let stream = Stream::new(&context, load_priority)?;
-        let load = Lane::start(Direction::ToDevice, Arc::clone(&parts), stream, u64::MAX, usize::MAX)?;
+        let budget = config.load_bytes_in_flight_max;
+        let load = Lane::start(Direction::ToDevice, Arc::clone(&parts), stream, budget)?;
         let stream = Stream::new(&context, Priority::Least)?;
-        let budget = config.dump_bytes_in_flight_max;
-        let piece = usize::try_from(budget / DUMP_PIECES_IN_FLIGHT).unwrap_or(usize::MAX);
-        let dump = Lane::start(Direction::ToHost, parts, stream, budget, piece)?;
+        let dump = Lane::start(Direction::ToHost, parts, stream, config.dump_bytes_in_flight_max)?;
         Ok(Self {
             load,
             dump,
@@ -170,6 +175,11 @@ impl CudaEngine {
     /// What was measured, for engines that choose.
     pub fn calibration(&self) -> Option<&cuda::calibration::Calibration> {
         self.calibration.as_deref()
+    }
+
+    /// Most load bytes that were on the device at a time so far.
+    pub fn load_bytes_in_flight_most(&self) -> u64 {
+        self.load.bytes_in_flight_most()
     }
 
     /// Most dump bytes that were on the device at a time so far.

@@ -104,6 +104,7 @@ impl Session {
         CudaConfig {
             // Small, so that pieces of dumps and of registrations come about with little memory.
             dump_bytes_in_flight_max: 128 << 10,
+            load_bytes_in_flight_max: 128 << 10,
             registration_piece_bytes: 16 << 10,
             ..CudaConfig::new(DeviceSelector::Ordinal(self.device), mode)
         }
