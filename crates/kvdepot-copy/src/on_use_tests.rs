@@ -2,6 +2,8 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
+use kvdepot_io::aligned::page_bytes;
+
 use super::*;
 use crate::batch::{CopyBatch, CopyOp, Direction, GroupSink};
 use crate::{CopyEngine, HostEngine};

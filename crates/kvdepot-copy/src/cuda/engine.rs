@@ -18,6 +18,7 @@ use crate::cuda::mutation::Mutation;
 use crate::cuda::pools::{PIECE_BYTES, PoolThread, Pools};
 use crate::cuda::submit::{Method, Submitter};
 use crate::limit::MEASURE_WAIT;
+use crate::paced::Range;
 use crate::pool::PoolRegistration;
 use crate::{CopyEngine, cuda};
 
@@ -167,6 +168,16 @@ impl CudaEngine {
         })
     }
 
+    /// # Safety
+    /// As for `CopyEngine::register_pool`.
+    unsafe fn register(&self, base: *mut u8, len: usize, reserved: bool) -> Result<PoolRegistration> {
+        let base = base.expose_provenance();
+        let range = Range { base, len, piece_bytes: self.registration_piece_bytes, reserved };
+        // SAFETY: the caller's contract.
+        let thread = unsafe { PoolThread::start(&self.context, &self.pools, range) }?;
+        Ok(PoolRegistration::new(Box::new(thread)))
+    }
+
     /// The device.
     pub fn device(&self) -> &DeviceInfo {
         self.context.device()
@@ -208,10 +219,12 @@ impl CopyEngine for CudaEngine {
 
     unsafe fn register_pool(&self, base: *mut u8, len: usize) -> Result<PoolRegistration> {
         // SAFETY: the caller's contract.
-        let thread = unsafe {
-            PoolThread::start(&self.context, &self.pools, base, len, self.registration_piece_bytes)
-        }?;
-        Ok(PoolRegistration::new(Box::new(thread)))
+        unsafe { self.register(base, len, false) }
+    }
+
+    unsafe fn register_reserved_pool(&self, base: *mut u8, len: usize) -> Result<PoolRegistration> {
+        // SAFETY: the caller's contract.
+        unsafe { self.register(base, len, true) }
     }
 }
 

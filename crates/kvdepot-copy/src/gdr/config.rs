@@ -62,7 +62,7 @@ impl GdrConfig {
             gid_index: None,
             queue_pairs: 4,
             timeout: Duration::from_secs(10),
-            registration_piece_bytes: 1 << 30,
+            registration_piece_bytes: 256 << 20,
             page_bytes: kvdepot_io::aligned::page_bytes() as u64,
             connection: RcAttributes::default(),
             sysfs: PathBuf::from("/sys"),

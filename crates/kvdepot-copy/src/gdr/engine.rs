@@ -18,6 +18,7 @@ use crate::gdr::config::GdrConfig;
 use crate::gdr::lane::{Lane, LaneParts};
 use crate::gdr::mutation::Mutation;
 use crate::gdr::regions::{self, Regions};
+use crate::paced::{self, Range};
 use crate::pool::{DeviceMemory, KeptRegistration, PoolRegistration, Registration};
 
 /// Device memory that is registered to see whether the adapter can reach any: what drivers give whole pages of their own.
@@ -97,6 +98,18 @@ impl GdrEngine {
     }
 
     /// # Safety
+    /// As for `CopyEngine::register_pool`.
+    unsafe fn keep_pool(&self, base: *mut u8, len: usize, reserved: bool) -> Result<PoolRegistration> {
+        let pool = Arc::new(Pool { regions: Arc::clone(&self.regions), pieces: Mutex::default() });
+        let for_thread = Arc::clone(&pool);
+        let range = Range { base: base.expose_provenance(), len, piece_bytes: self.piece_bytes, reserved };
+        // SAFETY: the caller's contract; the registration waits for the thread before it ends.
+        let work = move |progress: &Progress| unsafe { for_thread.register_all(range, progress) };
+        let thread = Background::start("kvdepot-gdr-pin", work)?;
+        Ok(PoolRegistration::new(Box::new(PoolThread { pool, thread })))
+    }
+
+    /// # Safety
     /// As for `CopyEngine::register_device`.
     unsafe fn keep_device(&self, address: u64, len: usize) -> Result<DeviceRegistration> {
         let _entered = self.regions.context.enter()?;
@@ -131,12 +144,13 @@ impl CopyEngine for GdrEngine {
     }
 
     unsafe fn register_pool(&self, base: *mut u8, len: usize) -> Result<PoolRegistration> {
-        let pool = Arc::new(Pool { regions: Arc::clone(&self.regions), pieces: Mutex::default() });
-        let (for_thread, base, piece) = (Arc::clone(&pool), base as u64, self.piece_bytes);
-        // SAFETY: the caller's contract; the registration waits for the thread before it ends.
-        let work = move |progress: &Progress| unsafe { for_thread.register_all(base, len, piece, progress) };
-        let thread = Background::start("kvdepot-gdr-pin", work)?;
-        Ok(PoolRegistration::new(Box::new(PoolThread { pool, thread })))
+        // SAFETY: the caller's contract.
+        unsafe { self.keep_pool(base, len, false) }
+    }
+
+    unsafe fn register_reserved_pool(&self, base: *mut u8, len: usize) -> Result<PoolRegistration> {
+        // SAFETY: the caller's contract.
+        unsafe { self.keep_pool(base, len, true) }
     }
 
     /// Memory that is not registered is registered for the time of each batch that names it, which costs more than the
@@ -162,24 +176,16 @@ struct Pool {
 impl Pool {
     /// # Safety
     /// As for `CopyEngine::register_pool`.
-    unsafe fn register_all(
-        &self,
-        base: u64,
-        len: usize,
-        piece_bytes: usize,
-        progress: &Progress,
-    ) -> Result<()> {
-        let mut at = 0;
-        while at < len && progress.goes_on() {
-            let piece = piece_bytes.min(len - at);
+    unsafe fn register_all(&self, range: Range, progress: &Progress) -> Result<()> {
+        let piece = |base: usize, len| {
             // SAFETY: the caller's contract.
-            let mr = unsafe { self.regions.register_host(base + at as u64, piece) }?;
+            let mr = unsafe { self.regions.register_host(base as u64, len) }?;
             regions::add(&self.regions.host, &mr);
             self.pieces.lock().push(mr);
-            progress.add(piece);
-            at += piece;
-        }
-        Ok(())
+            Ok(())
+        };
+        // SAFETY: the caller's contract.
+        unsafe { paced::register(range, progress, piece) }
     }
 }
 

@@ -32,6 +32,7 @@ pub(crate) struct Fallback {
 struct Pool {
     base: usize,
     len: usize,
+    reserved: bool,
     /// None once its owner has let go of it: then the memory may be gone.
     registration: Mutex<Option<PoolRegistration>>,
 }
@@ -47,6 +48,19 @@ impl Fallback {
 
     fn engine(&self) -> &dyn CopyEngine {
         self.instead.get().map_or(&self.by_adapter, |engine| &**engine)
+    }
+
+    /// # Safety
+    /// As for `CopyEngine::register_pool`.
+    unsafe fn register(&self, base: *mut u8, len: usize, reserved: bool) -> Result<PoolRegistration> {
+        let base = base.expose_provenance();
+        let mut pools = self.pools.lock();
+        // SAFETY: the caller's contract.
+        let registration = Mutex::new(Some(unsafe { register(self.engine(), base, len, reserved) }?));
+        let pool = Arc::new(Pool { base, len, reserved, registration });
+        pools.retain(|pool| pool.strong_count() > 0);
+        pools.push(Arc::downgrade(&pool));
+        Ok(PoolRegistration::new(Box::new(Owned(pool))))
     }
 
     /// From now on copies go without the adapter.
@@ -77,7 +91,7 @@ impl Pool {
         }
         // SAFETY: its owner has not let go of it, and waits for this lock before it does: until then the memory stays
         // mapped (`CopyEngine::register_pool`).
-        match unsafe { engine.register_pool(self.base as *mut u8, self.len) } {
+        match unsafe { register(engine, self.base, self.len, self.reserved) } {
             Ok(registered) => *registration = Some(registered),
             // Copies are slower, and right.
             Err(error) => {
@@ -86,6 +100,19 @@ impl Pool {
             }
         }
     }
+}
+
+/// # Safety
+/// As for `CopyEngine::register_pool`.
+unsafe fn register(
+    engine: &dyn CopyEngine,
+    base: usize,
+    len: usize,
+    reserved: bool,
+) -> Result<PoolRegistration> {
+    let base = std::ptr::with_exposed_provenance_mut(base);
+    // SAFETY: the caller's contract.
+    unsafe { if reserved { engine.register_reserved_pool(base, len) } else { engine.register_pool(base, len) } }
 }
 
 impl CopyEngine for Fallback {
@@ -99,13 +126,13 @@ impl CopyEngine for Fallback {
     }
 
     unsafe fn register_pool(&self, base: *mut u8, len: usize) -> Result<PoolRegistration> {
-        let mut pools = self.pools.lock();
         // SAFETY: the caller's contract.
-        let registration = Mutex::new(Some(unsafe { self.engine().register_pool(base, len) }?));
-        let pool = Arc::new(Pool { base: base as usize, len, registration });
-        pools.retain(|pool| pool.strong_count() > 0);
-        pools.push(Arc::downgrade(&pool));
-        Ok(PoolRegistration::new(Box::new(Owned(pool))))
+        unsafe { self.register(base, len, false) }
+    }
+
+    unsafe fn register_reserved_pool(&self, base: *mut u8, len: usize) -> Result<PoolRegistration> {
+        // SAFETY: the caller's contract.
+        unsafe { self.register(base, len, true) }
     }
 
     unsafe fn register_device(&self, address: u64, len: usize) -> Result<DeviceMemory> {
