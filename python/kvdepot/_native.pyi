@@ -290,7 +290,8 @@ def tier_table() -> str:
 
 def describe_devices(cache_dir: str) -> str:
     """JSON: the CUDA driver, or what is wrong with it, and the devices with their copy engines and what was measured on
-    them, which is kept in ``cache_dir``. Makes no context and measures nothing."""
+    them, which is kept in ``cache_dir``; ``adapters`` are the RDMA adapters, or ``adapters_problem`` says why there are none. Makes no
+    context and measures nothing."""
 
 def bench_copies(device: str = "0", cache_dir: str | None = None, *, smoke: bool = False) -> str:
     """JSON: rates of every copy engine on a device (number, ``GPU-…`` or PCI bus id), some seconds each; ``missing`` says

@@ -68,6 +68,12 @@ RUNS: tuple[Run | Serve, ...] = (
     Run("config keys --markdown", "kvdepot config keys --markdown", says="| `pool_gb` |"),
     Run("doctor", "kvdepot doctor", says="CUDA driver", environ=CUDA),
     Run("doctor --json", "kvdepot doctor --json", json=True, environ=CUDA),
+    Run(
+        "doctor --config",
+        "kvdepot doctor --config {root}/tests/data/seeds/000_pipeline.yaml",
+        says="not tested yet",
+        environ=CUDA,
+    ),
     Run("bench copy", "kvdepot bench copy --device 3 --smoke", says="memcpy", environ=CUDA),
     Run("bench copy --json", "kvdepot bench copy --smoke --json", json=True, environ=CUDA),
     Run("bench store", "kvdepot bench store --smoke --rounds 1", says="disk"),

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint};
 use crate::abi_stream::known_stream;
 use crate::code;
 use crate::memory::{Memory, Place};
-use crate::schedule::{Op, Part, Source};
+use crate::schedule::{Maker, Op, Part, Source};
 use crate::world::{State, World, call};
 use parking_lot::MutexGuard;
 
@@ -66,7 +66,7 @@ unsafe extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: u64, len: usize, stream
         } else {
             Source::Address(from)
         };
-        state.push(stream, Op::Copies(vec![Part { to, from: source, len, by_copy_engine: true }]));
+        state.push(stream, Op::Copies(vec![Part { to, from: source, len, by: Maker::Memcpy }]));
         Ok(())
     })
 }
@@ -79,7 +79,7 @@ extern "C" fn cuMemcpyDtoHAsync_v2(to: u64, from: u64, len: usize, stream: u64) 
         let place = expect(state, "cuMemcpyDtoHAsync_v2 to", to, len, HOST)?;
         expect(state, "cuMemcpyDtoHAsync_v2 from", from, len, DEVICE)?;
         may_block(state, stream, place, "cuMemcpyDtoHAsync_v2");
-        state.push(stream, Op::Copies(vec![Part { to, from: Source::Address(from), len, by_copy_engine: true }]));
+        state.push(stream, Op::Copies(vec![Part { to, from: Source::Address(from), len, by: Maker::Memcpy }]));
         if place == Place::Pageable {
             // The real driver returns only after a copy into pageable memory.
             let event = marker(state, stream);
@@ -151,7 +151,7 @@ impl Batch {
             } else {
                 Source::Address(from[index])
             };
-            parts.push(Part { to: to[index], from: source, len, by_copy_engine: true });
+            parts.push(Part { to: to[index], from: source, len, by: Maker::Batch });
         }
         state.push(self.stream, Op::Copies(parts));
         Ok(())

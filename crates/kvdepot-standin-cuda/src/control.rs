@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use crate::abi::DRIVER_VERSION;
+use crate::schedule::Maker;
 use crate::world::world;
 
 pub use crate::world::EVERY_STREAM;
@@ -114,6 +115,15 @@ extern "C" fn standin_page_bytes(device: u32, page: u64) {
 }
 
 #[unsafe(no_mangle)]
+unsafe extern "C" fn standin_corrupt(device: u32, name: *const c_char) {
+    if let Some(world) = world(device as usize) {
+        // SAFETY: a text that ends with a zero, from `Control`.
+        let name = unsafe { std::ffi::CStr::from_ptr(name) }.to_string_lossy();
+        world.state.lock().corrupts = Maker::named(&name);
+    }
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn standin_copy_engine_ns(device: u32, to_device: bool) -> u64 {
     world(device as usize).map_or(0, |world| world.state.lock().copy_engines.take_most_ns(to_device))
 }
@@ -150,6 +160,7 @@ type LeftOver = unsafe extern "C" fn(u32, *mut [u64; 6]);
 type AllocateTouching = unsafe extern "C" fn(u32, *const [u64; 2], *mut [u64; 2]) -> bool;
 type Map = extern "C" fn(u32, u64) -> bool;
 type PageBytes = extern "C" fn(u32, u64);
+type Corrupt = unsafe extern "C" fn(u32, *const c_char);
 type CopyEngineNs = extern "C" fn(u32, bool) -> u64;
 type Longest = extern "C" fn(u32) -> u64;
 
@@ -168,6 +179,7 @@ pub struct Control {
     remap: Map,
     unmap: Map,
     page_bytes: PageBytes,
+    corrupt: Corrupt,
     copy_engine_ns: CopyEngineNs,
     longest_registration: Longest,
 }
@@ -204,6 +216,7 @@ impl Control {
                 remap: *library.get::<Map>(b"standin_remap\0").map_err(missing)?,
                 unmap: *library.get::<Map>(b"standin_unmap\0").map_err(missing)?,
                 page_bytes: *library.get::<PageBytes>(b"standin_page_bytes\0").map_err(missing)?,
+                corrupt: *library.get::<Corrupt>(b"standin_corrupt\0").map_err(missing)?,
                 copy_engine_ns: *library.get::<CopyEngineNs>(b"standin_copy_engine_ns\0").map_err(missing)?,
                 longest_registration: *library
                     .get::<Longest>(b"standin_longest_registration\0")
@@ -283,6 +296,14 @@ impl Control {
     /// Lets memory that is allocated from now on be exported in pages of this size, as kernels with larger pages do.
     pub fn set_page_bytes(&self, device: u32, page: u64) {
         (self.page_bytes)(device, page);
+    }
+
+    /// Lets every copy that `cuMemcpyAsync` (either direction), `cuMemcpyBatchAsync` or `cuLaunchKernel` asks for bring a
+    /// wrong byte; any other name ends that.
+    pub fn corrupt(&self, device: u32, name: &str) {
+        let name = CString::new(name).unwrap_or_default();
+        // SAFETY: the text lives during the call.
+        unsafe { (self.corrupt)(device, name.as_ptr()) };
     }
 
     /// The longest that a copy in this direction would have waited behind others in the copy engine's queue, since this was

@@ -1,7 +1,7 @@
 //! The device's copy engines: one queue for each direction, in a time of their own that no clock measures.
 
 use crate::memory::Memory;
-use crate::schedule::{Op, Part};
+use crate::schedule::{Maker, Op, Part};
 
 /// What a copy costs whatever its length: about what a device of today needs.
 const COPY_NS: u64 = 800;
@@ -19,7 +19,7 @@ pub(crate) struct CopyEngines {
 impl CopyEngines {
     pub(crate) fn queued(&mut self, op: &Op) {
         let Op::Copies(parts) = op else { return };
-        for part in parts.iter().filter(|part| part.by_copy_engine) {
+        for part in parts.iter().filter(|part| part.by != Maker::Kernel) {
             let way = direction(part);
             self.queued_ns[way] += cost(part);
             self.most_ns[way] = self.most_ns[way].max(self.queued_ns[way]);
@@ -27,7 +27,7 @@ impl CopyEngines {
     }
 
     pub(crate) fn ran(&mut self, part: &Part) {
-        if part.by_copy_engine {
+        if part.by != Maker::Kernel {
             let queued = &mut self.queued_ns[direction(part)];
             *queued = queued.saturating_sub(cost(part));
         }

@@ -2,7 +2,7 @@
 
 use crate::code;
 use crate::memory::Place;
-use crate::schedule::{Part, Source};
+use crate::schedule::{Maker, Part, Source};
 use crate::world::State;
 
 /// Most descriptors of one launch.
@@ -63,7 +63,7 @@ pub(crate) fn begin(state: &mut State, kernel: Kernel, arguments: &[u64]) -> Opt
         {
             return None;
         }
-        parts.push(Part { to, from: Source::Address(from), len, by_copy_engine: false });
+        parts.push(Part { to, from: Source::Address(from), len, by: Maker::Kernel });
     }
     (!parts.is_empty()).then_some(parts)
 }

@@ -26,8 +26,27 @@ pub(crate) struct Part {
     pub(crate) to: u64,
     pub(crate) from: Source,
     pub(crate) len: u64,
-    /// Whether a copy engine makes it, or a kernel.
-    pub(crate) by_copy_engine: bool,
+    pub(crate) by: Maker,
+}
+
+/// What makes a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Maker {
+    Memcpy,
+    Batch,
+    Kernel,
+}
+
+impl Maker {
+    /// The call of the driver that asks for it.
+    pub(crate) fn named(call: &str) -> Option<Self> {
+        match call {
+            "cuMemcpyAsync" => Some(Self::Memcpy),
+            "cuMemcpyBatchAsync" => Some(Self::Batch),
+            "cuLaunchKernel" => Some(Self::Kernel),
+            _ => None,
+        }
+    }
 }
 
 pub(crate) enum Op {
@@ -161,7 +180,13 @@ impl State {
         };
         // SAFETY: both ranges were found in memory that lives: what the world keeps, or what the caller answers for
         // until it has seen the copy's end. `copy`, because a test may well name overlapping ranges by mistake.
-        unsafe { std::ptr::copy(from, self.memory.pointer(part.to), part.len as usize) };
+        unsafe {
+            std::ptr::copy(from, self.memory.pointer(part.to), part.len as usize);
+            if self.corrupts == Some(part.by) && part.len > 0 {
+                let last = self.memory.pointer(part.to).add(part.len as usize - 1);
+                last.write(!last.read());
+            }
+        }
     }
 
     /// Whether a range may still be touched; if not, the context is lost as on a device.

@@ -12,7 +12,7 @@ use crate::copy_engines::CopyEngines;
 use crate::faults::Faults;
 use crate::memory::Memory;
 use crate::rng::Rng;
-use crate::schedule::{Op, Stream};
+use crate::schedule::{Maker, Op, Stream};
 
 /// In the set of hung streams: all of them, those to come included.
 pub const EVERY_STREAM: u64 = u64::MAX;
@@ -49,6 +49,8 @@ pub(crate) struct State {
     pub(crate) copy_engines: CopyEngines,
     /// Most bytes that were registered by one call.
     pub(crate) longest_registration: u64,
+    /// Whose copies bring a wrong byte.
+    pub(crate) corrupts: Option<Maker>,
     pub(crate) faults: Faults,
     pub(crate) log: Vec<String>,
     /// Streams that make no progress; `EVERY_STREAM` stands for all.
@@ -72,6 +74,7 @@ impl State {
             memory: Memory::default(),
             copy_engines: CopyEngines::default(),
             longest_registration: 0,
+            corrupts: None,
             faults: Faults::default(),
             log: Vec::new(),
             hung: HashSet::new(),

@@ -46,6 +46,9 @@ pub struct CudaConfig {
     pub device: DeviceSelector,
     /// How.
     pub mode: Mode,
+    /// Ways that are not taken, whatever is quickest. Plain calls cannot be forbidden: memory that is not registered goes
+    /// no other way.
+    pub forbidden: Vec<Method>,
     /// Most blocks of threads that the kernel runs on.
     pub kernel_blocks_max: u32,
     /// Most dump bytes on the device at a time.
@@ -66,6 +69,7 @@ impl CudaConfig {
         Self {
             device,
             mode,
+            forbidden: Vec::new(),
             kernel_blocks_max: KERNEL_BLOCKS_DEFAULT,
             dump_bytes_in_flight_max: DUMP_BYTES_IN_FLIGHT_DEFAULT,
             load_bytes_in_flight_max: LOAD_BYTES_IN_FLIGHT_DEFAULT,
@@ -79,6 +83,21 @@ impl CudaConfig {
         let too_small = |what: &'static str, least: u64| {
             Err(Error::new(ErrorKind::Config, "a limit of the copy engine is too small").with(what, least))
         };
+        if self.forbidden.contains(&Method::Memcpy) {
+            return Err(Error::new(
+                ErrorKind::Config,
+                "the copy engine memcpy cannot be forbidden: memory that is not registered goes no other way",
+            ));
+        }
+        if let Mode::Fixed(method) = self.mode
+            && self.forbidden.contains(&method)
+        {
+            return Err(Error::new(
+                ErrorKind::Config,
+                "this copy engine is asked for and forbidden: write auto, or allow it",
+            )
+            .with("copy_engine", method.as_str()));
+        }
         if self.kernel_blocks_max == 0 {
             return too_small("kernel_blocks_min", 1);
         }
@@ -128,6 +147,7 @@ impl CudaEngine {
                 return Err(Error::new(ErrorKind::Unsupported, text).with("version", driver.version_text()));
             }
             Mode::Fixed(_) => None,
+            Mode::Auto if config.forbidden.contains(&Method::Kernel) => None,
             // An old device has the other ways.
             Mode::Auto => CopyKernel::load(&context, config.kernel_blocks_max)
                 .inspect_err(|error| tracing::info!("the copy kernel is off: {error}"))
@@ -137,8 +157,9 @@ impl CudaEngine {
         let (choose, calibration): (Choose, _) = match config.mode {
             Mode::Fixed(method) => (Arc::new(move |_, _: &[_], _| method), None),
             Mode::Auto => {
+                let (forbidden, cache_dir) = (&config.forbidden, config.cache_dir.as_deref());
                 let calibration =
-                    cuda::calibration::of(&submitter, config.cache_dir.as_deref(), config.measure_wait);
+                    cuda::calibration::of(&submitter, forbidden, cache_dir, config.measure_wait)?;
                 let chosen = Arc::clone(&calibration);
                 let choose: Choose = Arc::new(move |direction, ranges: &[_], decoding| {
                     chosen.choose_for(direction, ranges, decoding)

@@ -115,13 +115,55 @@ fn short_of_time_every_way_is_measured_or_none() {
     let kernel = CopyKernel::load(&context, config.kernel_blocks_max).ok();
     let submitter = Submitter { context, kernel, mutation: Mutation::default() };
     for (time_max, cells) in [(Duration::ZERO, 1), (Duration::from_millis(1), 1), (Duration::MAX / 4, 18)] {
-        let measured = measure::all(&submitter, Calibration::empty(&submitter), time_max);
+        let measured = measure::all(&submitter, Calibration::empty(&submitter, &[]), time_max);
         let choices = measured.choices();
         assert!(choices.len() >= cells && measured.problem.is_none(), "{time_max:?}: {measured}");
         assert!(choices.iter().all(|choice| choice.gb_per_s.len() == 3), "{time_max:?}: {measured}");
         assert!(time_max != Duration::ZERO || choices.len() == 1, "{measured}");
     }
     drop(submitter);
+    session.end().unwrap();
+}
+
+/// A way that brings wrong bytes is not chosen, whatever it measures; one that is forbidden is not either.
+#[test]
+fn only_ways_that_were_tested_and_are_allowed_are_chosen() {
+    let rig = Rig::standin(13_000);
+    for (call, wrong) in [("cuMemcpyBatchAsync", Method::Batch), ("cuLaunchKernel", Method::Kernel)] {
+        let session = rig.session(1);
+        session.control.unwrap().corrupt(session.device, call);
+        // Another number of blocks is another calibration.
+        let blocks = 3 + wrong as u32;
+        let config = CudaConfig { kernel_blocks_max: blocks, ..session.config(Mode::Auto) };
+        let engine = CudaEngine::attach(session.driver, &config).unwrap();
+        let calibration = engine.calibration().unwrap();
+        let distrusted: Vec<Method> = calibration.distrusted.iter().map(|one| one.method).collect();
+        assert_eq!(distrusted, [wrong]);
+        assert!(calibration.distrusted[0].reason.contains("wrong bytes"), "{calibration}");
+        assert!(!calibration.methods.contains(&wrong) && calibration.methods.len() == 2);
+        assert!(calibration.points.iter().all(|point| point.method != wrong) && !calibration.points.is_empty());
+        assert!(calibration.to_string().contains(&format!("{} is not used: ", wrong.as_str())));
+        drop(engine);
+        session.end().unwrap();
+    }
+    let session = rig.session(2);
+    let forbidden = vec![Method::Batch, Method::Kernel];
+    let config = CudaConfig { forbidden, ..session.config(Mode::Auto) };
+    let engine = CudaEngine::attach(session.driver, &config).unwrap();
+    assert_eq!(engine.calibration().unwrap().methods, [Method::Memcpy]);
+    let control = session.control.unwrap();
+    assert_eq!(control.calls(session.device, "cuModuleLoadData"), 1, "the rig's own, none of the engine's");
+    drop(engine);
+    let config = CudaConfig { mode: Mode::Fixed(Method::Kernel), ..config };
+    let error = CudaEngine::attach(session.driver, &config).unwrap_err();
+    assert!(error.to_string().contains("asked for and forbidden"), "{error}");
+    session.end().unwrap();
+    // What copies wrong bytes by plain calls is of no use at all.
+    let session = rig.session(3);
+    session.control.unwrap().corrupt(session.device, "cuMemcpyAsync");
+    let config = CudaConfig { kernel_blocks_max: 7, ..session.config(Mode::Auto) };
+    let error = CudaEngine::attach(session.driver, &config).unwrap_err();
+    assert!(error.to_string().contains("copies wrong bytes"), "{error}");
     session.end().unwrap();
 }
 
