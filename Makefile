@@ -114,6 +114,10 @@ test-device: setup ## Test stores on a device, with a stand-in for the CUDA driv
 	@$(STEP) "build the stand-in" cargo build --quiet --locked -p kvdepot-standin-cuda
 	@$(BIN)/python -m pytest tests/device $(ARGS)
 
+.PHONY: first-gpu-hour
+first-gpu-hour: setup ## Run on a GPU what no stand-in can tell, and write one report (ARGS: --smoke, --only NAME, --out FOLDER)
+	@$(BIN)/python -m tools.first_gpu_hour $(ARGS)
+
 .PHONY: test-layouts
 test-layouts: vllm-env standin-cuda ## Test the connector with vLLM's own caches of every layout, without a GPU (ARGS: for pytest)
 	@LD_LIBRARY_PATH=$(CURDIR)/$(dir $(STANDIN_CUDA)) $(VLLM_VENV)/bin/python -m pytest -o filterwarnings=default tests/layouts $(ARGS)

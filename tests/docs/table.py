@@ -76,6 +76,17 @@ RUNS: tuple[Run | Serve, ...] = (
     ),
     Run("bench copy", "kvdepot bench copy --device 3 --smoke", says="memcpy", environ=CUDA),
     Run("bench copy --json", "kvdepot bench copy --smoke --json", json=True, environ=CUDA),
+    Run(
+        "bench copy --kernel-blocks",
+        "kvdepot bench copy --device 3 --kernel-blocks 8 --smoke",
+        says="memcpy",
+        environ=CUDA,
+    ),
+    Run(
+        "make first-gpu-hour",
+        'make first-gpu-hour ARGS="--smoke --out {tmp}/hour --only doctor --only kernel"',
+        says="no GPU",
+    ),
     Run("bench store", "kvdepot bench store --smoke --rounds 1", says="disk"),
     Run(
         "bench store --only",

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::conformance::{Collect, DeviceMemory, StreamDevice};
-use crate::cuda::engine::{CudaEngine, Mode};
-use crate::cuda::submit::Method;
+use crate::cuda::{CudaEngine, Method, Mode};
 use crate::cuda::tests::rig::{Memory, Session};
 use crate::gdr::attach::engine_for;
 use crate::gdr::config::{GdrConfig, UseGdr};
