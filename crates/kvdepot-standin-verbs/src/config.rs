@@ -19,6 +19,8 @@ pub(crate) struct Config {
     pub(crate) devices: usize,
     pub(crate) link: u8,
     pub(crate) port_state: u32,
+    /// Devices whose ports are down, a bit for each.
+    pub(crate) ports_down: u64,
     /// Most bytes that all regions together may cover; stands for RLIMIT_MEMLOCK.
     pub(crate) region_bytes_max: u64,
     /// Most bytes of other devices' memory that all regions together may cover; stands for a GPU's window on the bus (BAR1).
@@ -44,6 +46,7 @@ impl Config {
             devices: 1,
             link: if ethernet { IBV_LINK_LAYER_ETHERNET } else { IBV_LINK_LAYER_INFINIBAND },
             port_state: IBV_PORT_ACTIVE,
+            ports_down: 0,
             region_bytes_max: u64::MAX,
             peer_bytes_max: u64::MAX,
             dmabuf: true,

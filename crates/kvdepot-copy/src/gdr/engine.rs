@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvdepot_core::{Error, Result};
-use kvdepot_verbs::{Mr, Pd, PortChoice, Verbs};
+use kvdepot_core::{Error, ErrorKind, Result};
+use kvdepot_verbs::{Mr, Pd, Port, PortChoice, Verbs};
 use parking_lot::Mutex;
 
 use crate::CopyEngine;
@@ -63,14 +63,8 @@ impl GdrEngine {
     ) -> Result<Self> {
         config.check()?;
         let device = config.device.find(driver)?;
-        let nic = choice::choose(verbs, config, device.ordinal, &device.pci_bus_id)?.name();
-        let choice = PortChoice {
-            device: Some(nic.clone()),
-            port: config.port,
-            gid_index: config.gid_index,
-            link: None,
-        };
-        let (verbs_context, port) = choice.open(verbs)?;
+        let candidates = choice::candidates(verbs, config, device.ordinal, &device.pci_bus_id)?;
+        let (nic, verbs_context, port) = first_up(verbs, config, candidates)?;
         let connection = config.connection.within(&verbs_context.limits()?);
         let pd = Pd::new(&verbs_context)?;
         let context = Context::retain(driver, device)?;
@@ -117,6 +111,26 @@ impl GdrEngine {
         let mrs = unsafe { self.regions.keep(address, len) }?;
         Ok(DeviceRegistration { regions: Arc::clone(&self.regions), mrs })
     }
+}
+
+/// The first of these adapters that has a port which is up; the error is that of the first.
+fn first_up(
+    verbs: &Verbs,
+    config: &GdrConfig,
+    candidates: Vec<String>,
+) -> Result<(String, kvdepot_verbs::Context, Port)> {
+    let mut first_error = None;
+    for name in candidates {
+        let (port, gid_index) = (config.port, config.gid_index);
+        let choice = PortChoice { device: Some(name.clone()), port, gid_index, link: None };
+        match choice.open(verbs) {
+            Ok((context, port)) => return Ok((name, context, port)),
+            Err(error) => {
+                first_error.get_or_insert(error);
+            }
+        }
+    }
+    Err(first_error.unwrap_or_else(|| Error::new(ErrorKind::Unavailable, "there is no RDMA device")))
 }
 
 /// Whether the adapter can reach the device's memory at all.

@@ -112,7 +112,9 @@ unsafe fn register(
 ) -> Result<PoolRegistration> {
     let base = std::ptr::with_exposed_provenance_mut(base);
     // SAFETY: the caller's contract.
-    unsafe { if reserved { engine.register_reserved_pool(base, len) } else { engine.register_pool(base, len) } }
+    unsafe {
+        if reserved { engine.register_reserved_pool(base, len) } else { engine.register_pool(base, len) }
+    }
 }
 
 impl CopyEngine for Fallback {

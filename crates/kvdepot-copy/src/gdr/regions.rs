@@ -12,6 +12,12 @@ use crate::cuda::context::Context;
 /// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.
 const HANDLE_DMA_BUF: i32 = 1;
 
+/// Pool memory, which the adapter alone reads and writes. Bytes may land in any order between completions: a completion is
+/// written behind them, and a READ that pushes a load's bytes along the bus never passes them.
+const HOST_ACCESS: Access = Access { relaxed_ordering: true, ..Access::LOCAL };
+/// The device's memory, named by the queue pairs as a peer's.
+const DEVICE_ACCESS: Access = Access { relaxed_ordering: true, ..Access::ALL };
+
 /// Regions of one kind of memory, by address.
 pub(crate) type Known = RwLock<Vec<Arc<Mr>>>;
 
@@ -76,13 +82,9 @@ impl Regions {
 
     /// # Safety
     /// As for `keep`.
-    unsafe fn keep_one(
-        &self,
-        kept: &mut Vec<(Arc<Mr>, usize)>,
-        address: u64,
-        len: usize,
-    ) -> Result<Arc<Mr>> {
-        if let Some((mr, users)) = kept.iter_mut().find(|(mr, _)| (mr.address(), mr.len()) == (address, len)) {
+    unsafe fn keep_one(&self, kept: &mut Vec<(Arc<Mr>, usize)>, address: u64, len: usize) -> Result<Arc<Mr>> {
+        if let Some((mr, users)) = kept.iter_mut().find(|(mr, _)| (mr.address(), mr.len()) == (address, len))
+        {
             *users += 1;
             return Ok(Arc::clone(mr));
         }
@@ -108,7 +110,8 @@ impl Regions {
         let (mut parts, mut at) = (Vec::new(), address);
         while at < end {
             let (base, allocated) = self.allocation(at).ok()?;
-            let part = end.min(base.checked_add(allocated as u64)?).checked_sub(at).filter(|&part| part > 0)?;
+            let part =
+                end.min(base.checked_add(allocated as u64)?).checked_sub(at).filter(|&part| part > 0)?;
             parts.push((at, usize::try_from(part).ok()?));
             at += part;
         }
@@ -119,7 +122,7 @@ impl Regions {
     /// As for `Mr::register`.
     pub(crate) unsafe fn register_host(&self, address: u64, len: usize) -> Result<Arc<Mr>> {
         // SAFETY: the caller's contract.
-        unsafe { Mr::register(&self.pd, address as *mut u8, len, Access::LOCAL) }.map(Arc::new)
+        unsafe { Mr::register(&self.pd, address as *mut u8, len, HOST_ACCESS) }.map(Arc::new)
     }
 
     /// Registers memory of the device: by dma-buf where driver and adapter can, else by its address (peer memory). The
@@ -133,14 +136,14 @@ impl Regions {
         let by_dma_buf = self.export(start, (end - start) as usize).and_then(|fd| {
             let offset = address - start;
             // SAFETY: the caller's contract.
-            unsafe { Mr::register_dmabuf(&self.pd, fd.as_fd(), offset, len, address, Access::ALL) }
+            unsafe { Mr::register_dmabuf(&self.pd, fd.as_fd(), offset, len, address, DEVICE_ACCESS) }
         });
         let first = match by_dma_buf {
             Ok(mr) => return Ok(Arc::new(mr)),
             Err(error) => error,
         };
         // SAFETY: the caller's contract.
-        let by_address = unsafe { Mr::register_peer(&self.pd, address, len, Access::ALL) };
+        let by_address = unsafe { Mr::register_peer(&self.pd, address, len, DEVICE_ACCESS) };
         by_address.map(Arc::new).map_err(|error| error.with("by_dma_buf", first))
     }
 

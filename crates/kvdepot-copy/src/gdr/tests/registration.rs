@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::conformance::{Collect, DeviceMemory, StreamDevice};
-use crate::cuda::{CudaEngine, Method, Mode};
 use crate::cuda::tests::rig::{Memory, Session};
+use crate::cuda::{CudaEngine, Method, Mode};
 use crate::gdr::attach::engine_for;
 use crate::gdr::config::{GdrConfig, UseGdr};
 use crate::gdr::engine::GdrEngine;
@@ -118,8 +118,7 @@ fn auto_goes_without_an_adapter_that_cannot_reach_the_cache() {
     memory.write(&bytes);
     let with = || GdrEngine::attach(lab.rig.driver, &lab.verbs, &lab.config());
     let (driver, config) = (session.driver, session.config(Mode::Fixed(Method::Memcpy)));
-    let without =
-        move || Ok(Arc::new(CudaEngine::attach(driver, &config)?) as Arc<dyn CopyEngine>);
+    let without = move || Ok(Arc::new(CudaEngine::attach(driver, &config)?) as Arc<dyn CopyEngine>);
     let asked_for = engine_for(UseGdr::Yes, with, without.clone()).unwrap();
     // SAFETY: the memory outlives the registration.
     assert!(unsafe { asked_for.register_device(memory.address(), WINDOW + LEN) }.is_err());
@@ -135,7 +134,10 @@ fn auto_goes_without_an_adapter_that_cannot_reach_the_cache() {
     let cache = unsafe { engine.register_device(memory.address(), WINDOW + LEN) }.unwrap();
     assert_eq!(engine.name(), "memcpy");
     assert!(registration.wait(HANG));
-    assert!(control.left(session.device).registered > 0, "the pool is not registered with the engine that copies");
+    assert!(
+        control.left(session.device).registered > 0,
+        "the pool is not registered with the engine that copies"
+    );
     assert!(dump(&*engine, memory.address(), WINDOW + LEN) == bytes);
     drop((cache, registration));
     assert_eq!(control.left(session.device).registered, 0);
