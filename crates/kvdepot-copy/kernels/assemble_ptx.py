@@ -3,8 +3,8 @@
 
 usage: assemble_ptx.py [PTXAS]
 
-PTXAS is the assembler of a CUDA toolkit; left out, the one that `make ptx-check` installs, or the first in the path. A kernel
-that spills registers, or needs more of them than a block of its threads has, is an error.
+PTXAS is the assembler of a CUDA toolkit; left out, the one that `make ptx-check` installs, or the first in the path. A
+kernel that spills registers, or needs more of them than a multiprocessor has for its threads, is an error.
 """
 
 import re
@@ -17,14 +17,15 @@ HERE = Path(__file__).resolve().parent
 PTX = HERE / "kvcopy_80.ptx"
 INSTALLED = HERE.parents[2] / ".work" / "ptxas" / "nvidia" / "cuda_nvcc" / "bin" / "ptxas"
 ARCHITECTURES = (80, 86, 87, 89, 90, 100, 103, 120, 121)
-KERNELS = ("kvdepot_copy", "kvdepot_burn")
-REGISTERS_MAX = 64
-"""Of a thread, so that 1,024 of them fit a multiprocessor's 65,536."""
+THREADS = {"kvdepot_copy": 2 * 256, "kvdepot_burn": 1024}
+"""Threads of a kernel that must find room on one multiprocessor."""
+REGISTERS = 65_536
+"""Of a multiprocessor."""
 ASSEMBLE_S = 120
 
 FUNCTION = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\d+)'")
 SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
-REGISTERS = re.compile(r"Used (\d+) registers")
+USED = re.compile(r"Used (\d+) registers")
 
 
 def find(arguments: list[str]) -> str | None:
@@ -47,13 +48,14 @@ def assemble(ptxas: str, architecture: int) -> dict[str, int]:
         if found := FUNCTION.search(line):
             kernel = found[1]
         elif (found := SPILLS.search(line)) and (found[1], found[2]) != ("0", "0"):
-            raise SystemExit(f"{kernel} spills registers on sm_{architecture}: {line.strip()}")
-        elif found := REGISTERS.search(line):
+            raise SystemExit(f"{kernel or 'a kernel'} spills registers on sm_{architecture}: {line.strip()}")
+        elif found := USED.search(line):
             registers[kernel] = int(found[1])
-    if sorted(registers) != sorted(KERNELS):
-        raise SystemExit(f"sm_{architecture}: ptxas spoke of {sorted(registers)}, not of {sorted(KERNELS)}:\n{said}")
-    if max(registers.values()) > REGISTERS_MAX:
-        raise SystemExit(f"sm_{architecture}: more than {REGISTERS_MAX} registers a thread: {registers}")
+    if registers.keys() != THREADS.keys():
+        raise SystemExit(f"sm_{architecture}: ptxas spoke of {sorted(registers)}, not of {sorted(THREADS)}:\n{said}")
+    for name, threads in THREADS.items():
+        if registers[name] * threads > REGISTERS:
+            raise SystemExit(f"sm_{architecture}: {name} needs {registers[name]} registers a thread, too many")
     return registers
 
 

@@ -90,8 +90,7 @@ impl Windows {
             let bytes = range.len();
             // Pages that are not resident must not become so by a look.
             // SAFETY: the range lies in the mapping (`Pools::add`).
-            let mapped =
-                unsafe { is_resident(self.base + range.start, range.len()) } && self.populate(range);
+            let mapped = unsafe { is_resident(self.base + range.start, range.len()) } && self.populate(range);
             // Threads that look at the same time do the work twice, and no harm.
             let after = if mapped || looks + 1 >= LOOKS_MAX { DONE } else { looks + 1 };
             self.looks[window].store(after, Ordering::Relaxed);

@@ -17,12 +17,13 @@ pub(crate) unsafe fn is_resident(base: usize, len: usize) -> bool {
     let (base, len) = (base - before, if len == 0 { 0 } else { before + len });
     // The first page of what nobody has touched says so for all of it.
     // SAFETY: the caller's contract.
-    len == 0 || unsafe { look(base, page.min(len), page) } && {
-        (0..len).step_by(LOOK_BYTES).all(|at| {
-            // SAFETY: a part of the range.
-            unsafe { look(base + at, LOOK_BYTES.min(len - at), page) }
-        })
-    }
+    len == 0
+        || unsafe { look(base, page.min(len), page) } && {
+            (0..len).step_by(LOOK_BYTES).all(|at| {
+                // SAFETY: a part of the range.
+                unsafe { look(base + at, LOOK_BYTES.min(len - at), page) }
+            })
+        }
 }
 
 /// # Safety

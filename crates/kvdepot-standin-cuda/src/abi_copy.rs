@@ -35,7 +35,9 @@ fn expect(state: &mut State, name: &str, address: u64, len: u64, good: &[Place])
 /// The real driver waits inside the call until it can copy pageable memory; calls of other threads wait with it.
 fn may_block(state: &mut State, stream: u64, place: Place, name: &str) {
     if place == Place::Pageable && state.waits_for_an_event(stream) {
-        state.violation(format!("{name} of pageable memory would block inside the driver until an event comes"));
+        state.violation(format!(
+            "{name} of pageable memory would block inside the driver until an event comes"
+        ));
     }
 }
 
@@ -79,7 +81,8 @@ extern "C" fn cuMemcpyDtoHAsync_v2(to: u64, from: u64, len: usize, stream: u64) 
         let place = expect(state, "cuMemcpyDtoHAsync_v2 to", to, len, HOST)?;
         expect(state, "cuMemcpyDtoHAsync_v2 from", from, len, DEVICE)?;
         may_block(state, stream, place, "cuMemcpyDtoHAsync_v2");
-        state.push(stream, Op::Copies(vec![Part { to, from: Source::Address(from), len, by: Maker::Memcpy }]));
+        state
+            .push(stream, Op::Copies(vec![Part { to, from: Source::Address(from), len, by: Maker::Memcpy }]));
         if place == Place::Pageable {
             // The real driver returns only after a copy into pageable memory.
             let event = marker(state, stream);

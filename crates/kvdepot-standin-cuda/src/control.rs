@@ -87,7 +87,11 @@ unsafe extern "C" fn standin_left(device: u32, to: *mut [u64; 6]) {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn standin_allocate_touching(device: u32, lens: *const [u64; 2], to: *mut [u64; 2]) -> bool {
+unsafe extern "C" fn standin_allocate_touching(
+    device: u32,
+    lens: *const [u64; 2],
+    to: *mut [u64; 2],
+) -> bool {
     let Some(world) = world(device as usize) else { return false };
     // SAFETY: from `Control`.
     unsafe {
@@ -129,6 +133,13 @@ extern "C" fn standin_copy_engine_ns(device: u32, to_device: bool) -> u64 {
 }
 
 #[unsafe(no_mangle)]
+unsafe extern "C" fn standin_largest_launch(device: u32, to: *mut [u64; 2]) {
+    let Some(world) = world(device as usize) else { return };
+    // SAFETY: from `Control`.
+    unsafe { to.write(world.state.lock().largest_launch) };
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn standin_longest_registration(device: u32) -> u64 {
     world(device as usize).map_or(0, |world| world.state.lock().longest_registration)
 }
@@ -162,6 +173,7 @@ type Map = extern "C" fn(u32, u64) -> bool;
 type PageBytes = extern "C" fn(u32, u64);
 type Corrupt = unsafe extern "C" fn(u32, *const c_char);
 type CopyEngineNs = extern "C" fn(u32, bool) -> u64;
+type Largest = unsafe extern "C" fn(u32, *mut [u64; 2]);
 type Longest = extern "C" fn(u32) -> u64;
 
 /// The loaded library's control symbols.
@@ -182,6 +194,7 @@ pub struct Control {
     corrupt: Corrupt,
     copy_engine_ns: CopyEngineNs,
     longest_registration: Longest,
+    largest_launch: Largest,
 }
 
 /// The stand-in that cargo built for the running test: beside it, or in `deps` beside it.
@@ -218,6 +231,7 @@ impl Control {
                 page_bytes: *library.get::<PageBytes>(b"standin_page_bytes\0").map_err(missing)?,
                 corrupt: *library.get::<Corrupt>(b"standin_corrupt\0").map_err(missing)?,
                 copy_engine_ns: *library.get::<CopyEngineNs>(b"standin_copy_engine_ns\0").map_err(missing)?,
+                largest_launch: *library.get::<Largest>(b"standin_largest_launch\0").map_err(missing)?,
                 longest_registration: *library
                     .get::<Longest>(b"standin_longest_registration\0")
                     .map_err(missing)?,
@@ -310,6 +324,14 @@ impl Control {
     /// asked last: nanoseconds of the device's own time, which no clock measures.
     pub fn copy_engine_ns(&self, device: u32, to_device: bool) -> u64 {
         (self.copy_engine_ns)(device, to_device)
+    }
+
+    /// Blocks, and threads of each, of the launch of the copy kernel with most blocks.
+    pub fn largest_launch(&self, device: u32) -> [u64; 2] {
+        let mut largest = [0; 2];
+        // SAFETY: an array of the length that the symbol writes.
+        unsafe { (self.largest_launch)(device, &mut largest) };
+        largest
     }
 
     /// Most bytes that were registered by one call.

@@ -55,7 +55,8 @@ pub(crate) fn begin(state: &mut State, kernel: Kernel, arguments: &[u64]) -> Opt
     let mut parts = Vec::new();
     for index in 0..second as usize {
         // SAFETY: `reachable` found the whole array in memory that the world keeps alive or that was registered.
-        let descriptor = unsafe { state.memory.pointer(first).cast::<Descriptor>().add(index).read_unaligned() };
+        let descriptor =
+            unsafe { state.memory.pointer(first).cast::<Descriptor>().add(index).read_unaligned() };
         let Descriptor { from, to, len, .. } = descriptor;
         if len > 0
             && (!reachable(state, from, len, "a kernel's source")

@@ -49,6 +49,8 @@ pub(crate) struct State {
     pub(crate) copy_engines: CopyEngines,
     /// Most bytes that were registered by one call.
     pub(crate) longest_registration: u64,
+    /// Blocks, and threads of each, of the launch with most blocks of the copy kernel.
+    pub(crate) largest_launch: [u64; 2],
     /// Whose copies bring a wrong byte.
     pub(crate) corrupts: Option<Maker>,
     pub(crate) faults: Faults,
@@ -74,6 +76,7 @@ impl State {
             memory: Memory::default(),
             copy_engines: CopyEngines::default(),
             longest_registration: 0,
+            largest_launch: [0; 2],
             corrupts: None,
             faults: Faults::default(),
             log: Vec::new(),

@@ -18,12 +18,16 @@ use crate::cuda::trust::{self, Distrusted};
 use crate::limit::within;
 
 /// Version of the file; another one is measured again.
-const FORMAT: u32 = 3;
+const FORMAT: u32 = 4;
 /// Largest file that is read.
 const FILE_BYTES_MAX: u64 = 256 << 10;
 /// How much quicker the kernel must be than the device's copy engines to be chosen: it takes multiprocessors away from
 /// the engine's own work, copy engines do not.
 const KERNEL_ADVANTAGE_MIN: f64 = 1.25;
+/// The same while the engine decodes: it was measured with more multiprocessors than it is given then.
+const KERNEL_ADVANTAGE_MIN_DECODING: f64 = 2.0;
+/// While the engine decodes the kernel copies only what is smaller: copy engines are good enough from here on.
+const KERNEL_BYTES_MAX_DECODING: u64 = 28 << 10;
 /// Where nothing was measured: from this size on one call for each copy is as good as anything.
 const MEMCPY_BYTES_MIN: u64 = 128 << 10;
 
@@ -196,11 +200,13 @@ impl Calibration {
         self.choose(direction, bytes / count, count, decoding)
     }
 
-    /// The way to take for `ops` copies of about `op_bytes` bytes: the quickest of the nearest measurement, and no
-    /// kernel while the engine is decoding.
+    /// The way to take for `ops` copies of about `op_bytes` bytes: the quickest of the nearest measurement. While the engine
+    /// is decoding a kernel only for copies so small that the others are several times slower.
     pub fn choose(&self, direction: Direction, op_bytes: u64, ops: u64, decoding: bool) -> Method {
         let to_device = direction == Direction::ToDevice;
-        let allowed = |method: Method| !(decoding && method == Method::Kernel);
+        let allowed =
+            |method: Method| method != Method::Kernel || !decoding || op_bytes < KERNEL_BYTES_MAX_DECODING;
+        let advantage = if decoding { KERNEL_ADVANTAGE_MIN_DECODING } else { KERNEL_ADVANTAGE_MIN };
         let here = || self.points.iter().filter(|p| p.to_device == to_device && allowed(p.method));
         let distance = |p: &Point| {
             let apart = |a: u64, b: u64| (a.max(1) as f64 / b.max(1) as f64).log2().abs();
@@ -210,7 +216,7 @@ impl Calibration {
             return self.rule_of_thumb(op_bytes, decoding);
         };
         let rate = |p: &Point| {
-            if p.method == Method::Kernel { p.gb_per_s / KERNEL_ADVANTAGE_MIN } else { p.gb_per_s }
+            if p.method == Method::Kernel { p.gb_per_s / advantage } else { p.gb_per_s }
         };
         here()
             .filter(|p| (p.op_bytes, p.ops) == (nearest.op_bytes, nearest.ops))
@@ -225,7 +231,8 @@ impl Calibration {
         if self.methods.contains(&Method::Batch) {
             return Method::Batch;
         }
-        if self.methods.contains(&Method::Kernel) && !decoding { Method::Kernel } else { Method::Memcpy }
+        let small = !decoding || op_bytes < KERNEL_BYTES_MAX_DECODING;
+        if self.methods.contains(&Method::Kernel) && small { Method::Kernel } else { Method::Memcpy }
     }
 }
 
@@ -322,6 +329,8 @@ mod tests {
             (4096, 128, Method::Memcpy, 1.0),
             (4096, 128, Method::Batch, 8.0),
             (4096, 128, Method::Kernel, 30.0),
+            (64 << 10, 128, Method::Batch, 45.0),
+            (64 << 10, 128, Method::Kernel, 95.0),
             (1 << 20, 8, Method::Memcpy, 49.0),
             (1 << 20, 8, Method::Batch, 48.0),
             (1 << 20, 8, Method::Kernel, 50.0),
@@ -329,7 +338,21 @@ mod tests {
         let choose = |bytes, ops, decoding| known.choose(Direction::ToDevice, bytes, ops, decoding);
         assert_eq!(choose(4096, 128, false), Method::Kernel);
         assert_eq!(choose(9000, 300, false), Method::Kernel);
-        assert_eq!(choose(4096, 128, true), Method::Batch, "no kernel beside decoding");
+        assert_eq!(choose(4096, 128, true), Method::Kernel, "copy engines are several times slower");
+        assert_eq!(choose(20 << 10, 128, true), Method::Kernel);
+        assert_eq!(choose(64 << 10, 128, false), Method::Kernel);
+        assert_eq!(
+            choose(64 << 10, 128, true),
+            Method::Batch,
+            "copy engines are good enough beside decoding"
+        );
+        let near = calibration(&[(4096, 128, Method::Batch, 16.0), (4096, 128, Method::Kernel, 30.0)]);
+        assert_eq!(near.choose(Direction::ToDevice, 4096, 128, false), Method::Kernel);
+        assert_eq!(
+            near.choose(Direction::ToDevice, 4096, 128, true),
+            Method::Batch,
+            "less than twice as quick"
+        );
         assert_eq!(choose(900_000, 3, false), Method::Memcpy, "a small advantage of the kernel is none");
         assert_eq!(known.choose(Direction::ToHost, 4096, 1, false), Method::Batch, "rule of thumb");
     }

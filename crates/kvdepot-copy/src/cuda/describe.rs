@@ -46,8 +46,8 @@ pub fn describe(cache_dir: Option<&Path>) -> Report {
     let cache_dir = cache_dir.map(Path::to_owned);
     let asked = move || describe_with(Driver::load()?, cache_dir.as_deref());
     let described = within("describing devices", ATTACH_WAIT, asked).flatten();
-    let report = described
-        .unwrap_or_else(|error| Report { problem: Some(error.to_string()), ..Report::default() });
+    let report =
+        described.unwrap_or_else(|error| Report { problem: Some(error.to_string()), ..Report::default() });
     let names = || Ok(Verbs::load()?.devices()?.iter().map(Device::name).collect());
     match within("describing adapters", ATTACH_WAIT, names).flatten() {
         Ok(adapters) => Report { adapters, ..report },

@@ -131,12 +131,7 @@ unsafe fn version_of(library: &Library) -> Result<(c_int, CuResult)> {
 ///
 /// # Safety
 /// `find` is the driver's `cuGetProcAddress_v2`.
-unsafe fn versioned(
-    find: GetProcAddress,
-    name: &str,
-    version: c_int,
-    driver: c_int,
-) -> Option<*mut c_void> {
+unsafe fn versioned(find: GetProcAddress, name: &str, version: c_int, driver: c_int) -> Option<*mut c_void> {
     if driver < version {
         return None;
     }

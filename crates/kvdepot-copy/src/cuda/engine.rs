@@ -22,8 +22,9 @@ use crate::paced::Range;
 use crate::pool::PoolRegistration;
 use crate::{CopyEngine, cuda};
 
-/// Blocks of threads that the kernel takes from the device's multiprocessors at most.
-pub const KERNEL_BLOCKS_DEFAULT: u32 = 16;
+/// Blocks of 256 threads that the kernel takes from the device's multiprocessors at most: as much as the quickest link between
+/// host and device can use.
+pub const KERNEL_BLOCKS_DEFAULT: u32 = 64;
 /// Dump bytes on the device at a time: what an engine's own small copies (sampled tokens) may have to wait behind, a
 /// millisecond or so.
 pub const DUMP_BYTES_IN_FLIGHT_DEFAULT: u64 = 32 << 20;
@@ -49,7 +50,7 @@ pub struct CudaConfig {
     /// Ways that are not taken, whatever is quickest. Plain calls cannot be forbidden: memory that is not registered goes
     /// no other way.
     pub forbidden: Vec<Method>,
-    /// Most blocks of threads that the kernel runs on.
+    /// Most blocks of 256 threads that the kernel runs on; fewer while the engine decodes.
     pub kernel_blocks_max: u32,
     /// Most dump bytes on the device at a time.
     pub dump_bytes_in_flight_max: u64,

@@ -98,13 +98,9 @@ impl Lane {
         stream: Stream,
         bytes_in_flight_max: u64,
     ) -> Result<Self> {
-        let piece_bytes_max =
-            usize::try_from(bytes_in_flight_max).unwrap_or(usize::MAX) / PIECES_IN_FLIGHT;
-        let in_flight_max = Amount {
-            bytes: bytes_in_flight_max,
-            copies: COPIES_IN_FLIGHT_MAX,
-            calls: CALLS_IN_FLIGHT_MAX,
-        };
+        let piece_bytes_max = usize::try_from(bytes_in_flight_max).unwrap_or(usize::MAX) / PIECES_IN_FLIGHT;
+        let in_flight_max =
+            Amount { bytes: bytes_in_flight_max, copies: COPIES_IN_FLIGHT_MAX, calls: CALLS_IN_FLIGHT_MAX };
         let shared = Arc::new(Shared {
             stream,
             gate: Gate::new(in_flight_max),
@@ -192,7 +188,7 @@ impl Lane {
             // The gate, the event, and calls of the driver before may have taken long.
             let (outcome, after, buffer) = match event.clone().and_then(|()| batch.check_deadline()) {
                 // SAFETY: the caller's contract.
-                Ok(()) => unsafe { self.submit_piece(method, piece) },
+                Ok(()) => unsafe { self.submit_piece(method, piece, batch.decoding) },
                 Err(late) => (Err(late), After::Nothing, None),
             };
             let ends = index == last || outcome.is_err();
@@ -218,7 +214,12 @@ impl Lane {
 
     /// # Safety
     /// As for `CopyEngine::run`.
-    unsafe fn submit_piece(&self, method: Method, piece: &[Range]) -> (Result<()>, After, Option<Buffer>) {
+    unsafe fn submit_piece(
+        &self,
+        method: Method,
+        piece: &[Range],
+        decoding: bool,
+    ) -> (Result<()>, After, Option<Buffer>) {
         let mut buffer = None;
         if method == Method::Kernel && !piece.is_empty() {
             match self.shared.buffers.take() {
@@ -226,10 +227,10 @@ impl Lane {
                 Err(error) => return (Err(error), After::Nothing, None),
             }
         }
-        let (stream, direction) = (&self.shared.stream, self.direction);
+        let (stream, submitter) = (&self.shared.stream, &self.parts.submitter);
         // SAFETY: the caller's contract; the buffer is kept until the stream has come past this piece.
         let submitted =
-            unsafe { self.parts.submitter.submit(method, direction, stream, piece, buffer.as_mut()) };
+            unsafe { submitter.submit(method, self.direction, stream, piece, buffer.as_mut(), decoding) };
         if self.parts.mutation.is(Mistake::ReuseDescriptors)
             && let Some(buffer) = buffer.take()
         {
@@ -304,7 +305,8 @@ impl Early {
             return false;
         }
         self.calls += method.amount(ranges).calls;
-        self.is_over = self.calls > CALLS_BEFORE_EVENT_MAX || ranges.iter().any(|range| range.mapped.is_none());
+        self.is_over =
+            self.calls > CALLS_BEFORE_EVENT_MAX || ranges.iter().any(|range| range.mapped.is_none());
         self.is_over
     }
 }

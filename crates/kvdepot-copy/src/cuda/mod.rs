@@ -34,7 +34,8 @@ pub use describe::{DeviceReport, Report, describe};
 pub use device::{DeviceInfo, DeviceSelector};
 pub use driver::Driver;
 pub use engine::{
-    CudaConfig, CudaEngine, DUMP_BYTES_IN_FLIGHT_DEFAULT, KERNEL_BLOCKS_DEFAULT, LOAD_BYTES_IN_FLIGHT_DEFAULT, Mode,
+    CudaConfig, CudaEngine, DUMP_BYTES_IN_FLIGHT_DEFAULT, KERNEL_BLOCKS_DEFAULT,
+    LOAD_BYTES_IN_FLIGHT_DEFAULT, Mode,
 };
 pub use submit::Method;
 pub use trust::Distrusted;

@@ -85,11 +85,7 @@ pub(crate) struct PoolThread {
 impl PoolThread {
     /// # Safety
     /// The range stays mapped until this is dropped.
-    pub(crate) unsafe fn start(
-        context: &Arc<Context>,
-        pools: &Arc<Pools>,
-        range: Range,
-    ) -> Result<Self> {
+    pub(crate) unsafe fn start(context: &Arc<Context>, pools: &Arc<Pools>, range: Range) -> Result<Self> {
         let Range { base, len, piece_bytes, .. } = range;
         let page = BLOCK_ALIGN_BYTES as usize;
         if len == 0 || !(base | len | piece_bytes).is_multiple_of(page) || base.checked_add(len).is_none() {
@@ -124,13 +120,17 @@ impl Registered {
         let _entered = self.context.enter()?;
         let begun = Instant::now();
         let piece = |base, len| {
-            self.register_piece(base, len).map_err(|e| {
-                e.with("registered_bytes", progress.bytes()).with("pool_bytes", range.len)
-            })
+            self.register_piece(base, len)
+                .map_err(|e| e.with("registered_bytes", progress.bytes()).with("pool_bytes", range.len))
         };
         // SAFETY: the range stays mapped (`PoolThread::start`).
         unsafe { paced::register(range, progress, piece) }?;
-        tracing::debug!("registered {} bytes with {:?} in {:?}", progress.bytes(), self.context, begun.elapsed());
+        tracing::debug!(
+            "registered {} bytes with {:?} in {:?}",
+            progress.bytes(),
+            self.context,
+            begun.elapsed()
+        );
         Ok(())
     }
 

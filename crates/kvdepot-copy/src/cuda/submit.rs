@@ -66,7 +66,8 @@ pub(crate) struct Submitter {
 
 impl Submitter {
     /// Queues ranges; the context is current. What was queued before an error may still run. `buffer` is for the kernel's
-    /// descriptors and must stay untouched until the stream has come past this work.
+    /// descriptors and must stay untouched until the stream has come past this work. While the engine is `decoding` the
+    /// kernel takes fewer multiprocessors.
     ///
     /// # Safety
     /// Both sides of every range are valid until the stream has come past this work.
@@ -77,6 +78,7 @@ impl Submitter {
         stream: &Stream,
         ranges: &[Range],
         buffer: Option<&mut Buffer>,
+        decoding: bool,
     ) -> Result<()> {
         // Batches and kernels need registered memory, plain calls do not.
         let (registered, rest): (Vec<Range>, Vec<Range>) = match method {
@@ -93,7 +95,7 @@ impl Submitter {
                 match (method, &self.kernel, buffer) {
                     (Method::Batch, ..) => self.batch(direction, stream, &registered)?,
                     (Method::Kernel, Some(kernel), Some(buffer)) => {
-                        kernel.launch(&self.context, direction, stream, &registered, buffer)?;
+                        kernel.launch(&self.context, direction, stream, &registered, buffer, decoding)?;
                     }
                     _ => self.memcpy(direction, stream, &registered)?,
                 }

@@ -147,7 +147,7 @@ impl Trial<'_> {
         let mut buffer = if method == Method::Kernel { Some(self.buffers.take()?) } else { None };
         // SAFETY: both sides live until the stream was waited for; nobody else knows them.
         let submitted =
-            unsafe { self.submitter.submit(method, direction, &self.stream, ranges, buffer.as_mut()) };
+            unsafe { self.submitter.submit(method, direction, &self.stream, ranges, buffer.as_mut(), false) };
         let ended = self.stream.synchronize();
         if let Some(buffer) = buffer {
             self.buffers.give_back(buffer);

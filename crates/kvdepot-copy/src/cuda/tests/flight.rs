@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::conformance::{Collect, DeviceMemory, StreamDevice};
+use crate::cuda::DeviceSelector;
 use crate::cuda::engine::{CudaConfig, CudaEngine, Mode};
 use crate::cuda::submit::Method;
 use crate::cuda::tests::rig::{Rig, Session};
-use crate::cuda::DeviceSelector;
 use crate::pages::Pages;
 use crate::{CopyBatch, CopyEngine, CopyOp, Direction, GroupSink};
 
@@ -68,10 +68,7 @@ fn another_streams_copy_waits_for_a_millisecond_at_most() {
                 control.copy_engine_ns(session.device, to_device);
                 lab.copy(direction, count, 0);
                 let most = control.copy_engine_ns(session.device, to_device);
-                assert!(
-                    (1..=NS_MAX).contains(&most),
-                    "{method:?}, {direction:?}, {count} copies: {most} ns"
-                );
+                assert!((1..=NS_MAX).contains(&most), "{method:?}, {direction:?}, {count} copies: {most} ns");
             }
             drop(registration);
             drop(lab);
@@ -103,6 +100,8 @@ fn no_call_blocks_inside_the_driver_behind_compute() {
         assert_eq!(lab.pages.read(0, BYTES), vec![5; BYTES], "seed {seed}");
         drop(registration);
         drop(lab);
-        session.end().unwrap_or_else(|what| panic!("{method:?}, registered: {is_registered}, seed {seed}: {what}"));
+        session
+            .end()
+            .unwrap_or_else(|what| panic!("{method:?}, registered: {is_registered}, seed {seed}: {what}"));
     }
 }

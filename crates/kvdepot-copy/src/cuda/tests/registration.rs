@@ -212,16 +212,16 @@ fn memory_is_registered_once() {
     session.end().unwrap();
 }
 
-/// Dumps a page of registered memory.
-pub(super) fn dump_registered(session: &Session, engine: &dyn CopyEngine, decoding: bool) {
-    let pages = Pages::new(&[0; PAGE]);
-    let memory = session.memory(PAGE);
-    memory.write(&[7; PAGE]);
+/// Dumps registered memory as one copy.
+pub(super) fn dump_registered(session: &Session, engine: &dyn CopyEngine, len: usize, decoding: bool) {
+    let pages = Pages::new(&vec![0; len]);
+    let memory = session.memory(len);
+    memory.write(&vec![7; len]);
     // SAFETY: the pages outlive the registration.
-    let registration = unsafe { engine.register_pool(pages.address(), PAGE) }.unwrap();
+    let registration = unsafe { engine.register_pool(pages.address(), len) }.unwrap();
     assert!(registration.wait(HANG));
     dump(engine, &memory, &pages, decoding);
-    assert_eq!(pages.read(0, PAGE), [7; PAGE]);
+    assert_eq!(pages.read(0, len), vec![7; len]);
 }
 
 fn dump_all(engine: &dyn CopyEngine, memory: &impl DeviceMemory, pages: &Pages) {
