@@ -19,9 +19,7 @@ RUN_S = 300
 
 def hour(out: Path, *options: str, environ: dict[str, str] | None = None) -> tuple[dict[str, Any], str]:
     command = [sys.executable, "-m", "tools.first_gpu_hour", "--smoke", "--out", str(out), *options]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=RUN_S, check=False
-    )
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=RUN_S, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     report = json.loads((out / "report.json").read_text())
     assert (out / "report.txt").read_text() in done.stdout

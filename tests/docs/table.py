@@ -87,6 +87,11 @@ RUNS: tuple[Run | Serve, ...] = (
         'make first-gpu-hour ARGS="--smoke --out {tmp}/hour --only doctor --only kernel"',
         says="no GPU",
     ),
+    Run(
+        "make first-gpu-hour --driver",
+        'make first-gpu-hour ARGS="--smoke --out {tmp}/hour --only ping --driver {standin_cuda}/libcuda.so.1"',
+        says="The driver is a stand-in",
+    ),
     Run("bench store", "kvdepot bench store --smoke --rounds 1", says="disk"),
     Run(
         "bench store --only",
@@ -200,6 +205,7 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
     "bench-thrash": ("-m", "benches.engine.thrash"),
     "bench-wire-faults": ("-m", "benches.wire.faults"),
     "bench-wire": ("-m", "benches.wire.throughput"),
+    "first-gpu-hour": ("-m", "tools.first_gpu_hour"),
 }
 
 STAGES = {
@@ -238,6 +244,7 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     ".venv-vllm/bin/python -m pytest -o filterwarnings=default -o timeout=900 tests/engine --native=fake": (
         "test-engine --native",
     ),
+    "make first-gpu-hour": ("make first-gpu-hour",),
     "kvdepot bench store": ("bench store",),
     "kvdepot bench store --rounds 5": ("bench store",),
     "kvdepot bench copy": ("bench copy", "bench copy --json"),

@@ -50,7 +50,14 @@ def main() -> int:
         depot = subprocess.Popen([sys.executable, "-m", "kvdepot", "serve", "--core-json", core, "--socket", socket])
         try:
             again = [sys.executable, "-m", "tools.first_gpu_hour.attach", "--rank", socket]
-            options = ["--device", str(arguments.device), "--stay-s", str(stay_s), "--pool-gib", str(arguments.pool_gib)]
+            options = [
+                "--device",
+                str(arguments.device),
+                "--stay-s",
+                str(stay_s),
+                "--pool-gib",
+                str(arguments.pool_gib),
+            ]
             ranks = [subprocess.Popen([*again, *options]) for _ in range(RANKS)]
             return max(process.wait() for process in ranks)
         finally:

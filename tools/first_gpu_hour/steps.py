@@ -134,19 +134,19 @@ def _engine() -> list[Step]:
             "vLLM under nsys",
             "time to the first token of a hit, time of a token beside loads (p99)",
             needs=("gpu", "nsys"),
-            manual="vllm serve with the connector under `nsys profile -t cuda,nvtx,osrt`; kill the depot once meanwhile",
+            manual="vllm serve with the connector under `nsys profile -t cuda,nvtx,osrt`; kill the depot meanwhile",
         ),
         Step(
             "vLLM's sleep",
             "that no copy meets the sleep, and that nothing of the memory from before stays registered",
             needs=("gpu",),
-            manual="vllm serve --enable-sleep-mode: sleep with a dump under way, wake up, ask for a hit and compare answers",
+            manual="vllm serve --enable-sleep-mode: sleep with a dump under way, wake up, compare the answers of hits",
         ),
         Step(
             "vLLM by an adapter",
             "whether the KV cache fits the window on the bus, with the default allocator and expandable segments",
             needs=("gpu", "adapter"),
-            manual="vllm serve with use_gdr: true, once with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; then sleep, "
-            "wake up, and look at the self-test in the log",
+            manual="vllm serve with use_gdr: true, once with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; then "
+            "sleep, wake up, and look at the self-test in the log",
         ),
     ]

@@ -51,7 +51,9 @@ def store(
 
 @command.command()
 @click.option("--device", default="0", show_default=True, help="CUDA device: its number, GPU-… or PCI bus id.")
-@click.option("--kernel-blocks", type=click.IntRange(1, 1024), help="Blocks of 256 threads of the kernel; 64 when left out.")
+@click.option(
+    "--kernel-blocks", type=click.IntRange(1, 1024), help="Blocks of 256 threads of the kernel; 64 when left out."
+)
 @click.option("--smoke", is_flag=True, help="Small sizes: shows that everything runs; the figures mean nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def copy(device: str, kernel_blocks: int | None, smoke: bool, as_json: bool) -> None:

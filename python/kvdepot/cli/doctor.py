@@ -17,7 +17,7 @@ METHODS = ("memcpy", "batch", "kernel")
 @click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration file; defaults without one.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(file: str | None, as_json: bool) -> None:
-    """Says which devices and copy engines this machine has, which of them are allowed and tested, and what was measured."""
+    """Says which devices and copy engines this machine has, which are allowed and tested, and what was measured."""
     from kvdepot import _native
 
     config = load_config(file, owns_pool=False)

@@ -65,8 +65,8 @@ class EngineKeys(BaseModel):
     )
     copy_engines_forbidden: tuple[Literal["batch", "kernel", "gdr"], ...] | None = key(
         None,
-        "Copy engines that are not used, also where `auto` would take them: a way around one that a driver or device gets "
-        "wrong. `memcpy` cannot be forbidden, because memory that is not registered goes no other way.",
+        "Copy engines that are not used, also where `auto` would take them: a way around one that a driver or device "
+        "gets wrong. `memcpy` cannot be forbidden, because memory that is not registered goes no other way.",
         by_default="none",
         type_text="list of batch, kernel, gdr",
     )

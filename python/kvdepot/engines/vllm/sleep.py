@@ -18,8 +18,8 @@ def watch_sleep(worker: Any, before_sleep: Callable[[], None], after_wake_up: Ca
     """Calls ``before_sleep`` before vLLM's worker takes the pages' memory away, ``after_wake_up`` when it is back.
 
     Raises:
-        UnwatchedSleepError: there is no worker to be watched. A copy that met its sleep would end the engine, and what is
-            registered with an RDMA adapter would go on naming the memory from before.
+        UnwatchedSleepError: there is no worker to be watched. A copy that met its sleep would end the engine, and what
+            is registered with an RDMA adapter would go on naming the memory from before.
     """
     if worker is None:
         raise UnwatchedSleepError(
