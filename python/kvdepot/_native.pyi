@@ -290,12 +290,15 @@ def tier_table() -> str:
 
 def describe_devices(cache_dir: str) -> str:
     """JSON: the CUDA driver, or what is wrong with it, and the devices with their copy engines and what was measured on
-    them, which is kept in ``cache_dir``. Makes no context and measures nothing."""
+    them, which is kept in ``cache_dir``; ``adapters`` are the RDMA adapters, or ``adapters_problem`` says why there are none. Makes no
+    context and measures nothing."""
 
-def bench_copies(device: str = "0", cache_dir: str | None = None, *, smoke: bool = False) -> str:
+def bench_copies(
+    device: str = "0", cache_dir: str | None = None, *, smoke: bool = False, kernel_blocks: int | None = None
+) -> str:
     """JSON: rates of every copy engine on a device (number, ``GPU-…`` or PCI bus id), some seconds each; ``missing`` says
     why an engine cannot be used here. What the engine ``auto`` measures for itself is kept in ``cache_dir``. ``smoke``: small sizes,
-    whose rates mean nothing.
+    whose rates mean nothing. ``kernel_blocks``: blocks of 256 threads that the kernel runs on at most; ``None`` = 64.
 
     Raises:
         UnavailableError, UnsupportedError, ConfigError: there is no driver or no such device."""

@@ -108,6 +108,7 @@ def test_doctor_shows_what_was_measured_and_what_auto_makes_of_it(library: Path)
     kvdepot = ("-m", "kvdepot", "doctor")
     before = run(library, *kvdepot)
     assert "device 3: not measured yet: run kvdepot bench copy --device 3, or start an engine with it" in before
+    assert before.count("not tested yet") > 3
     cache = library.parent / "kvdepot-devices"
     measure = (
         "import json; from kvdepot._native import Depot\n"
@@ -129,8 +130,31 @@ def test_doctor_shows_what_was_measured_and_what_auto_makes_of_it(library: Path)
         assert cells[0] == ("load" if choice["to_device"] else "dump")
         assert [int(cells[1]), float(cells[2]) * 1024] == [choice["ops"], choice["op_bytes"]]
         assert cells[-2:] == [choice["auto"], choice["auto_decoding"]]
-        assert choice["auto_decoding"] != "kernel"
     assert "device 4: not measured yet" in after
+
+
+@pytest.mark.skipif(REAL, reason="what is found on a real device depends on it")
+def test_doctor_says_which_engines_are_found_allowed_and_trusted(library: Path) -> None:
+    file = library.parent / "forbids.yaml"
+    file.write_text("copy_engines_forbidden: [kernel]\n")
+    copy = {"cuda_device": 5, "copy_engine": "auto", "cache_dir": str(library.parent / "kvdepot-devices")}
+    attach = (
+        "import ctypes, json, sys; from kvdepot._native import Depot\n"
+        f"driver = ctypes.CDLL({str(library)!r}); driver.standin_reset(5, ctypes.c_uint64(1))\n"
+        "driver.standin_corrupt(5, b'cuMemcpyBatchAsync')\n"
+        "depot = Depot.embedded(json.dumps({'pool_bytes': 1 << 20, 'pipeline': 'Cache'}))\n"
+        "namespace = depot.open_namespace('{\"a\": 1}', '[[1, [4096]]]')\n"
+        f"store = depot.store(namespace, copy_json={json.dumps(copy)!r}); store.close(); depot.close()\n"
+    )
+    run(library, "-c", attach)
+    report = json.loads(run(library, "-m", "kvdepot", "doctor", "--config", str(file), "--json"))
+    ways = {way["engine"]: way for way in report["devices"][5]["ways"]}
+    assert [ways[name]["found"] for name in ("memcpy", "batch", "kernel")] == ["yes"] * 3
+    assert ways["memcpy"] == {"engine": "memcpy", "found": "yes", "allowed": "yes", "trusted": "yes"}
+    assert ways["batch"]["trusted"] == "no: wrong bytes came to the device when it was tested"
+    assert ways["kernel"]["allowed"] == "no: copy_engines_forbidden"
+    assert ways["gdr"]["allowed"] == "no: use_gdr is false"
+    assert "no: wrong bytes came to the device" in run(library, "-m", "kvdepot", "doctor")
 
 
 def test_without_a_driver_the_store_says_so(tmp_path: Path) -> None:

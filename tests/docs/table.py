@@ -68,8 +68,30 @@ RUNS: tuple[Run | Serve, ...] = (
     Run("config keys --markdown", "kvdepot config keys --markdown", says="| `pool_gb` |"),
     Run("doctor", "kvdepot doctor", says="CUDA driver", environ=CUDA),
     Run("doctor --json", "kvdepot doctor --json", json=True, environ=CUDA),
+    Run(
+        "doctor --config",
+        "kvdepot doctor --config {root}/tests/data/seeds/000_pipeline.yaml",
+        says="not tested yet",
+        environ=CUDA,
+    ),
     Run("bench copy", "kvdepot bench copy --device 3 --smoke", says="memcpy", environ=CUDA),
     Run("bench copy --json", "kvdepot bench copy --smoke --json", json=True, environ=CUDA),
+    Run(
+        "bench copy --kernel-blocks",
+        "kvdepot bench copy --device 3 --kernel-blocks 8 --smoke",
+        says="memcpy",
+        environ=CUDA,
+    ),
+    Run(
+        "make first-gpu-hour",
+        'make first-gpu-hour ARGS="--smoke --out {tmp}/hour --only doctor --only kernel"',
+        says="no GPU",
+    ),
+    Run(
+        "make first-gpu-hour --driver",
+        'make first-gpu-hour ARGS="--smoke --out {tmp}/hour --only ping --driver {standin_cuda}/libcuda.so.1"',
+        says="The driver is a stand-in",
+    ),
     Run("bench store", "kvdepot bench store --smoke --rounds 1", says="disk"),
     Run(
         "bench store --only",
@@ -183,6 +205,7 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
     "bench-thrash": ("-m", "benches.engine.thrash"),
     "bench-wire-faults": ("-m", "benches.wire.faults"),
     "bench-wire": ("-m", "benches.wire.throughput"),
+    "first-gpu-hour": ("-m", "tools.first_gpu_hour"),
 }
 
 STAGES = {
@@ -221,6 +244,7 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     ".venv-vllm/bin/python -m pytest -o filterwarnings=default -o timeout=900 tests/engine --native=fake": (
         "test-engine --native",
     ),
+    "make first-gpu-hour": ("make first-gpu-hour",),
     "kvdepot bench store": ("bench store",),
     "kvdepot bench store --rounds 5": ("bench store",),
     "kvdepot bench copy": ("bench copy", "bench copy --json"),

@@ -257,9 +257,9 @@ def test_copies_that_cannot_be_measured_are_named_with_the_reason(monkeypatch):
     kept = []
     monkeypatch.setattr(
         "kvdepot._native.bench_copies",
-        lambda device, cache, smoke: kept.append((device, cache, smoke)) or json.dumps(report),
+        lambda *place, **options: kept.append((*place, options)) or json.dumps(report),
     )
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    printed = CliRunner().invoke(copy, ["--device", "2"]).output
+    printed = CliRunner().invoke(copy, ["--device", "2", "--kernel-blocks", "16"]).output
     assert "gdr: not measured: libibverbs was not found [use_gdr=true]" in printed
-    assert kept == [("2", "/somewhere/kvdepot-devices", False)]
+    assert kept == [("2", "/somewhere/kvdepot-devices", {"smoke": False, "kernel_blocks": 16})]

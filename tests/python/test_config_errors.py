@@ -115,6 +115,14 @@ FLAT = [
     ("remote_tls_ca_file: /t", "has no use in the pipeline Cache|Posix"),
     ("pipeline: Cache|Remote\nremote_servers: a:1\nremote_token: x", "did you mean remote_token_file?"),
     # what comes later
+    (
+        "copy_engine: batch\ncopy_engines_forbidden: [batch]",
+        "copy_engine: is forbidden by copy_engines_forbidden: write auto, or allow it there, got 'batch'",
+    ),
+    (
+        "use_gdr: true\ncopy_engines_forbidden: [gdr]",
+        "use_gdr: gdr is forbidden by copy_engines_forbidden: write false, or allow it there, got True",
+    ),
     ("use_gdr: maybe", "use_gdr: must be True, False or 'auto', got 'maybe'"),
     ("use_lite: true", "write false or remove the key, got True"),
     ("enable_record_traces: true", "write false or remove the key, got True"),

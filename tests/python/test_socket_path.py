@@ -44,6 +44,7 @@ ENGINE_KEYS = {
     "load_policy": "best_effort",
     "copy_threads": 3,
     "copy_engine": "host",
+    "copy_engines_forbidden": ["batch"],
     "use_gdr": "auto",
     "gdr_nics": ["mlx5_0"],
     "start_depot": False,

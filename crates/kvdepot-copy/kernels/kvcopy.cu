@@ -63,7 +63,8 @@ static __device__ __forceinline__ void copy_range(const char *from, char *to, u3
     copy_vectors(from + head, to + head, len - head, lane);
 }
 
-extern "C" __global__ void __launch_bounds__(1024) kvdepot_copy(const Descriptor *descriptors, u32 count) {
+// Blocks of 256 threads fit beside an engine's own. No more registers than let two of them share a multiprocessor with it.
+extern "C" __global__ void __launch_bounds__(256, 2) kvdepot_copy(const Descriptor *descriptors, u32 count) {
     const u32 lane = threadIdx.x % LANES;
     const u32 warp = (blockIdx.x * blockDim.x + threadIdx.x) / LANES;
     const u32 warps = gridDim.x * blockDim.x / LANES;

@@ -24,6 +24,8 @@ pub(crate) struct Progress {
 struct State {
     bytes: u64,
     stop: bool,
+    /// All that could be done so far is.
+    caught_up: bool,
     ended: Option<Result<()>>,
 }
 
@@ -31,6 +33,20 @@ impl Progress {
     /// Whether to go on.
     pub(crate) fn goes_on(&self) -> bool {
         !self.state.lock().stop
+    }
+
+    /// Lets this time pass; whether to go on after it.
+    pub(crate) fn pause(&self, time: Duration) -> bool {
+        let until = Instant::now() + time;
+        let mut state = self.state.lock();
+        while !state.stop && !self.changed.wait_until(&mut state, until).timed_out() {}
+        !state.stop
+    }
+
+    /// All that can be done now is done; more may come.
+    pub(crate) fn caught_up(&self) {
+        self.state.lock().caught_up = true;
+        self.changed.notify_all();
     }
 
     /// So much more is done.
@@ -69,9 +85,9 @@ impl Background {
         self.progress.bytes()
     }
 
-    /// Waits until the thread has ended, at most `timeout`; whether it has.
+    /// Waits until the thread has ended, or has done all that it could so far, at most `timeout`; whether it has.
     pub(crate) fn wait(&self, timeout: Duration) -> bool {
-        self.wait_until(timeout, |state| state.ended.is_some())
+        self.wait_until(timeout, |state| state.caught_up || state.ended.is_some())
     }
 
     fn wait_until(&self, timeout: Duration, holds: impl Fn(&State) -> bool) -> bool {

@@ -340,6 +340,11 @@ impl CopyEngine for Bounded {
         unsafe { self.engine()?.register_pool(base, len) }
     }
 
+    unsafe fn register_reserved_pool(&self, base: *mut u8, len: usize) -> Result<PoolRegistration> {
+        // SAFETY: the caller's contract.
+        unsafe { self.engine()?.register_reserved_pool(base, len) }
+    }
+
     unsafe fn register_device(&self, address: u64, len: usize) -> Result<DeviceMemory> {
         // SAFETY: the caller's contract.
         unsafe { self.engine()?.register_device(address, len) }

@@ -14,8 +14,10 @@ pub mod host;
 pub mod limit;
 mod mutation;
 mod on_use;
+mod paced;
 mod pages;
 pub mod pool;
+mod resident;
 pub mod select;
 mod stream;
 
@@ -63,6 +65,16 @@ pub trait CopyEngine: Send + Sync + Debug {
     /// The memory must stay mapped until the registration is dropped, and no batch that names it may be under way then.
     unsafe fn register_pool(&self, _base: *mut u8, _len: usize) -> Result<PoolRegistration> {
         Ok(PoolRegistration::none())
+    }
+
+    /// Like `register_pool`, for memory whose pages are set aside for it already: none is missing, whether it was touched or
+    /// not. Of other memory, an engine that would make what it registers resident leaves out what is not, and comes back to it.
+    ///
+    /// # Safety
+    /// As for `register_pool`.
+    unsafe fn register_reserved_pool(&self, base: *mut u8, len: usize) -> Result<PoolRegistration> {
+        // SAFETY: the caller's contract.
+        unsafe { self.register_pool(base, len) }
     }
 
     /// Makes device memory quick to reach, as long as what it returns is kept: the engine's KV cache. For engines to which

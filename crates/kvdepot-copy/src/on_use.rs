@@ -11,10 +11,10 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use kvdepot_core::Error;
-use kvdepot_io::aligned::page_bytes;
 use parking_lot::RwLock;
 
 use crate::pool::Registration;
+use crate::resident::is_resident;
 
 /// What is mapped by one call: what one page of page tables covers.
 const WINDOW_BYTES: usize = 2 << 20;
@@ -31,7 +31,6 @@ pub(crate) struct Pools(RwLock<Vec<Arc<Windows>>>);
 struct Windows {
     base: usize,
     len: usize,
-    page: usize,
     /// For each window `DONE`, or how often it was looked at.
     looks: Box<[AtomicU8]>,
     mapped: AtomicUsize,
@@ -53,7 +52,6 @@ impl Pools {
         let windows = Arc::new(Windows {
             base: base.expose_provenance(),
             len,
-            page: page_bytes(),
             looks: (0..len.div_ceil(WINDOW_BYTES)).map(|_| AtomicU8::new(0)).collect(),
             mapped: AtomicUsize::new(0),
         });
@@ -90,7 +88,9 @@ impl Windows {
             let start = window * WINDOW_BYTES;
             let range = start..(start + WINDOW_BYTES).min(self.len);
             let bytes = range.len();
-            let mapped = self.is_resident(range.clone()) && self.populate(range);
+            // Pages that are not resident must not become so by a look.
+            // SAFETY: the range lies in the mapping (`Pools::add`).
+            let mapped = unsafe { is_resident(self.base + range.start, range.len()) } && self.populate(range);
             // Threads that look at the same time do the work twice, and no harm.
             let after = if mapped || looks + 1 >= LOOKS_MAX { DONE } else { looks + 1 };
             self.looks[window].store(after, Ordering::Relaxed);
@@ -104,20 +104,9 @@ impl Windows {
         std::ptr::with_exposed_provenance_mut(self.base + at)
     }
 
-    /// Whether all pages of the range are in memory: those that are not must not become so by looking.
-    fn is_resident(&self, range: Range<usize>) -> bool {
-        let mut resident = [0u8; WINDOW_BYTES / 4096];
-        let pages = range.len().div_ceil(self.page);
-        let Some(resident) = resident.get_mut(..pages) else { return false };
-        // SAFETY: the range lies in the mapping (`Pools::add`), and there is a byte for each of its pages.
-        let asked =
-            unsafe { libc::mincore(self.pointer(range.start), range.len(), resident.as_mut_ptr()) } == 0;
-        asked && resident.iter().all(|page| page & 1 == 1)
-    }
-
     /// A refusal changes nothing but speed: then pages are mapped by their faults.
     fn populate(&self, range: Range<usize>) -> bool {
-        // SAFETY: as in `is_resident`; this reads pages, as any load would.
+        // SAFETY: the range lies in the mapping (`Pools::add`); this reads pages, as any load would.
         unsafe { libc::madvise(self.pointer(range.start), range.len(), libc::MADV_POPULATE_READ) == 0 }
     }
 }

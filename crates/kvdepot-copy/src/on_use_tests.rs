@@ -2,6 +2,8 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
+use kvdepot_io::aligned::page_bytes;
+
 use super::*;
 use crate::batch::{CopyBatch, CopyOp, Direction, GroupSink};
 use crate::{CopyEngine, HostEngine};
@@ -154,8 +156,7 @@ fn a_pool_that_was_given_up_is_not_looked_at_any_more() {
 
 #[test]
 fn ranges_that_leave_a_pool_are_not_its_own() {
-    let windows =
-        Windows { base: 1 << 30, len: LEN, page: 4096, looks: Box::default(), mapped: AtomicUsize::new(0) };
+    let windows = Windows { base: 1 << 30, len: LEN, looks: Box::default(), mapped: AtomicUsize::new(0) };
     assert!(windows.contains(1 << 30, LEN) && windows.contains((1 << 30) + LEN - 1, 1));
     for (address, len) in [((1 << 30) - 1, 2), ((1 << 30) + LEN, 1), ((1 << 30) + 1, LEN), (usize::MAX, 2)] {
         assert!(!windows.contains(address, len), "{address} {len}");

@@ -9,7 +9,8 @@ use crate::limit::{close_wait, within};
 pub trait Registration: Send + Sync + Debug {
     /// Bytes that are registered by now.
     fn registered_bytes(&self) -> u64;
-    /// Waits until all that can be registered is, at most `timeout`; whether it is.
+    /// Waits until all that can be registered by now is, at most `timeout`; whether it is. What is not in memory yet is
+    /// registered later.
     fn wait(&self, timeout: Duration) -> bool;
     /// Why registration stopped early, if it did.
     fn failure(&self) -> Option<kvdepot_core::Error>;
@@ -52,7 +53,7 @@ impl PoolRegistration {
         self.0.as_ref().map_or(0, |registration| registration.registered_bytes())
     }
 
-    /// Waits until all that can be registered is, at most `timeout`; whether it is. Copies do not need to wait for it.
+    /// Waits until all that can be registered by now is, at most `timeout`; whether it is. Copies do not need to wait for it.
     pub fn wait(&self, timeout: Duration) -> bool {
         self.0.as_ref().is_none_or(|registration| registration.wait(timeout))
     }

@@ -14,6 +14,9 @@ use crate::{Bounded, CopyEngine, HostEngine};
 /// Names that a configuration may give an engine.
 pub const ENGINE_NAMES: [&str; 6] = ["auto", "host", "memcpy", "batch", "kernel", "gdr"];
 
+/// Names that a configuration may forbid. Plain calls cannot be: memory that is not registered goes no other way.
+pub const FORBIDDABLE: [&str; 3] = ["batch", "kernel", "gdr"];
+
 /// What is copied, and how. Read from a JSON object; a key that is left out has its default.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -22,6 +25,8 @@ pub struct EngineSpec {
     pub cuda_device: Option<u32>,
     /// One of `ENGINE_NAMES`.
     pub copy_engine: String,
+    /// Engines that are not used: some of `FORBIDDABLE`.
+    pub copy_engines_forbidden: Vec<String>,
     /// Threads that copy between host memories; 0 = chosen for the machine.
     pub copy_threads: usize,
     /// Whether to copy by an RDMA adapter.
@@ -37,6 +42,7 @@ impl Default for EngineSpec {
         Self {
             cuda_device: None,
             copy_engine: "auto".to_owned(),
+            copy_engines_forbidden: Vec::new(),
             copy_threads: 0,
             use_gdr: UseGdr::No,
             gdr_nics: Vec::new(),
@@ -61,6 +67,7 @@ impl EngineSpec {
     /// `Config` for an engine that does not fit the memory; `Unavailable` or `Unsupported` when the machine lacks what
     /// it needs, which the error names.
     pub fn open(&self) -> Result<Arc<dyn CopyEngine>> {
+        self.check_forbidden()?;
         let unfit =
             |help: &str| Err(Error::new(ErrorKind::Config, help).with("copy_engine", &self.copy_engine));
         let Some(ordinal) = self.cuda_device else {
@@ -98,19 +105,47 @@ impl EngineSpec {
         Ok(Arc::new(Bounded::new(attached?)?))
     }
 
+    fn forbids(&self, name: &str) -> bool {
+        self.copy_engines_forbidden.iter().any(|forbidden| forbidden == name)
+    }
+
+    fn check_forbidden(&self) -> Result<()> {
+        let unknown = |name: &&String| !FORBIDDABLE.contains(&name.as_str());
+        if let Some(name) = self.copy_engines_forbidden.iter().find(unknown) {
+            return Err(Error::new(ErrorKind::Config, "no copy engine of this name can be forbidden")
+                .with("copy_engines_forbidden", name)
+                .with("known", FORBIDDABLE.join(", ")));
+        }
+        if self.forbids(&self.copy_engine) || self.use_gdr == UseGdr::Yes && self.forbids("gdr") {
+            return Err(Error::new(
+                ErrorKind::Config,
+                "this copy engine is asked for and forbidden: write auto, or allow it",
+            )
+            .with("copy_engine", if self.use_gdr == UseGdr::Yes { "gdr" } else { &self.copy_engine }));
+        }
+        Ok(())
+    }
+
     /// May take as long as the driver likes.
     fn attach(&self, ordinal: u32, mode: Mode) -> Result<Arc<dyn CopyEngine>> {
-        let use_gdr = if self.copy_engine == "gdr" { UseGdr::Yes } else { self.use_gdr };
+        let use_gdr = match self.use_gdr {
+            _ if self.copy_engine == "gdr" => UseGdr::Yes,
+            UseGdr::Auto if self.forbids("gdr") => UseGdr::No,
+            as_said => as_said,
+        };
         let device = DeviceSelector::Ordinal(ordinal);
         let mut by_nic = GdrConfig::new(device.clone());
         if !self.gdr_nics.is_empty() {
             by_nic.nics.clone_from(&self.gdr_nics);
         }
-        let config = CudaConfig { cache_dir: self.cache_dir.clone(), ..CudaConfig::new(device, mode) };
+        let methods = [Method::Batch, Method::Kernel];
+        let forbidden = methods.into_iter().filter(|method| self.forbids(method.as_str())).collect();
+        let config =
+            CudaConfig { forbidden, cache_dir: self.cache_dir.clone(), ..CudaConfig::new(device, mode) };
         gdr::engine_for(
             use_gdr,
             || gdr::require(&by_nic),
-            || Ok(Arc::new(CudaEngine::attach(Driver::load()?, &config)?)),
+            move || Ok(Arc::new(CudaEngine::attach(Driver::load()?, &config)?)),
         )
     }
 }
@@ -131,6 +166,15 @@ mod tests {
             let error = spec(device, engine).open().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{error}");
             assert!(error.to_string().contains(engine), "{error}");
+        }
+        for (text, named) in [
+            (r#"{"copy_engine": "batch", "cuda_device": 0, "copy_engines_forbidden": ["batch"]}"#, "batch"),
+            (r#"{"use_gdr": "yes", "cuda_device": 0, "copy_engines_forbidden": ["kernel", "gdr"]}"#, "gdr"),
+            (r#"{"copy_engines_forbidden": ["memcpy"]}"#, "memcpy"),
+        ] {
+            let error = EngineSpec::from_json(text).unwrap().open().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+            assert!(error.to_string().contains(named), "{error}");
         }
         // Seed 001: asked for on a machine without what it takes.
         for text in [r#"{"use_gdr": "yes"}"#, r#"{"use_gdr": "yes", "cuda_device": 0}"#] {

@@ -15,16 +15,20 @@ pub(crate) fn describe_devices(py: Python<'_>, cache_dir: &str) -> PyResult<Stri
 }
 
 #[pyfunction]
-#[pyo3(signature = (device = "0", cache_dir = None, *, smoke = false))]
+#[pyo3(signature = (device = "0", cache_dir = None, *, smoke = false, kernel_blocks = None))]
 pub(crate) fn bench_copies(
     py: Python<'_>,
     device: &str,
     cache_dir: Option<&str>,
     smoke: bool,
+    kernel_blocks: Option<u32>,
 ) -> PyResult<String> {
     py.detach(|| {
         let mut config = BenchConfig::new(device.parse()?);
         config.engine.cache_dir = cache_dir.map(Into::into);
+        if let Some(blocks) = kernel_blocks {
+            config.engine.kernel_blocks_max = blocks;
+        }
         if smoke {
             config = config.smoke();
         }

@@ -236,13 +236,13 @@ unsafe extern "C" fn cuGetProcAddress_v2(
     // SAFETY: the API's contract: a text that ends with a zero.
     let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
     let driver = DRIVER_VERSION.load(Ordering::Relaxed);
-    let address = match (name.as_ref(), version) {
-        ("cuMemcpyBatchAsync", 13_000..) if driver >= 13_000 => {
-            abi_copy::cuMemcpyBatchAsync_v2 as *mut c_void
-        }
-        ("cuMemcpyBatchAsync", 12_080..13_000) if driver >= 12_080 => {
-            abi_copy::cuMemcpyBatchAsync as *mut c_void
-        }
+    // From 13.0 on a version beyond the driver's is an error. Before, it gives the newest function that the driver has.
+    if version > driver && driver >= 13_000 {
+        return code::INVALID_VALUE;
+    }
+    let address = match (name.as_ref(), version.min(driver)) {
+        ("cuMemcpyBatchAsync", 13_000..) => abi_copy::cuMemcpyBatchAsync_v2 as *mut c_void,
+        ("cuMemcpyBatchAsync", 12_080..) => abi_copy::cuMemcpyBatchAsync as *mut c_void,
         ("cuMemGetHandleForAddressRange", 11_070..) => {
             abi_memory::cuMemGetHandleForAddressRange as *mut c_void
         }

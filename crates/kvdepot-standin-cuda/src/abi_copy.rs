@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint};
 use crate::abi_stream::known_stream;
 use crate::code;
 use crate::memory::{Memory, Place};
-use crate::schedule::{Op, Part, Source};
+use crate::schedule::{Maker, Op, Part, Source};
 use crate::world::{State, World, call};
 use parking_lot::MutexGuard;
 
@@ -32,6 +32,15 @@ fn expect(state: &mut State, name: &str, address: u64, len: u64, good: &[Place])
     Err(code::INVALID_VALUE)
 }
 
+/// The real driver waits inside the call until it can copy pageable memory; calls of other threads wait with it.
+fn may_block(state: &mut State, stream: u64, place: Place, name: &str) {
+    if place == Place::Pageable && state.waits_for_an_event(stream) {
+        state.violation(format!(
+            "{name} of pageable memory would block inside the driver until an event comes"
+        ));
+    }
+}
+
 const HOST: &[Place] = &[Place::Pinned, Place::Pageable];
 const DEVICE: &[Place] = &[Place::Device];
 
@@ -39,9 +48,9 @@ const DEVICE: &[Place] = &[Place::Device];
 ///
 /// # Safety
 /// `from` was found good for `len` bytes, or is memory of the caller's.
-unsafe fn take(from: u64, len: u64) -> Source {
+unsafe fn take(memory: &Memory, from: u64, len: u64) -> Source {
     // SAFETY: the caller's contract.
-    Source::Taken(unsafe { std::slice::from_raw_parts(Memory::pointer(from), len as usize) }.to_vec())
+    Source::Taken(unsafe { std::slice::from_raw_parts(memory.pointer(from), len as usize) }.to_vec())
 }
 
 #[unsafe(no_mangle)]
@@ -51,14 +60,15 @@ unsafe extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: u64, len: usize, stream
         let len = len as u64;
         let place = expect(state, "cuMemcpyHtoDAsync_v2 from", from, len, HOST)?;
         expect(state, "cuMemcpyHtoDAsync_v2 to", to, len, DEVICE)?;
+        may_block(state, stream, place, "cuMemcpyHtoDAsync_v2");
         // The real driver may read pageable memory at once (into a buffer of its own) or when the stream is there.
         let source = if place == Place::Pageable && state.rng.percent(50) {
             // SAFETY: the API's contract: `from` may be read.
-            unsafe { take(from, len) }
+            unsafe { take(&state.memory, from, len) }
         } else {
             Source::Address(from)
         };
-        state.push(stream, Op::Copies(vec![Part { to, from: source, len }]));
+        state.push(stream, Op::Copies(vec![Part { to, from: source, len, by: Maker::Memcpy }]));
         Ok(())
     })
 }
@@ -70,7 +80,9 @@ extern "C" fn cuMemcpyDtoHAsync_v2(to: u64, from: u64, len: usize, stream: u64) 
         let len = len as u64;
         let place = expect(state, "cuMemcpyDtoHAsync_v2 to", to, len, HOST)?;
         expect(state, "cuMemcpyDtoHAsync_v2 from", from, len, DEVICE)?;
-        state.push(stream, Op::Copies(vec![Part { to, from: Source::Address(from), len }]));
+        may_block(state, stream, place, "cuMemcpyDtoHAsync_v2");
+        state
+            .push(stream, Op::Copies(vec![Part { to, from: Source::Address(from), len, by: Maker::Memcpy }]));
         if place == Place::Pageable {
             // The real driver returns only after a copy into pageable memory.
             let event = marker(state, stream);
@@ -138,11 +150,11 @@ impl Batch {
             // Any order but the stream's allows the read to happen now.
             let source = if order != ORDER_STREAM && (order != ORDER_ANY || state.rng.percent(50)) {
                 // SAFETY: `expect` found the range in memory that lives.
-                unsafe { take(from[index], len) }
+                unsafe { take(&state.memory, from[index], len) }
             } else {
                 Source::Address(from[index])
             };
-            parts.push(Part { to: to[index], from: source, len });
+            parts.push(Part { to: to[index], from: source, len, by: Maker::Batch });
         }
         state.push(self.stream, Op::Copies(parts));
         Ok(())

@@ -5,7 +5,6 @@ use std::os::fd::IntoRawFd;
 
 use crate::abi::put;
 use crate::code;
-use crate::memory::{Memory, Place};
 use crate::world::call;
 
 /// Flags of a registration that other contexts and kernels can use.
@@ -78,7 +77,16 @@ extern "C" fn cuMemHostRegister_v2(address: u64, len: usize, flags: c_uint) -> c
             ));
             return Err(code::INVALID_VALUE);
         }
-        if state.memory.register(address, len) { Ok(()) } else { Err(code::ALREADY_REGISTERED) }
+        if !state.memory.register(address, len) {
+            return Err(code::ALREADY_REGISTERED);
+        }
+        // The real driver pins: every page comes into memory, and calls of other threads wait meanwhile, as they do here.
+        state.longest_registration = state.longest_registration.max(len);
+        // SAFETY: a range of the caller's; its bytes stay as they are. Where the kernel refuses, nothing is touched.
+        let _ = unsafe {
+            rustix::mm::madvise(address as *mut _, len as usize, rustix::mm::Advice::LinuxPopulateWrite)
+        };
+        Ok(())
     })
 }
 
@@ -120,17 +128,13 @@ pub(crate) unsafe extern "C" fn cuMemGetHandleForAddressRange(
     flags: u64,
 ) -> c_int {
     call("cuMemGetHandleForAddressRange", |_, state| {
-        let whole_pages = (address | len as u64).is_multiple_of(PAGE_BYTES);
-        // The pages around an allocation are the driver's own, so one byte of it must do.
-        let mut places = (address..address + len as u64).step_by(16);
-        let known = places.any(|at| state.memory.place(at, 1) == Place::Device);
-        if !whole_pages || !known || kind != HANDLE_DMA_BUF || flags != 0 {
+        if !state.memory.can_export(address, len as u64) || kind != HANDLE_DMA_BUF || flags != 0 {
             return Err(code::INVALID_VALUE);
         }
         let file = rustix::fs::memfd_create("standin-dma-buf", rustix::fs::MemfdFlags::CLOEXEC)
             .map_err(|_| code::OUT_OF_MEMORY)?;
         let mut bytes = PEER_MAGIC.to_vec();
-        bytes.extend((Memory::pointer(address) as u64).to_le_bytes());
+        bytes.extend((state.memory.pointer(address) as u64).to_le_bytes());
         bytes.extend((len as u64).to_le_bytes());
         rustix::io::write(&file, &bytes).map_err(|_| code::OUT_OF_MEMORY)?;
         // SAFETY: the API's contract; the descriptor is the caller's from here on.

@@ -6,6 +6,7 @@ use parking_lot::MutexGuard;
 
 use crate::abi::put;
 use crate::code;
+use crate::kernels::Kernel;
 use crate::schedule::Op;
 use crate::world::{Event, State, call, device_of};
 
@@ -169,6 +170,9 @@ unsafe extern "C" fn cuLaunchKernel(
         if threads == 0 || threads > 1024 || blocks == 0 || arguments.is_null() || !extra.is_null() {
             state.violation(format!("a launch of {blocks} blocks of {threads} threads"));
             return Err(code::INVALID_VALUE);
+        }
+        if kernel == Kernel::Copy && blocks >= state.largest_launch[0] {
+            state.largest_launch = [blocks, threads];
         }
         let read = |(index, &bytes): (usize, &usize)| {
             // SAFETY: the API's contract: one pointer for each argument of the kernel, each to a value of its size.

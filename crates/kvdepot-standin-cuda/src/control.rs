@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use crate::abi::DRIVER_VERSION;
+use crate::schedule::Maker;
 use crate::world::world;
 
 pub use crate::world::EVERY_STREAM;
@@ -85,6 +86,64 @@ unsafe extern "C" fn standin_left(device: u32, to: *mut [u64; 6]) {
     unsafe { to.write(left) };
 }
 
+#[unsafe(no_mangle)]
+unsafe extern "C" fn standin_allocate_touching(
+    device: u32,
+    lens: *const [u64; 2],
+    to: *mut [u64; 2],
+) -> bool {
+    let Some(world) = world(device as usize) else { return false };
+    // SAFETY: from `Control`.
+    unsafe {
+        let [first, second] = *lens;
+        to.write(world.state.lock().memory.allocate_touching(first as usize, second as usize));
+    }
+    true
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn standin_remap(device: u32, address: u64) -> bool {
+    world(device as usize).is_some_and(|world| world.state.lock().memory.remap(address))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn standin_unmap(device: u32, address: u64) -> bool {
+    world(device as usize).is_some_and(|world| world.state.lock().memory.unmap(address))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn standin_page_bytes(device: u32, page: u64) {
+    if let Some(world) = world(device as usize) {
+        world.state.lock().memory.set_page_bytes(page as usize);
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn standin_corrupt(device: u32, name: *const c_char) {
+    if let Some(world) = world(device as usize) {
+        // SAFETY: a text that ends with a zero, from `Control`.
+        let name = unsafe { std::ffi::CStr::from_ptr(name) }.to_string_lossy();
+        world.state.lock().corrupts = Maker::named(&name);
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn standin_copy_engine_ns(device: u32, to_device: bool) -> u64 {
+    world(device as usize).map_or(0, |world| world.state.lock().copy_engines.take_most_ns(to_device))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn standin_largest_launch(device: u32, to: *mut [u64; 2]) {
+    let Some(world) = world(device as usize) else { return };
+    // SAFETY: from `Control`.
+    unsafe { to.write(world.state.lock().largest_launch) };
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn standin_longest_registration(device: u32) -> u64 {
+    world(device as usize).map_or(0, |world| world.state.lock().longest_registration)
+}
+
 /// What a world still has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Left {
@@ -109,6 +168,13 @@ type Hang = extern "C" fn(u32, u64, bool);
 type Calls = unsafe extern "C" fn(u32, *const c_char) -> u64;
 type Log = unsafe extern "C" fn(u32, *mut u8, usize) -> usize;
 type LeftOver = unsafe extern "C" fn(u32, *mut [u64; 6]);
+type AllocateTouching = unsafe extern "C" fn(u32, *const [u64; 2], *mut [u64; 2]) -> bool;
+type Map = extern "C" fn(u32, u64) -> bool;
+type PageBytes = extern "C" fn(u32, u64);
+type Corrupt = unsafe extern "C" fn(u32, *const c_char);
+type CopyEngineNs = extern "C" fn(u32, bool) -> u64;
+type Largest = unsafe extern "C" fn(u32, *mut [u64; 2]);
+type Longest = extern "C" fn(u32) -> u64;
 
 /// The loaded library's control symbols.
 #[derive(Debug)]
@@ -121,6 +187,14 @@ pub struct Control {
     calls: Calls,
     log: Log,
     left: LeftOver,
+    allocate_touching: AllocateTouching,
+    remap: Map,
+    unmap: Map,
+    page_bytes: PageBytes,
+    corrupt: Corrupt,
+    copy_engine_ns: CopyEngineNs,
+    longest_registration: Longest,
+    largest_launch: Largest,
 }
 
 /// The stand-in that cargo built for the running test: beside it, or in `deps` beside it.
@@ -149,6 +223,18 @@ impl Control {
                 calls: *library.get::<Calls>(b"standin_calls\0").map_err(missing)?,
                 log: *library.get::<Log>(b"standin_log\0").map_err(missing)?,
                 left: *library.get::<LeftOver>(b"standin_left\0").map_err(missing)?,
+                allocate_touching: *library
+                    .get::<AllocateTouching>(b"standin_allocate_touching\0")
+                    .map_err(missing)?,
+                remap: *library.get::<Map>(b"standin_remap\0").map_err(missing)?,
+                unmap: *library.get::<Map>(b"standin_unmap\0").map_err(missing)?,
+                page_bytes: *library.get::<PageBytes>(b"standin_page_bytes\0").map_err(missing)?,
+                corrupt: *library.get::<Corrupt>(b"standin_corrupt\0").map_err(missing)?,
+                copy_engine_ns: *library.get::<CopyEngineNs>(b"standin_copy_engine_ns\0").map_err(missing)?,
+                largest_launch: *library.get::<Largest>(b"standin_largest_launch\0").map_err(missing)?,
+                longest_registration: *library
+                    .get::<Longest>(b"standin_longest_registration\0")
+                    .map_err(missing)?,
                 _library: library,
             })
         }
@@ -201,5 +287,55 @@ impl Control {
         unsafe { (self.left)(device, &mut left) };
         let [device, pinned, registered, streams, events, retained] = left;
         Left { device, pinned, registered, streams, events, retained }
+    }
+
+    /// Two allocations of device memory of which one begins where the other ends; the first has whole pages.
+    pub fn allocate_touching(&self, device: u32, lens: [u64; 2]) -> [u64; 2] {
+        let mut made = [0; 2];
+        // SAFETY: arrays of the lengths that the symbol reads and writes.
+        unsafe { (self.allocate_touching)(device, &raw const lens, &raw mut made) };
+        made
+    }
+
+    /// Gives an allocation's addresses other memory; what was exported of it keeps the old. False if it is not there.
+    pub fn remap(&self, device: u32, address: u64) -> bool {
+        (self.remap)(device, address)
+    }
+
+    /// Takes an allocation's memory away until `remap`. False if it is not there.
+    pub fn unmap(&self, device: u32, address: u64) -> bool {
+        (self.unmap)(device, address)
+    }
+
+    /// Lets memory that is allocated from now on be exported in pages of this size, as kernels with larger pages do.
+    pub fn set_page_bytes(&self, device: u32, page: u64) {
+        (self.page_bytes)(device, page);
+    }
+
+    /// Lets every copy that `cuMemcpyAsync` (either direction), `cuMemcpyBatchAsync` or `cuLaunchKernel` asks for bring a
+    /// wrong byte; any other name ends that.
+    pub fn corrupt(&self, device: u32, name: &str) {
+        let name = CString::new(name).unwrap_or_default();
+        // SAFETY: the text lives during the call.
+        unsafe { (self.corrupt)(device, name.as_ptr()) };
+    }
+
+    /// The longest that a copy in this direction would have waited behind others in the copy engine's queue, since this was
+    /// asked last: nanoseconds of the device's own time, which no clock measures.
+    pub fn copy_engine_ns(&self, device: u32, to_device: bool) -> u64 {
+        (self.copy_engine_ns)(device, to_device)
+    }
+
+    /// Blocks, and threads of each, of the launch of the copy kernel with most blocks.
+    pub fn largest_launch(&self, device: u32) -> [u64; 2] {
+        let mut largest = [0; 2];
+        // SAFETY: an array of the length that the symbol writes.
+        unsafe { (self.largest_launch)(device, &mut largest) };
+        largest
+    }
+
+    /// Most bytes that were registered by one call.
+    pub fn longest_registration(&self, device: u32) -> u64 {
+        (self.longest_registration)(device)
     }
 }

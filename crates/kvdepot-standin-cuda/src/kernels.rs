@@ -1,8 +1,8 @@
 //! The kernels of `kvdepot-copy`, by name, on the same arguments.
 
 use crate::code;
-use crate::memory::{Memory, Place};
-use crate::schedule::{Part, Source};
+use crate::memory::Place;
+use crate::schedule::{Maker, Part, Source};
 use crate::world::State;
 
 /// Most descriptors of one launch.
@@ -55,7 +55,8 @@ pub(crate) fn begin(state: &mut State, kernel: Kernel, arguments: &[u64]) -> Opt
     let mut parts = Vec::new();
     for index in 0..second as usize {
         // SAFETY: `reachable` found the whole array in memory that the world keeps alive or that was registered.
-        let descriptor = unsafe { Memory::pointer(first).cast::<Descriptor>().add(index).read_unaligned() };
+        let descriptor =
+            unsafe { state.memory.pointer(first).cast::<Descriptor>().add(index).read_unaligned() };
         let Descriptor { from, to, len, .. } = descriptor;
         if len > 0
             && (!reachable(state, from, len, "a kernel's source")
@@ -63,7 +64,7 @@ pub(crate) fn begin(state: &mut State, kernel: Kernel, arguments: &[u64]) -> Opt
         {
             return None;
         }
-        parts.push(Part { to, from: Source::Address(from), len });
+        parts.push(Part { to, from: Source::Address(from), len, by: Maker::Kernel });
     }
     (!parts.is_empty()).then_some(parts)
 }

@@ -9,6 +9,10 @@
 //!   while the call is still under way.
 //! - Addresses of device memory and of mapped host memory are not addresses of this process: touching them ends it.
 //! - A stream, or all, can be made to hang: what waits for it waits until the test lets it go on.
+//! - What a copy engine has queued is counted in a time of its own; a stream that takes more calls than a device's queue
+//!   holds is written down.
+//! - Registration touches every page. What is exported as a dma-buf is whole pages of one allocation, and keeps its memory
+//!   when the allocation's addresses are given other memory.
 //! - Every range is checked when it is queued and again when it is used; what is wrong is refused and written down.
 //!
 //! Each device is a world of its own, so that tests that run side by side take one each. [`Control`] is how a test
@@ -19,6 +23,7 @@ mod abi_copy;
 mod abi_memory;
 mod abi_stream;
 mod control;
+mod copy_engines;
 mod faults;
 mod kernels;
 mod memory;

@@ -1,30 +1,53 @@
 //! Ranges that exist: device memory, host memory of the driver, host memory that was registered.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Added to what backs device memory, so that its addresses are none of this process.
 const DEVICE_OFFSET: u64 = 0x2000_0000_0000_0000;
 /// Added to registered host memory for its address on the device.
 const MAPPED_OFFSET: u64 = 0x4000_0000_0000_0000;
-/// Alignment of what is allocated.
-const ALIGN: usize = 256;
+/// Pages that memory is exported in, unless a test says otherwise.
+const PAGE_BYTES: usize = 4096;
+/// What fresh memory of the device holds.
+const DEVICE_FILL: u8 = 0xDD;
 
-/// Memory that the driver allocated.
-struct Block {
+/// Bytes of this process.
+struct Backing {
     bytes: Vec<u8>,
     offset: usize,
-    len: usize,
 }
 
-impl Block {
-    fn new(len: usize, fill: u8) -> Self {
-        let bytes = vec![fill; len + ALIGN];
-        let offset = bytes.as_ptr().align_offset(ALIGN);
-        Self { bytes, offset, len }
+impl Backing {
+    /// Whole pages, so that no other memory lies in the last one.
+    fn new(len: usize, fill: u8, page: usize) -> Arc<Self> {
+        let bytes = vec![fill; len.next_multiple_of(page) + page];
+        let offset = bytes.as_ptr().align_offset(page);
+        Arc::new(Self { bytes, offset })
     }
 
     fn address(&self) -> u64 {
         self.bytes.as_ptr() as u64 + self.offset as u64
+    }
+}
+
+/// Memory that the driver allocated.
+struct Block {
+    backing: Arc<Backing>,
+    /// Where it begins in the backing.
+    start: u64,
+    len: usize,
+    /// Whether its addresses have memory. Sleeping engines take it away for a while.
+    mapped: bool,
+}
+
+impl Block {
+    fn new(len: usize, fill: u8, page: usize) -> Self {
+        Self { backing: Backing::new(len, fill, page), start: 0, len, mapped: true }
+    }
+
+    fn address(&self) -> u64 {
+        self.backing.address() + self.start
     }
 }
 
@@ -44,11 +67,20 @@ pub(crate) enum Place {
 }
 
 /// All ranges of one world, by their first address.
-#[derive(Default)]
 pub(crate) struct Memory {
     device: BTreeMap<u64, Block>,
     pinned: BTreeMap<u64, Block>,
     registered: BTreeMap<u64, u64>,
+    /// Memory that addresses do not name any more. What was exported of it still does.
+    replaced: Vec<Arc<Backing>>,
+    page: usize,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        let (device, pinned) = (BTreeMap::new(), BTreeMap::new());
+        Self { device, pinned, registered: BTreeMap::new(), replaced: Vec::new(), page: PAGE_BYTES }
+    }
 }
 
 fn within<T>(ranges: &BTreeMap<u64, T>, len_of: impl Fn(&T) -> u64, address: u64, len: u64) -> bool {
@@ -63,10 +95,54 @@ fn touches<T>(ranges: &BTreeMap<u64, T>, len_of: impl Fn(&T) -> u64, address: u6
 
 impl Memory {
     pub(crate) fn allocate_device(&mut self, len: usize) -> u64 {
-        let block = Block::new(len, 0xDD);
+        let block = Block::new(len, DEVICE_FILL, self.page);
         let address = block.address() + DEVICE_OFFSET;
         self.device.insert(address, block);
         address
+    }
+
+    /// Two allocations of which one begins where the other ends, as those of neighbouring layers do. The first has whole
+    /// pages.
+    pub(crate) fn allocate_touching(&mut self, first: usize, second: usize) -> [u64; 2] {
+        let backing = Backing::new(first + second, DEVICE_FILL, self.page);
+        [(0, first), (first as u64, second)].map(|(start, len)| {
+            let block = Block { backing: Arc::clone(&backing), start, len, mapped: true };
+            let address = block.address() + DEVICE_OFFSET;
+            self.device.insert(address, block);
+            address
+        })
+    }
+
+    /// Gives an allocation's addresses other memory, as an engine that wakes up does. What was exported keeps the old.
+    pub(crate) fn remap(&mut self, address: u64) -> bool {
+        let page = self.page;
+        let Some(block) = self.device.get_mut(&address) else { return false };
+        let fresh = Backing::new(block.len, DEVICE_FILL, page);
+        self.replaced.push(std::mem::replace(&mut block.backing, fresh));
+        (block.start, block.mapped) = (0, true);
+        true
+    }
+
+    /// Takes an allocation's memory away; its addresses stay reserved.
+    pub(crate) fn unmap(&mut self, address: u64) -> bool {
+        self.device.get_mut(&address).map(|block| block.mapped = false).is_some()
+    }
+
+    /// Pages of this size are exported, and allocations begin at one.
+    pub(crate) fn set_page_bytes(&mut self, page: usize) {
+        self.page = page;
+    }
+
+    /// Whether a range can be exported: whole pages, of one allocation.
+    pub(crate) fn can_export(&self, address: u64, len: u64) -> bool {
+        let page = self.page as u64;
+        let Some((&base, block)) = self.device.range(..=address).next_back() else { return false };
+        let end = (base + block.len as u64).next_multiple_of(page);
+        let others = self.device.range(base + 1..).next().map_or(u64::MAX, |(&next, _)| next);
+        block.mapped
+            && len > 0
+            && (address | len).is_multiple_of(page)
+            && address.checked_add(len).is_some_and(|last| last <= end.min(others))
     }
 
     pub(crate) fn free_device(&mut self, address: u64) -> bool {
@@ -80,7 +156,7 @@ impl Memory {
     }
 
     pub(crate) fn allocate_pinned(&mut self, len: usize) -> u64 {
-        let block = Block::new(len, 0);
+        let block = Block::new(len, 0, PAGE_BYTES);
         let address = block.address();
         self.pinned.insert(address, block);
         address
@@ -123,7 +199,8 @@ impl Memory {
             return if inside { Place::Mapped } else { Place::Wrong };
         }
         if address >= DEVICE_OFFSET {
-            let inside = within(&self.device, |block| block.len as u64, address, len);
+            let mapped = |block: &Block| if block.mapped { block.len as u64 } else { 0 };
+            let inside = within(&self.device, mapped, address, len);
             return if inside { Place::Device } else { Place::Wrong };
         }
         if within(&self.registered, |&len| len, address, len)
@@ -136,15 +213,21 @@ impl Memory {
         if partly || address == 0 { Place::Wrong } else { Place::Pageable }
     }
 
+    /// Whether an address is one of device memory.
+    pub(crate) fn is_device(address: u64) -> bool {
+        (DEVICE_OFFSET..MAPPED_OFFSET).contains(&address)
+    }
+
     /// The address in this process behind an address that `place` found good.
-    pub(crate) fn pointer(address: u64) -> *mut u8 {
-        let base = if address >= MAPPED_OFFSET {
+    pub(crate) fn pointer(&self, address: u64) -> *mut u8 {
+        let here = if address >= MAPPED_OFFSET {
             address - MAPPED_OFFSET
         } else if address >= DEVICE_OFFSET {
-            address - DEVICE_OFFSET
+            let block = self.device.range(..=address).next_back();
+            block.map_or(address - DEVICE_OFFSET, |(&base, block)| block.address() + (address - base))
         } else {
             address
         };
-        base as *mut u8
+        here as *mut u8
     }
 }

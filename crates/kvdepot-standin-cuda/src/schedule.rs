@@ -7,7 +7,7 @@ use parking_lot::MutexGuard;
 
 use crate::code;
 use crate::kernels::{self, Kernel};
-use crate::memory::{Memory, Place};
+use crate::memory::Place;
 use crate::world::{State, World};
 
 /// How long a wait lasts in which nothing can run and nobody queues anything.
@@ -26,6 +26,27 @@ pub(crate) struct Part {
     pub(crate) to: u64,
     pub(crate) from: Source,
     pub(crate) len: u64,
+    pub(crate) by: Maker,
+}
+
+/// What makes a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Maker {
+    Memcpy,
+    Batch,
+    Kernel,
+}
+
+impl Maker {
+    /// The call of the driver that asks for it.
+    pub(crate) fn named(call: &str) -> Option<Self> {
+        match call {
+            "cuMemcpyAsync" => Some(Self::Memcpy),
+            "cuMemcpyBatchAsync" => Some(Self::Batch),
+            "cuLaunchKernel" => Some(Self::Kernel),
+            _ => None,
+        }
+    }
 }
 
 pub(crate) enum Op {
@@ -63,6 +84,12 @@ impl State {
     /// Whether a record has been reached. What is gone counts as reached, as in the real driver.
     pub(crate) fn reached(&self, event: u64, number: u64) -> bool {
         self.events.get(&event).is_none_or(|event| event.completed >= number)
+    }
+
+    /// Whether a stream has a wait for what has not come.
+    pub(crate) fn waits_for_an_event(&self, stream: u64) -> bool {
+        let waits = |op: &Op| matches!(op, Op::Wait { event, number } if !self.reached(*event, *number));
+        self.streams.get(&stream).is_some_and(|stream| stream.queue.iter().any(waits))
     }
 
     /// Runs some work before a call returns, as a seed likes it.
@@ -134,6 +161,7 @@ impl State {
     }
 
     fn copy(&mut self, part: &Part) {
+        self.copy_engines.ran(part);
         if let Some(code) = self.faults.called("execution") {
             self.lost = code;
             return;
@@ -147,12 +175,18 @@ impl State {
                 if !self.check(*from, part.len, "a copy's source") {
                     return;
                 }
-                Memory::pointer(*from).cast_const()
+                self.memory.pointer(*from).cast_const()
             }
         };
         // SAFETY: both ranges were found in memory that lives: what the world keeps, or what the caller answers for
         // until it has seen the copy's end. `copy`, because a test may well name overlapping ranges by mistake.
-        unsafe { std::ptr::copy(from, Memory::pointer(part.to), part.len as usize) };
+        unsafe {
+            std::ptr::copy(from, self.memory.pointer(part.to), part.len as usize);
+            if self.corrupts == Some(part.by) && part.len > 0 {
+                let last = self.memory.pointer(part.to).add(part.len as usize - 1);
+                last.write(!last.read());
+            }
+        }
     }
 
     /// Whether a range may still be touched; if not, the context is lost as on a device.

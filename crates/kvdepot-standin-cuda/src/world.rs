@@ -8,15 +8,18 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::code;
 use crate::control::DEVICE_COUNT;
+use crate::copy_engines::CopyEngines;
 use crate::faults::Faults;
 use crate::memory::Memory;
 use crate::rng::Rng;
-use crate::schedule::{Op, Stream};
+use crate::schedule::{Maker, Op, Stream};
 
 /// In the set of hung streams: all of them, those to come included.
 pub const EVERY_STREAM: u64 = u64::MAX;
 /// Most lines that a world's log keeps.
 const LOG_LINES_MAX: usize = 64;
+/// Calls that a stream takes before the next one blocks inside the driver, and with it what other threads ask of it.
+const QUEUE_DEPTH: usize = 1024;
 
 pub(crate) struct World {
     pub(crate) state: Mutex<State>,
@@ -43,6 +46,13 @@ pub(crate) struct State {
     pub(crate) functions: HashMap<u64, crate::kernels::Kernel>,
     pub(crate) modules: HashMap<u64, ()>,
     pub(crate) memory: Memory,
+    pub(crate) copy_engines: CopyEngines,
+    /// Most bytes that were registered by one call.
+    pub(crate) longest_registration: u64,
+    /// Blocks, and threads of each, of the launch with most blocks of the copy kernel.
+    pub(crate) largest_launch: [u64; 2],
+    /// Whose copies bring a wrong byte.
+    pub(crate) corrupts: Option<Maker>,
     pub(crate) faults: Faults,
     pub(crate) log: Vec<String>,
     /// Streams that make no progress; `EVERY_STREAM` stands for all.
@@ -64,6 +74,10 @@ impl State {
             functions: HashMap::new(),
             modules: HashMap::new(),
             memory: Memory::default(),
+            copy_engines: CopyEngines::default(),
+            longest_registration: 0,
+            largest_launch: [0; 2],
+            corrupts: None,
             faults: Faults::default(),
             log: Vec::new(),
             hung: HashSet::new(),
@@ -101,8 +115,13 @@ impl State {
     }
 
     pub(crate) fn push(&mut self, stream: u64, op: Op) {
-        if let Some(stream) = self.streams.get_mut(&stream) {
-            stream.queue.push_back(op);
+        self.copy_engines.queued(&op);
+        let Some(stream) = self.streams.get_mut(&stream) else { return };
+        stream.queue.push_back(op);
+        if stream.queue.len() > QUEUE_DEPTH {
+            self.violation(format!(
+                "a call beyond {QUEUE_DEPTH} of one stream would block inside the driver, with its lock held"
+            ));
         }
     }
 }

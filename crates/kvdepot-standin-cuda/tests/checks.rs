@@ -107,6 +107,55 @@ fn freed_memory_must_not_be_used() {
     world.seen("freed that is not there");
 }
 
+/// Sleeping engines take the memory away and leave the addresses.
+#[test]
+fn a_copy_that_meets_memory_taken_away_loses_the_context() {
+    let world = World::new(9, 3);
+    let (stream, device) = (world.stream(), world.made("cuMemAlloc_v2", 64, 0));
+    let host = world.made("cuMemHostAlloc", 64, 0);
+    assert!(world.control.unmap(9, device));
+    assert_eq!(world.four("cuMemcpyHtoDAsync_v2", device, host, 64, stream), code::INVALID_VALUE);
+    assert!(world.control.remap(9, device));
+    assert_eq!(world.one("cuStreamSynchronize", stream), code::SUCCESS);
+    world.control.hang(9, stream, true);
+    assert_eq!(world.four("cuMemcpyHtoDAsync_v2", device, host, 64, stream), code::SUCCESS);
+    assert!(world.control.unmap(9, device));
+    world.control.hang(9, stream, false);
+    assert_eq!(world.one("cuStreamSynchronize", stream), code::ILLEGAL_ADDRESS);
+    assert_eq!(world.one("cuStreamSynchronize", stream), code::ILLEGAL_ADDRESS, "for good");
+}
+
+/// One copy of 50 GB takes a second of the device's own time, and waits for nobody's clock.
+#[test]
+fn copies_wait_behind_those_of_their_direction() {
+    const LEN: u64 = 5 << 20;
+    let world = World::new(10, 3);
+    let (stream, device) = (world.stream(), world.made("cuMemAlloc_v2", LEN, 0));
+    let host = world.made("cuMemHostAlloc", LEN, 0);
+    world.control.hang(10, stream, true);
+    for _ in 0..2 {
+        assert_eq!(world.four("cuMemcpyHtoDAsync_v2", device, host, LEN, stream), code::SUCCESS);
+    }
+    assert_eq!(world.control.copy_engine_ns(10, false), 0);
+    assert_eq!(world.control.copy_engine_ns(10, true), 2 * (LEN / 50 + 800));
+    world.control.hang(10, stream, false);
+    assert_eq!(world.one("cuStreamSynchronize", stream), code::SUCCESS);
+    world.control.copy_engine_ns(10, true);
+    assert_eq!(world.control.copy_engine_ns(10, true), 0);
+}
+
+#[test]
+fn a_stream_that_takes_more_calls_than_a_device_is_seen() {
+    let world = World::new(11, 3);
+    let (stream, event) = (world.stream(), world.made("cuEventCreate", 0, 0));
+    world.control.hang(11, stream, true);
+    (0..1024).for_each(|_| assert_eq!(world.two("cuEventRecord", event, stream), code::SUCCESS));
+    assert!(world.control.violations(11).is_empty());
+    assert_eq!(world.two("cuEventRecord", event, stream), code::SUCCESS);
+    world.seen("would block inside the driver");
+    world.control.hang(11, stream, false);
+}
+
 #[test]
 fn memory_that_is_freed_before_its_copy_runs_is_seen() {
     // Seeds differ in how early work runs; in some the copy has run before the memory is freed, which is no mistake.
@@ -194,7 +243,11 @@ fn both_abis_of_batches_are_found_by_version() {
     };
     assert_eq!(found(12_000), 0);
     assert!(found(12_080) != 0 && found(13_000) != 0 && found(12_080) != found(13_000));
-    world.control.set_driver_version(12_080);
-    assert!(found(12_080) != 0 && found(13_000) == 0);
+    let first = found(12_080);
+    world.control.set_driver_version(12_090);
+    assert_eq!(found(13_000), first, "a driver of CUDA 12 answers with the ABI that it has");
+    world.control.set_driver_version(12_000);
+    assert_eq!(found(13_000), 0);
     world.control.set_driver_version(13_000);
+    assert_eq!(found(13_010), 0, "from 13.0 on a version beyond the driver's is refused");
 }

@@ -19,8 +19,12 @@ pub(crate) struct Config {
     pub(crate) devices: usize,
     pub(crate) link: u8,
     pub(crate) port_state: u32,
+    /// Devices whose ports are down, a bit for each.
+    pub(crate) ports_down: u64,
     /// Most bytes that all regions together may cover; stands for RLIMIT_MEMLOCK.
     pub(crate) region_bytes_max: u64,
+    /// Most bytes of other devices' memory that all regions together may cover; stands for a GPU's window on the bus (BAR1).
+    pub(crate) peer_bytes_max: u64,
     /// Whether memory can be registered by dma-buf.
     pub(crate) dmabuf: bool,
     /// Added to the addresses of another device's memory; 0 when such memory cannot be registered by address.
@@ -42,7 +46,9 @@ impl Config {
             devices: 1,
             link: if ethernet { IBV_LINK_LAYER_ETHERNET } else { IBV_LINK_LAYER_INFINIBAND },
             port_state: IBV_PORT_ACTIVE,
+            ports_down: 0,
             region_bytes_max: u64::MAX,
+            peer_bytes_max: u64::MAX,
             dmabuf: true,
             peer_offset: 0,
             sysfs: PathBuf::from("/sys/class/infiniband"),

@@ -85,7 +85,8 @@ impl StandIn {
         unsafe { (self.reset)(seed, 0) };
     }
 
-    /// Sets `devices`, `ethernet`, `port_state`, `region_bytes_max`, `peer_offset`, `hung`, `loses_receives` or `dmabuf`.
+    /// Sets `devices`, `ethernet`, `port_state`, `ports_down`, `region_bytes_max`, `peer_bytes_max`, `peer_offset`, `hung`,
+    /// `loses_receives` or `dmabuf`.
     ///
     /// # Panics
     /// When there is no such thing.

@@ -17,6 +17,8 @@ pub(crate) struct State {
     pub(crate) config: Config,
     pub(crate) rng: Rng,
     pub(crate) contexts: u32,
+    /// The number of the device of each open context.
+    pub(crate) device_of: HashMap<usize, usize>,
     /// Users of each protection domain.
     pub(crate) pds: HashMap<usize, u32>,
     /// By local key.
@@ -78,6 +80,7 @@ impl State {
             rng: Rng::new(config.seed),
             config,
             contexts: 0,
+            device_of: HashMap::new(),
             pds: HashMap::new(),
             regions: HashMap::new(),
             lkey_of_rkey: HashMap::new(),

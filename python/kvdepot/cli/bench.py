@@ -51,14 +51,18 @@ def store(
 
 @command.command()
 @click.option("--device", default="0", show_default=True, help="CUDA device: its number, GPU-… or PCI bus id.")
+@click.option(
+    "--kernel-blocks", type=click.IntRange(1, 1024), help="Blocks of 256 threads of the kernel; 64 when left out."
+)
 @click.option("--smoke", is_flag=True, help="Small sizes: shows that everything runs; the figures mean nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def copy(device: str, smoke: bool, as_json: bool) -> None:
+def copy(device: str, kernel_blocks: int | None, smoke: bool, as_json: bool) -> None:
     """Copy engines of a CUDA device: 4 KiB to 1 MiB, both directions, and what a decoding kernel beside them loses."""
     from kvdepot import _native
 
     click.echo("measuring; this takes some seconds for each engine", err=True)
-    result = json.loads(_native.bench_copies(device, Machine.here().device_cache_directory(), smoke=smoke))
+    cache = Machine.here().device_cache_directory()
+    result = json.loads(_native.bench_copies(device, cache, smoke=smoke, kernel_blocks=kernel_blocks))
     if as_json:
         print_json(result)
         return

@@ -150,6 +150,7 @@ def copy_json(config: "KVDepotConfig", cuda_device: int | None, machine: Machine
     copy = {
         "cuda_device": cuda_device,
         "copy_engine": config.copy_engine,
+        "copy_engines_forbidden": list(config.copy_engines_forbidden or ()),
         "copy_threads": config.copy_threads,
         "use_gdr": USE_GDR[config.use_gdr],
         "gdr_nics": list(config.gdr_nics or ()),

@@ -64,6 +64,13 @@ class EngineKeys(BaseModel):
         "What copies between the engine's memory and the pool: `auto` takes what fits the memory and was measured to "
         "be quickest on the device; `host` is for KV caches in host memory, the others for CUDA devices.",
     )
+    copy_engines_forbidden: tuple[Literal["batch", "kernel", "gdr"], ...] | None = key(
+        None,
+        "Copy engines that are not used, also where `auto` would take them: a way around one that a driver or device "
+        "gets wrong. `memcpy` cannot be forbidden, because memory that is not registered goes no other way.",
+        by_default="none",
+        type_text="list of batch, kernel, gdr",
+    )
     use_gdr: Literal[True, False, "auto"] = key(
         False,
         "Copy between a CUDA device and the pool by an RDMA adapter (GPUDirect RDMA). With `true`, what is missing for "
@@ -77,7 +84,7 @@ class EngineKeys(BaseModel):
         type_text="list of names",
     )
 
-    @field_validator("gdr_nics", mode="before")
+    @field_validator("gdr_nics", "copy_engines_forbidden", mode="before")
     @classmethod
     def _list_of_names(cls, value: object) -> object:
         return tuple(value) if isinstance(value, list) else value

@@ -27,6 +27,7 @@ def problems(config: "KVDepotConfig") -> Iterator[Problem]:
     yield from _pool(config)
     yield from _socket(config)
     yield from _start(config)
+    yield from _copies(config)
     yield from tier_problems(config)
     yield from placement_problems(config)
     if config.load_policy == "deadline" and config.load_deadline_ms is None:
@@ -55,6 +56,14 @@ def _pool(config: "KVDepotConfig") -> Iterator[Problem]:
         yield Problem("pool_gb", f"a pool has at least {POOL_BYTES_MIN} bytes: the unit is GiB")
     if not _POOL_NUMA.fullmatch(config.pool_numa):
         yield Problem("pool_numa", "must be auto, interleave or a list of NUMA nodes such as 0,2-3")
+
+
+def _copies(config: "KVDepotConfig") -> Iterator[Problem]:
+    forbidden = config.copy_engines_forbidden or ()
+    if config.copy_engine in forbidden:
+        yield Problem("copy_engine", "is forbidden by copy_engines_forbidden: write auto, or allow it there")
+    if config.use_gdr is True and "gdr" in forbidden:
+        yield Problem("use_gdr", "gdr is forbidden by copy_engines_forbidden: write false, or allow it there")
 
 
 def _start(config: "KVDepotConfig") -> Iterator[Problem]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvdepot.engines.vllm.sleep import watch_sleep
+from kvdepot.engines.vllm.sleep import UnwatchedSleepError, watch_sleep
 
 
 class Worker:
@@ -59,6 +59,7 @@ def test_pages_alone_may_go() -> None:
     assert worker.log == ["copies end", "memory goes, ('kv_cache',)", "memory goes, ('weights',)"]
 
 
-def test_a_worker_that_is_not_found_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    watch_sleep(None, lambda: None, lambda: None)
-    assert "copies may meet its sleep" in caplog.text
+def test_an_engine_whose_sleep_cannot_be_watched_is_refused() -> None:
+    """Its copies would meet memory that is not there, and its registrations would name memory that is gone (P1)."""
+    with pytest.raises(UnwatchedSleepError, match="--enable-sleep-mode"):
+        watch_sleep(None, lambda: None, lambda: None)

@@ -14,15 +14,20 @@ use crate::Direction;
 use crate::cuda::measure;
 use crate::cuda::plan::Range;
 use crate::cuda::submit::{Method, Submitter};
+use crate::cuda::trust::{self, Distrusted};
 use crate::limit::within;
 
 /// Version of the file; another one is measured again.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 4;
 /// Largest file that is read.
 const FILE_BYTES_MAX: u64 = 256 << 10;
 /// How much quicker the kernel must be than the device's copy engines to be chosen: it takes multiprocessors away from
 /// the engine's own work, copy engines do not.
 const KERNEL_ADVANTAGE_MIN: f64 = 1.25;
+/// The same while the engine decodes: it was measured with more multiprocessors than it is given then.
+const KERNEL_ADVANTAGE_MIN_DECODING: f64 = 2.0;
+/// While the engine decodes the kernel copies only what is smaller: copy engines are good enough from here on.
+const KERNEL_BYTES_MAX_DECODING: u64 = 28 << 10;
 /// Where nothing was measured: from this size on one call for each copy is as good as anything.
 const MEMCPY_BYTES_MIN: u64 = 128 << 10;
 
@@ -51,8 +56,10 @@ pub struct Calibration {
     pub driver_version: i32,
     /// Most blocks of threads of the kernel.
     pub kernel_blocks_max: u32,
-    /// Ways that there are.
+    /// Ways that are used: those that there are, are allowed, and were tested.
     pub methods: Vec<Method>,
+    /// Ways that failed their test.
+    pub distrusted: Vec<Distrusted>,
     /// When, in seconds since 1970.
     pub measured_unix_s: u64,
     /// What it took.
@@ -65,20 +72,39 @@ pub struct Calibration {
 
 static MEASURED: LazyLock<Mutex<HashMap<String, Arc<Calibration>>>> = LazyLock::new(Mutex::default);
 
-/// The calibration of the submitter's device: from this process, from the cache, or measured now. Never fails: without
-/// measurements a rule of thumb chooses.
-pub(crate) fn of(submitter: &Arc<Submitter>, cache_dir: Option<&Path>, wait: Duration) -> Arc<Calibration> {
-    let wanted = Calibration::empty(submitter);
-    let key = format!("{} {} {:?}", wanted.device, wanted.driver_version, wanted.methods);
+/// The calibration of the submitter's device: from this process, from the cache, or measured now. Every way was tested in
+/// this process. Without measurements a rule of thumb chooses. An error says that not even plain copies are right.
+pub(crate) fn of(
+    submitter: &Arc<Submitter>,
+    forbidden: &[Method],
+    cache_dir: Option<&Path>,
+    wait: Duration,
+) -> Result<Arc<Calibration>> {
+    let mut wanted = Calibration::empty(submitter, forbidden);
+    let blocks = wanted.kernel_blocks_max;
+    let key = format!("{} {} {blocks} {:?}", wanted.device, wanted.driver_version, wanted.methods);
     // Held while measuring: two engines that measured at a time would measure each other.
     let mut measured = MEASURED.lock();
-    if let Some(known) = measured.get(&key)
-        && known.fits(&wanted)
-    {
-        return Arc::clone(known);
+    if let Some(known) = measured.get(&key) {
+        return Ok(Arc::clone(known));
+    }
+    let (tested, methods) = (Arc::clone(submitter), wanted.methods.clone());
+    let tested = within("testing copy engines", wait, move || trust::check(&tested, &methods)).flatten();
+    match tested {
+        Ok(distrusted) => {
+            trust::useless(&distrusted)?;
+            wanted.methods.retain(|&method| distrusted.iter().all(|one| one.method != method));
+            wanted.distrusted = distrusted;
+        }
+        // What could not be tested now, for want of memory say, may be at the next attach.
+        Err(error) => {
+            tracing::info!("the copy engines were not tested: {error}");
+            return Ok(Arc::new(Calibration { problem: Some(error.to_string()), ..wanted }));
+        }
     }
     let path = cache_dir.map(|dir| file(dir, &wanted.device));
     let kept = path.as_deref().and_then(|path| read(path).ok()).filter(|kept| kept.fits(&wanted));
+    let kept = kept.map(|kept| Calibration { distrusted: wanted.distrusted.clone(), ..kept });
     let calibration = kept.unwrap_or_else(|| {
         let (submitter, empty) = (Arc::clone(submitter), wanted.clone());
         let measured = within("measuring copy engines", wait, move || {
@@ -99,7 +125,7 @@ pub(crate) fn of(submitter: &Arc<Submitter>, cache_dir: Option<&Path>, wait: Dur
     if calibration.problem.is_none() {
         measured.insert(key, Arc::clone(&calibration));
     }
-    calibration
+    Ok(calibration)
 }
 
 /// Where a device's measurements are kept.
@@ -137,18 +163,20 @@ pub(crate) fn write(path: &Path, calibration: &Calibration) -> Result<()> {
 }
 
 impl Calibration {
-    /// For what a submitter has, without measurements.
-    pub(crate) fn empty(submitter: &Submitter) -> Self {
+    /// For what a submitter has and is allowed, without measurements.
+    pub(crate) fn empty(submitter: &Submitter, forbidden: &[Method]) -> Self {
         let driver = submitter.context.driver();
         let mut methods = vec![Method::Memcpy];
         methods.extend(driver.has_batch().then_some(Method::Batch));
         methods.extend(submitter.kernel.is_some().then_some(Method::Kernel));
+        methods.retain(|method| !forbidden.contains(method));
         Self {
             format: FORMAT,
             device: submitter.context.device().uuid.clone(),
             driver_version: driver.version(),
             kernel_blocks_max: submitter.kernel.as_ref().map_or(0, |kernel| kernel.blocks_max()),
             methods,
+            distrusted: Vec::new(),
             measured_unix_s: 0,
             elapsed_ms: 0.0,
             problem: None,
@@ -172,11 +200,13 @@ impl Calibration {
         self.choose(direction, bytes / count, count, decoding)
     }
 
-    /// The way to take for `ops` copies of about `op_bytes` bytes: the quickest of the nearest measurement, and no
-    /// kernel while the engine is decoding.
+    /// The way to take for `ops` copies of about `op_bytes` bytes: the quickest of the nearest measurement. While the engine
+    /// is decoding a kernel only for copies so small that the others are several times slower.
     pub fn choose(&self, direction: Direction, op_bytes: u64, ops: u64, decoding: bool) -> Method {
         let to_device = direction == Direction::ToDevice;
-        let allowed = |method: Method| !(decoding && method == Method::Kernel);
+        let allowed =
+            |method: Method| method != Method::Kernel || !decoding || op_bytes < KERNEL_BYTES_MAX_DECODING;
+        let advantage = if decoding { KERNEL_ADVANTAGE_MIN_DECODING } else { KERNEL_ADVANTAGE_MIN };
         let here = || self.points.iter().filter(|p| p.to_device == to_device && allowed(p.method));
         let distance = |p: &Point| {
             let apart = |a: u64, b: u64| (a.max(1) as f64 / b.max(1) as f64).log2().abs();
@@ -186,7 +216,7 @@ impl Calibration {
             return self.rule_of_thumb(op_bytes, decoding);
         };
         let rate = |p: &Point| {
-            if p.method == Method::Kernel { p.gb_per_s / KERNEL_ADVANTAGE_MIN } else { p.gb_per_s }
+            if p.method == Method::Kernel { p.gb_per_s / advantage } else { p.gb_per_s }
         };
         here()
             .filter(|p| (p.op_bytes, p.ops) == (nearest.op_bytes, nearest.ops))
@@ -201,7 +231,8 @@ impl Calibration {
         if self.methods.contains(&Method::Batch) {
             return Method::Batch;
         }
-        if self.methods.contains(&Method::Kernel) && !decoding { Method::Kernel } else { Method::Memcpy }
+        let small = !decoding || op_bytes < KERNEL_BYTES_MAX_DECODING;
+        if self.methods.contains(&Method::Kernel) && small { Method::Kernel } else { Method::Memcpy }
     }
 }
 
@@ -251,6 +282,9 @@ impl fmt::Display for Calibration {
         if let Some(problem) = &self.problem {
             writeln!(f, "not measured: {problem}")?;
         }
+        for Distrusted { method, reason } in &self.distrusted {
+            writeln!(f, "{} is not used: {reason}", method.as_str())?;
+        }
         for choice in self.choices() {
             let name = if choice.to_device { "load" } else { "dump" };
             write!(f, "{name} {:>4} x {:>5} KiB:", choice.ops, choice.op_bytes >> 10)?;
@@ -281,6 +315,7 @@ mod tests {
             driver_version: 13_000,
             kernel_blocks_max: 16,
             methods: vec![Method::Memcpy, Method::Batch, Method::Kernel],
+            distrusted: Vec::new(),
             measured_unix_s: 1_700_000_000,
             elapsed_ms: 1.0,
             problem: None,
@@ -294,6 +329,8 @@ mod tests {
             (4096, 128, Method::Memcpy, 1.0),
             (4096, 128, Method::Batch, 8.0),
             (4096, 128, Method::Kernel, 30.0),
+            (64 << 10, 128, Method::Batch, 45.0),
+            (64 << 10, 128, Method::Kernel, 95.0),
             (1 << 20, 8, Method::Memcpy, 49.0),
             (1 << 20, 8, Method::Batch, 48.0),
             (1 << 20, 8, Method::Kernel, 50.0),
@@ -301,7 +338,21 @@ mod tests {
         let choose = |bytes, ops, decoding| known.choose(Direction::ToDevice, bytes, ops, decoding);
         assert_eq!(choose(4096, 128, false), Method::Kernel);
         assert_eq!(choose(9000, 300, false), Method::Kernel);
-        assert_eq!(choose(4096, 128, true), Method::Batch, "no kernel beside decoding");
+        assert_eq!(choose(4096, 128, true), Method::Kernel, "copy engines are several times slower");
+        assert_eq!(choose(20 << 10, 128, true), Method::Kernel);
+        assert_eq!(choose(64 << 10, 128, false), Method::Kernel);
+        assert_eq!(
+            choose(64 << 10, 128, true),
+            Method::Batch,
+            "copy engines are good enough beside decoding"
+        );
+        let near = calibration(&[(4096, 128, Method::Batch, 16.0), (4096, 128, Method::Kernel, 30.0)]);
+        assert_eq!(near.choose(Direction::ToDevice, 4096, 128, false), Method::Kernel);
+        assert_eq!(
+            near.choose(Direction::ToDevice, 4096, 128, true),
+            Method::Batch,
+            "less than twice as quick"
+        );
         assert_eq!(choose(900_000, 3, false), Method::Memcpy, "a small advantage of the kernel is none");
         assert_eq!(known.choose(Direction::ToHost, 4096, 1, false), Method::Batch, "rule of thumb");
     }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::Path;
 
 use kvdepot_core::Result;
+use kvdepot_verbs::{Device, Verbs};
 use serde::Serialize;
 
 use crate::cuda::calibration::{self, Calibration, Choice};
@@ -13,7 +14,7 @@ use crate::cuda::kernel::CAPABILITY_MIN;
 use crate::limit::{ATTACH_WAIT, within};
 
 /// Driver, devices and engines of this machine, as far as this process sees them.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub struct Report {
     /// Newest CUDA that the driver knows, `13.0`; none without a driver.
     pub driver: Option<String>,
@@ -21,6 +22,10 @@ pub struct Report {
     pub problem: Option<String>,
     /// The devices.
     pub devices: Vec<DeviceReport>,
+    /// RDMA adapters by name.
+    pub adapters: Vec<String>,
+    /// Why there is none.
+    pub adapters_problem: Option<String>,
 }
 
 /// A device and what it can.
@@ -40,9 +45,13 @@ pub struct DeviceReport {
 pub fn describe(cache_dir: Option<&Path>) -> Report {
     let cache_dir = cache_dir.map(Path::to_owned);
     let asked = move || describe_with(Driver::load()?, cache_dir.as_deref());
-    match within("describing devices", ATTACH_WAIT, asked).flatten() {
-        Ok(report) => report,
-        Err(error) => Report { driver: None, problem: Some(error.to_string()), devices: Vec::new() },
+    let described = within("describing devices", ATTACH_WAIT, asked).flatten();
+    let report =
+        described.unwrap_or_else(|error| Report { problem: Some(error.to_string()), ..Report::default() });
+    let names = || Ok(Verbs::load()?.devices()?.iter().map(Device::name).collect());
+    match within("describing adapters", ATTACH_WAIT, names).flatten() {
+        Ok(adapters) => Report { adapters, ..report },
+        Err(error) => Report { adapters_problem: Some(error.to_string()), ..report },
     }
 }
 
@@ -60,7 +69,7 @@ pub(crate) fn describe_with(driver: &Driver, cache_dir: Option<&Path>) -> Result
     }
     let problem =
         devices.is_empty().then(|| "the CUDA driver shows no device: see CUDA_VISIBLE_DEVICES".into());
-    Ok(Report { driver: Some(driver.version_text()), problem, devices })
+    Ok(Report { driver: Some(driver.version_text()), problem, devices, ..Report::default() })
 }
 
 impl fmt::Display for Report {

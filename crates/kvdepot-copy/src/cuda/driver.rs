@@ -1,7 +1,8 @@
 //! The CUDA driver, found at run time: one table of entry points, no link-time dependency, no panic without it.
 //!
 //! `cuMemcpyBatchAsync` has had two ABIs under one name. `cuGetProcAddress_v2` gives the one of the version that is asked
-//! for, so this one build serves drivers of CUDA 12 and 13.
+//! for, so this one build serves drivers of CUDA 12 and 13. A driver that is older than the version asked for may answer
+//! with its own, earlier ABI, so nothing newer than the driver is asked for.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::path::Path;
@@ -32,17 +33,20 @@ macro_rules! entry_points {
         }
 
         impl Table {
+            /// The entry points, and the driver's version with the result of the call that asked for it.
+            ///
             /// # Safety
             /// The library is a CUDA driver, or behaves like one.
-            unsafe fn find(library: &Library) -> Result<Self> {
+            unsafe fn find(library: &Library) -> Result<(Self, c_int, CuResult)> {
                 // SAFETY: each type is the one that cuda.h gives to that name; the library is never unloaded.
                 unsafe {
                     let find = symbol::<GetProcAddress>(library, "cuGetProcAddress_v2")?;
+                    let (driver, asked) = version_of(library)?;
                     $( let $name = symbol::<unsafe extern "C" fn($($arg),*) -> CuResult>(library, $symbol)?; )*
-                    $( let $vname = versioned(find, $vsymbol, $version).map(|address| {
+                    $( let $vname = versioned(find, $vsymbol, $version, driver).map(|address| {
                         std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($varg),*) -> CuResult>(address)
                     }); )*
-                    Ok(Self { $( $name, )* $( $vname, )* })
+                    Ok((Self { $( $name, )* $( $vname, )* }, driver, asked))
                 }
             }
         }
@@ -55,7 +59,6 @@ type GetProcAddress =
 entry_points! {
     required {
         init = "cuInit"(c_uint);
-        driver_get_version = "cuDriverGetVersion"(*mut c_int);
         get_error_name = "cuGetErrorName"(CuResult, *mut *const c_char);
         device_get_count = "cuDeviceGetCount"(*mut c_int);
         device_get = "cuDeviceGet"(*mut c_int, c_int);
@@ -112,9 +115,26 @@ unsafe fn symbol<T: Copy>(library: &Library, name: &'static str) -> Result<T> {
     unsafe { library.get::<T>(name.as_bytes()).map(|found| *found).map_err(lacks) }
 }
 
+/// The newest CUDA that the driver knows, and the result of asking.
+///
+/// # Safety
+/// As for `Table::find`.
+unsafe fn version_of(library: &Library) -> Result<(c_int, CuResult)> {
+    type GetVersion = unsafe extern "C" fn(*mut c_int) -> CuResult;
+    let mut version = 0;
+    // SAFETY: the type is the one of cuda.h; the pointer lives during the call.
+    let asked = unsafe { symbol::<GetVersion>(library, "cuDriverGetVersion")?(&raw mut version) };
+    Ok((version, asked))
+}
+
+/// The function of CUDA `version`, unless the driver is older: up to 12.9 it would answer with the ABI that it has.
+///
 /// # Safety
 /// `find` is the driver's `cuGetProcAddress_v2`.
-unsafe fn versioned(find: GetProcAddress, name: &str, version: c_int) -> Option<*mut c_void> {
+unsafe fn versioned(find: GetProcAddress, name: &str, version: c_int, driver: c_int) -> Option<*mut c_void> {
+    if driver < version {
+        return None;
+    }
     let name = CString::new(name).ok()?;
     let (mut address, mut status) = (std::ptr::null_mut(), 0);
     // SAFETY: all pointers live during the call.
@@ -146,10 +166,7 @@ impl Driver {
             )
         })?;
         // SAFETY: whoever names another library than the driver's answers for it.
-        let table = unsafe { Table::find(&library) }?;
-        let mut version = 0;
-        // SAFETY: the pointer lives during the call.
-        let asked = unsafe { (table.driver_get_version)(&raw mut version) };
+        let (table, version, asked) = unsafe { Table::find(&library) }?;
         let driver = Self { table, version, _library: library };
         driver.check("cuDriverGetVersion", asked)?;
         if version < VERSION_MIN {

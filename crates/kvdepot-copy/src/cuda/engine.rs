@@ -13,21 +13,23 @@ use crate::cuda::device::{DeviceInfo, DeviceSelector};
 use crate::cuda::driver::Driver;
 use crate::cuda::events::EventPool;
 use crate::cuda::kernel::{CopyKernel, TILE_BYTES};
-use crate::cuda::lane::{Choose, Lane, LaneParts};
+use crate::cuda::lane::{Choose, Lane, LaneParts, PIECES_IN_FLIGHT};
 use crate::cuda::mutation::Mutation;
 use crate::cuda::pools::{PIECE_BYTES, PoolThread, Pools};
 use crate::cuda::submit::{Method, Submitter};
 use crate::limit::MEASURE_WAIT;
+use crate::paced::Range;
 use crate::pool::PoolRegistration;
 use crate::{CopyEngine, cuda};
 
-/// Blocks of threads that the kernel takes from the device's multiprocessors at most.
-pub const KERNEL_BLOCKS_DEFAULT: u32 = 16;
+/// Blocks of 256 threads that the kernel takes from the device's multiprocessors at most: as much as the quickest link between
+/// host and device can use.
+pub const KERNEL_BLOCKS_DEFAULT: u32 = 64;
 /// Dump bytes on the device at a time: what an engine's own small copies (sampled tokens) may have to wait behind, a
 /// millisecond or so.
 pub const DUMP_BYTES_IN_FLIGHT_DEFAULT: u64 = 32 << 20;
-/// Dumps go in pieces of a share of what may be in flight, so that one can follow while another is reported.
-const DUMP_PIECES_IN_FLIGHT: u64 = 4;
+/// Load bytes on the device at a time: what the inputs of an engine's step may have to wait behind.
+pub const LOAD_BYTES_IN_FLIGHT_DEFAULT: u64 = 32 << 20;
 
 /// How an engine copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,10 +47,15 @@ pub struct CudaConfig {
     pub device: DeviceSelector,
     /// How.
     pub mode: Mode,
-    /// Most blocks of threads that the kernel runs on.
+    /// Ways that are not taken, whatever is quickest. Plain calls cannot be forbidden: memory that is not registered goes
+    /// no other way.
+    pub forbidden: Vec<Method>,
+    /// Most blocks of 256 threads that the kernel runs on; fewer while the engine decodes.
     pub kernel_blocks_max: u32,
     /// Most dump bytes on the device at a time.
     pub dump_bytes_in_flight_max: u64,
+    /// Most load bytes on the device at a time.
+    pub load_bytes_in_flight_max: u64,
     /// Where measurements are kept between processes; `None`: only in this process.
     pub cache_dir: Option<PathBuf>,
     /// How long the measurement at attach may take before a rule of thumb chooses.
@@ -63,8 +70,10 @@ impl CudaConfig {
         Self {
             device,
             mode,
+            forbidden: Vec::new(),
             kernel_blocks_max: KERNEL_BLOCKS_DEFAULT,
             dump_bytes_in_flight_max: DUMP_BYTES_IN_FLIGHT_DEFAULT,
+            load_bytes_in_flight_max: LOAD_BYTES_IN_FLIGHT_DEFAULT,
             cache_dir: None,
             measure_wait: MEASURE_WAIT,
             registration_piece_bytes: PIECE_BYTES,
@@ -75,12 +84,30 @@ impl CudaConfig {
         let too_small = |what: &'static str, least: u64| {
             Err(Error::new(ErrorKind::Config, "a limit of the copy engine is too small").with(what, least))
         };
+        if self.forbidden.contains(&Method::Memcpy) {
+            return Err(Error::new(
+                ErrorKind::Config,
+                "the copy engine memcpy cannot be forbidden: memory that is not registered goes no other way",
+            ));
+        }
+        if let Mode::Fixed(method) = self.mode
+            && self.forbidden.contains(&method)
+        {
+            return Err(Error::new(
+                ErrorKind::Config,
+                "this copy engine is asked for and forbidden: write auto, or allow it",
+            )
+            .with("copy_engine", method.as_str()));
+        }
         if self.kernel_blocks_max == 0 {
             return too_small("kernel_blocks_min", 1);
         }
-        let least = DUMP_PIECES_IN_FLIGHT * TILE_BYTES as u64;
+        let least = (PIECES_IN_FLIGHT * TILE_BYTES) as u64;
         if self.dump_bytes_in_flight_max < least {
             return too_small("dump_bytes_in_flight_min", least);
+        }
+        if self.load_bytes_in_flight_max < least {
+            return too_small("load_bytes_in_flight_min", least);
         }
         if self.registration_piece_bytes == 0 {
             return too_small("registration_piece_bytes_min", 4096);
@@ -121,6 +148,7 @@ impl CudaEngine {
                 return Err(Error::new(ErrorKind::Unsupported, text).with("version", driver.version_text()));
             }
             Mode::Fixed(_) => None,
+            Mode::Auto if config.forbidden.contains(&Method::Kernel) => None,
             // An old device has the other ways.
             Mode::Auto => CopyKernel::load(&context, config.kernel_blocks_max)
                 .inspect_err(|error| tracing::info!("the copy kernel is off: {error}"))
@@ -130,8 +158,9 @@ impl CudaEngine {
         let (choose, calibration): (Choose, _) = match config.mode {
             Mode::Fixed(method) => (Arc::new(move |_, _: &[_], _| method), None),
             Mode::Auto => {
+                let (forbidden, cache_dir) = (&config.forbidden, config.cache_dir.as_deref());
                 let calibration =
-                    cuda::calibration::of(&submitter, config.cache_dir.as_deref(), config.measure_wait);
+                    cuda::calibration::of(&submitter, forbidden, cache_dir, config.measure_wait)?;
                 let chosen = Arc::clone(&calibration);
                 let choose: Choose = Arc::new(move |direction, ranges: &[_], decoding| {
                     chosen.choose_for(direction, ranges, decoding)
@@ -146,11 +175,10 @@ impl CudaEngine {
         // Kernels for loads must not push the engine's own aside; copies have nobody to push.
         let load_priority = if copies_only { Priority::Greatest } else { Priority::Least };
         let stream = Stream::new(&context, load_priority)?;
-        let load = Lane::start(Direction::ToDevice, Arc::clone(&parts), stream, u64::MAX, usize::MAX)?;
+        let budget = config.load_bytes_in_flight_max;
+        let load = Lane::start(Direction::ToDevice, Arc::clone(&parts), stream, budget)?;
         let stream = Stream::new(&context, Priority::Least)?;
-        let budget = config.dump_bytes_in_flight_max;
-        let piece = usize::try_from(budget / DUMP_PIECES_IN_FLIGHT).unwrap_or(usize::MAX);
-        let dump = Lane::start(Direction::ToHost, parts, stream, budget, piece)?;
+        let dump = Lane::start(Direction::ToHost, parts, stream, config.dump_bytes_in_flight_max)?;
         Ok(Self {
             load,
             dump,
@@ -162,6 +190,16 @@ impl CudaEngine {
         })
     }
 
+    /// # Safety
+    /// As for `CopyEngine::register_pool`.
+    unsafe fn register(&self, base: *mut u8, len: usize, reserved: bool) -> Result<PoolRegistration> {
+        let base = base.expose_provenance();
+        let range = Range { base, len, piece_bytes: self.registration_piece_bytes, reserved };
+        // SAFETY: the caller's contract.
+        let thread = unsafe { PoolThread::start(&self.context, &self.pools, range) }?;
+        Ok(PoolRegistration::new(Box::new(thread)))
+    }
+
     /// The device.
     pub fn device(&self) -> &DeviceInfo {
         self.context.device()
@@ -170,6 +208,11 @@ impl CudaEngine {
     /// What was measured, for engines that choose.
     pub fn calibration(&self) -> Option<&cuda::calibration::Calibration> {
         self.calibration.as_deref()
+    }
+
+    /// Most load bytes that were on the device at a time so far.
+    pub fn load_bytes_in_flight_most(&self) -> u64 {
+        self.load.bytes_in_flight_most()
     }
 
     /// Most dump bytes that were on the device at a time so far.
@@ -198,10 +241,12 @@ impl CopyEngine for CudaEngine {
 
     unsafe fn register_pool(&self, base: *mut u8, len: usize) -> Result<PoolRegistration> {
         // SAFETY: the caller's contract.
-        let thread = unsafe {
-            PoolThread::start(&self.context, &self.pools, base, len, self.registration_piece_bytes)
-        }?;
-        Ok(PoolRegistration::new(Box::new(thread)))
+        unsafe { self.register(base, len, false) }
+    }
+
+    unsafe fn register_reserved_pool(&self, base: *mut u8, len: usize) -> Result<PoolRegistration> {
+        // SAFETY: the caller's contract.
+        unsafe { self.register(base, len, true) }
     }
 }
 

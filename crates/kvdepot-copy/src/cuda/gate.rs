@@ -1,57 +1,94 @@
 //! How much of a lane's work may be on the device at a time.
 
+use std::ops::{AddAssign, SubAssign};
+
 use parking_lot::{Condvar, Mutex};
 
 /// Most pieces of one lane that are on the device at a time (P7).
 const PIECES_MAX: usize = 1024;
 
-/// Counts bytes and pieces in flight.
+/// What a piece of work takes on the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Amount {
+    pub(crate) bytes: u64,
+    /// Copies for the device's copy engine. Others wait behind these, however short they are.
+    pub(crate) copies: usize,
+    /// Calls of the driver. A stream takes a bounded number of them and then blocks its caller inside the driver, with
+    /// a lock held that other threads need.
+    pub(crate) calls: usize,
+}
+
+impl Amount {
+    /// Whether `more` still fits into `max`.
+    fn has_room_for(&self, more: Self, max: Self) -> bool {
+        self.bytes.saturating_add(more.bytes) <= max.bytes
+            && self.copies.saturating_add(more.copies) <= max.copies
+            && self.calls.saturating_add(more.calls) <= max.calls
+    }
+}
+
+impl AddAssign for Amount {
+    fn add_assign(&mut self, more: Self) {
+        self.bytes += more.bytes;
+        self.copies += more.copies;
+        self.calls += more.calls;
+    }
+}
+
+impl SubAssign for Amount {
+    fn sub_assign(&mut self, less: Self) {
+        self.bytes -= less.bytes;
+        self.copies -= less.copies;
+        self.calls -= less.calls;
+    }
+}
+
+/// Counts what is in flight.
 #[derive(Debug)]
 pub(crate) struct Gate {
-    bytes_max: u64,
+    max: Amount,
     now: Mutex<InFlight>,
     freed: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct InFlight {
-    bytes: u64,
+    amount: Amount,
     pieces: usize,
     /// Most bytes at a time so far.
     bytes_most: u64,
 }
 
 impl InFlight {
-    fn add(&mut self, bytes: u64) {
-        self.bytes += bytes;
+    fn add(&mut self, more: Amount) {
+        self.amount += more;
         self.pieces += 1;
-        self.bytes_most = self.bytes_most.max(self.bytes);
+        self.bytes_most = self.bytes_most.max(self.amount.bytes);
     }
 }
 
 impl Gate {
-    pub(crate) fn new(bytes_max: u64) -> Self {
-        Self { bytes_max, now: Mutex::default(), freed: Condvar::new() }
+    pub(crate) fn new(max: Amount) -> Self {
+        Self { max, now: Mutex::default(), freed: Condvar::new() }
     }
 
-    /// Waits until there is room for `bytes`; a piece that is larger than all the room goes alone.
-    pub(crate) fn enter(&self, bytes: u64) {
+    /// Waits until there is room; a piece that is larger than all the room goes alone.
+    pub(crate) fn enter(&self, more: Amount) {
         let mut now = self.now.lock();
-        while now.pieces > 0 && (now.pieces >= PIECES_MAX || now.bytes.saturating_add(bytes) > self.bytes_max)
-        {
+        while now.pieces > 0 && (now.pieces >= PIECES_MAX || !now.amount.has_room_for(more, self.max)) {
             self.freed.wait(&mut now);
         }
-        now.add(bytes);
+        now.add(more);
     }
 
     /// Counts without waiting.
-    pub(crate) fn count(&self, bytes: u64) {
-        self.now.lock().add(bytes);
+    pub(crate) fn count(&self, more: Amount) {
+        self.now.lock().add(more);
     }
 
-    pub(crate) fn leave(&self, bytes: u64) {
+    pub(crate) fn leave(&self, less: Amount) {
         let mut now = self.now.lock();
-        now.bytes -= bytes;
+        now.amount -= less;
         now.pieces -= 1;
         drop(now);
         self.freed.notify_all();

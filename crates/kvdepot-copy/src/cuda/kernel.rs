@@ -22,8 +22,11 @@ pub(crate) const TILE_BYTES: usize = 16 << 10;
 pub(crate) const DESCRIPTORS_MAX: usize = 8192;
 /// Buffers of descriptors of one lane.
 const BUFFERS_MAX: usize = 8;
-const THREADS_PER_BLOCK: c_uint = 1024;
-const WARPS_PER_BLOCK: usize = 32;
+/// So few that a block fits beside an engine's own; one of 1,024 needs a multiprocessor that is almost empty.
+const THREADS_PER_BLOCK: c_uint = 256;
+const WARPS_PER_BLOCK: usize = 8;
+/// Blocks while the engine decodes: what it takes to fill a bus, and no more of its multiprocessors.
+const BLOCKS_DECODING: u32 = 8;
 
 /// What the kernel reads for each tile; `kvcopy.cu` has the same.
 #[repr(C)]
@@ -111,13 +114,14 @@ impl CopyKernel {
         stream: &Stream,
         ranges: &[Range],
         buffer: &mut Buffer,
+        decoding: bool,
     ) -> Result<()> {
+        let blocks_max = if decoding { self.blocks_max.min(BLOCKS_DECODING) } else { self.blocks_max };
         let descriptors = buffer.fill(direction, ranges)?;
         let mut address = buffer.pinned.device();
         let mut count = descriptors as u32;
         let mut arguments: [*mut c_void; 2] = [(&raw mut address).cast(), (&raw mut count).cast()];
-        let blocks =
-            u32::try_from(descriptors.div_ceil(WARPS_PER_BLOCK)).unwrap_or(u32::MAX).min(self.blocks_max);
+        let blocks = u32::try_from(descriptors.div_ceil(WARPS_PER_BLOCK)).unwrap_or(u32::MAX).min(blocks_max);
         let extra = std::ptr::null_mut();
         // SAFETY: the arguments are the kernel's, and live during the call; what they point to, by the caller's contract.
         let code = unsafe {

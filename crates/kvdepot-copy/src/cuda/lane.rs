@@ -1,6 +1,7 @@
 //! One direction of an engine: a stream, and a thread that reports what the stream has come past.
 //!
-//! Loads and dumps have a lane each, so that neither waits for the other, on the device or here.
+//! Loads and dumps have a lane each, so that neither waits for the other, on the device or here. Of either only so much is
+//! on the device that an engine's own small copies, which share its copy engines, do not wait for long.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -12,15 +13,25 @@ use parking_lot::Mutex;
 use crate::batch::{CopyBatch, CopyOp, Direction, GroupSink};
 use crate::cuda::context::{Context, Stream};
 use crate::cuda::events::{Event, EventPool};
-use crate::cuda::gate::Gate;
+use crate::cuda::gate::{Amount, Gate};
 use crate::cuda::kernel::{Buffer, Buffers, DESCRIPTORS_MAX, TILE_BYTES};
 use crate::cuda::mutation::{Mistake, Mutation};
-use crate::cuda::plan::{self, Range};
+use crate::cuda::plan::{self, PieceLimits, Range};
 use crate::cuda::pools::Piece;
 use crate::cuda::submit::{Method, Submitter};
 use crate::cuda::types::Handle;
 use crate::event::DeviceEvent;
 use crate::limit::thread_of_an_engine;
+
+/// Most copies of a lane that are with the copy engine at a time: about a millisecond of the shortest ones.
+const COPIES_IN_FLIGHT_MAX: usize = 1024;
+/// Most calls of a lane that its stream has not come past: half of what a device's queue takes (1,024 or so).
+const CALLS_IN_FLIGHT_MAX: usize = 512;
+/// Work goes in pieces of a share of what may be in flight, so that one can follow while another is reported.
+pub(crate) const PIECES_IN_FLIGHT: usize = 4;
+/// Calls that are made before the engine's event has come. More wait for it here: inside the driver they would hold up
+/// the engine's own.
+const CALLS_BEFORE_EVENT_MAX: usize = 256;
 
 /// Chooses a way for a group's ranges: `(direction, ranges, decoding)`.
 pub(crate) type Choose = Arc<dyn Fn(Direction, &[Range], bool) -> Method + Send + Sync>;
@@ -73,7 +84,7 @@ enum After {
 struct Pending {
     batch: Arc<Batch>,
     after: After,
-    bytes: Option<u64>,
+    amount: Option<Amount>,
     buffer: Option<Buffer>,
     failed: Option<Error>,
     /// The group that ends with this piece.
@@ -86,11 +97,13 @@ impl Lane {
         parts: Arc<LaneParts>,
         stream: Stream,
         bytes_in_flight_max: u64,
-        piece_bytes_max: usize,
     ) -> Result<Self> {
+        let piece_bytes_max = usize::try_from(bytes_in_flight_max).unwrap_or(usize::MAX) / PIECES_IN_FLIGHT;
+        let in_flight_max =
+            Amount { bytes: bytes_in_flight_max, copies: COPIES_IN_FLIGHT_MAX, calls: CALLS_IN_FLIGHT_MAX };
         let shared = Arc::new(Shared {
             stream,
-            gate: Gate::new(bytes_in_flight_max),
+            gate: Gate::new(in_flight_max),
             buffers: Buffers::new(&parts.context),
             parts: Arc::clone(&parts),
         });
@@ -122,6 +135,7 @@ impl Lane {
         }
         let under_way = Arc::new(Batch { sink, failed: Mutex::default() });
         let mut failed: Option<Error> = None;
+        let mut early = Early { calls: 0, is_over: false };
         for group in 0..batch.ends.len() {
             if let Some(error) = &failed {
                 let failed = Some(error.clone());
@@ -129,7 +143,7 @@ impl Lane {
                 let pending = Pending {
                     batch,
                     after: After::Nothing,
-                    bytes: None,
+                    amount: None,
                     buffer: None,
                     failed,
                     group: Some(group),
@@ -138,7 +152,7 @@ impl Lane {
                 continue;
             }
             // SAFETY: the caller's contract.
-            let submitted = unsafe { self.submit_group(batch, group, &under_way, pieces, queue) };
+            let submitted = unsafe { self.submit_group(batch, group, &under_way, pieces, queue, &mut early) };
             if !self.parts.mutation.is(Mistake::GoOnAfterFailure) {
                 failed = submitted.err();
             }
@@ -157,22 +171,24 @@ impl Lane {
         under_way: &Arc<Batch>,
         registered: &[Piece],
         queue: &Sender<Pending>,
+        early: &mut Early,
     ) -> Result<()> {
         let ranges = plan::split(&self.merge(batch.group(group)), registered);
         let method = (self.parts.choose)(self.direction, &ranges, batch.decoding);
-        let mut pieces = plan::pieces(&ranges, self.piece_bytes_max, TILE_BYTES, DESCRIPTORS_MAX);
+        let mut pieces = plan::pieces(&ranges, &self.limits(method, &ranges));
+        let event = if early.is_too_much(method, &ranges) { self.wait_on_host() } else { Ok(()) };
         if pieces.is_empty() {
             // An empty group has an event too: whoever waits for it waits for what came before.
             pieces.push(Vec::new());
         }
         let last = pieces.len() - 1;
         for (index, piece) in pieces.iter().enumerate() {
-            let bytes = piece.iter().map(|range| range.len as u64).sum();
-            self.shared.enter_gate(bytes);
-            // The gate, and calls of the driver before, may have taken long.
-            let (outcome, after, buffer) = match batch.check_deadline() {
+            let amount = method.amount(piece);
+            self.shared.enter_gate(amount);
+            // The gate, the event, and calls of the driver before may have taken long.
+            let (outcome, after, buffer) = match event.clone().and_then(|()| batch.check_deadline()) {
                 // SAFETY: the caller's contract.
-                Ok(()) => unsafe { self.submit_piece(method, piece) },
+                Ok(()) => unsafe { self.submit_piece(method, piece, batch.decoding) },
                 Err(late) => (Err(late), After::Nothing, None),
             };
             let ends = index == last || outcome.is_err();
@@ -184,7 +200,7 @@ impl Lane {
             let pending = Pending {
                 batch: Arc::clone(under_way),
                 after,
-                bytes: Some(bytes),
+                amount: Some(amount),
                 buffer,
                 failed: outcome.as_ref().err().cloned(),
                 group: ends.then_some(group),
@@ -198,7 +214,12 @@ impl Lane {
 
     /// # Safety
     /// As for `CopyEngine::run`.
-    unsafe fn submit_piece(&self, method: Method, piece: &[Range]) -> (Result<()>, After, Option<Buffer>) {
+    unsafe fn submit_piece(
+        &self,
+        method: Method,
+        piece: &[Range],
+        decoding: bool,
+    ) -> (Result<()>, After, Option<Buffer>) {
         let mut buffer = None;
         if method == Method::Kernel && !piece.is_empty() {
             match self.shared.buffers.take() {
@@ -206,10 +227,10 @@ impl Lane {
                 Err(error) => return (Err(error), After::Nothing, None),
             }
         }
-        let (stream, direction) = (&self.shared.stream, self.direction);
+        let (stream, submitter) = (&self.shared.stream, &self.parts.submitter);
         // SAFETY: the caller's contract; the buffer is kept until the stream has come past this piece.
         let submitted =
-            unsafe { self.parts.submitter.submit(method, direction, stream, piece, buffer.as_mut()) };
+            unsafe { submitter.submit(method, self.direction, stream, piece, buffer.as_mut(), decoding) };
         if self.parts.mutation.is(Mistake::ReuseDescriptors)
             && let Some(buffer) = buffer.take()
         {
@@ -225,6 +246,24 @@ impl Lane {
             Ok(event) => (submitted, After::Event(event), buffer),
             Err(error) => (submitted.and(Err(error)), After::Stream, buffer),
         }
+    }
+
+    /// What a piece of these ranges may have at most.
+    fn limits(&self, method: Method, ranges: &[Range]) -> PieceLimits {
+        let each_is_a_call = ranges.iter().any(|range| method.is_plain(range));
+        let ranges = match method {
+            _ if each_is_a_call => CALLS_IN_FLIGHT_MAX / PIECES_IN_FLIGHT,
+            Method::Kernel => usize::MAX,
+            Method::Memcpy | Method::Batch => COPIES_IN_FLIGHT_MAX / PIECES_IN_FLIGHT,
+        };
+        PieceLimits { bytes: self.piece_bytes_max, ranges, tiles: DESCRIPTORS_MAX, tile_bytes: TILE_BYTES }
+    }
+
+    /// Waits here until the stream has come past what the batch waits for, and what those before it wait for.
+    fn wait_on_host(&self) -> Result<()> {
+        let event = self.parts.events.take()?;
+        event.record(&self.shared.stream)?;
+        event.synchronize()
     }
 
     fn merge(&self, ops: &[CopyOp]) -> Vec<Range> {
@@ -252,12 +291,32 @@ impl Lane {
     }
 }
 
+/// What a batch calls the driver for before its event has come.
+struct Early {
+    calls: usize,
+    is_over: bool,
+}
+
+impl Early {
+    /// Whether to wait for the event before these ranges. A call with memory that is not registered waits for it inside the
+    /// driver; others do when there are more of them than a device's queue takes.
+    fn is_too_much(&mut self, method: Method, ranges: &[Range]) -> bool {
+        if self.is_over {
+            return false;
+        }
+        self.calls += method.amount(ranges).calls;
+        self.is_over =
+            self.calls > CALLS_BEFORE_EVENT_MAX || ranges.iter().any(|range| range.mapped.is_none());
+        self.is_over
+    }
+}
+
 impl Shared {
-    fn enter_gate(&self, bytes: u64) {
+    fn enter_gate(&self, amount: Amount) {
         if self.parts.mutation.is(Mistake::IgnoreBudget) {
-            self.gate.count(bytes)
+            self.gate.count(amount)
         } else {
-            self.gate.enter(bytes)
+            self.gate.enter(amount)
         }
     }
 
@@ -270,8 +329,8 @@ impl Shared {
             if let Some(buffer) = pending.buffer {
                 self.buffers.give_back(buffer);
             }
-            if let Some(bytes) = pending.bytes {
-                self.gate.leave(bytes);
+            if let Some(amount) = pending.amount {
+                self.gate.leave(amount);
             }
             let mut failed = pending.batch.failed.lock();
             if failed.is_none() {

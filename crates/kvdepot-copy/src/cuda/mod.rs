@@ -23,6 +23,7 @@ mod mutation;
 mod plan;
 mod pools;
 mod submit;
+pub(crate) mod trust;
 pub(crate) mod types;
 
 #[cfg(test)]
@@ -32,5 +33,9 @@ pub use calibration::{Calibration, Choice};
 pub use describe::{DeviceReport, Report, describe};
 pub use device::{DeviceInfo, DeviceSelector};
 pub use driver::Driver;
-pub use engine::{CudaConfig, CudaEngine, DUMP_BYTES_IN_FLIGHT_DEFAULT, KERNEL_BLOCKS_DEFAULT, Mode};
+pub use engine::{
+    CudaConfig, CudaEngine, DUMP_BYTES_IN_FLIGHT_DEFAULT, KERNEL_BLOCKS_DEFAULT,
+    LOAD_BYTES_IN_FLIGHT_DEFAULT, Mode,
+};
 pub use submit::Method;
+pub use trust::Distrusted;

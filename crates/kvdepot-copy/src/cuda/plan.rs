@@ -65,26 +65,32 @@ fn cut(range: Range, len: usize) -> (Range, Range) {
     (Range { len, ..range }, rest)
 }
 
-/// Cuts ranges into pieces of at most `bytes_max` bytes and `tiles_max` tiles of `tile_bytes`, each of at least one range.
-pub(crate) fn pieces(
-    ranges: &[Range],
-    bytes_max: usize,
-    tile_bytes: usize,
-    tiles_max: usize,
-) -> Vec<Vec<Range>> {
+/// What a piece may have at most.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PieceLimits {
+    pub(crate) bytes: usize,
+    pub(crate) ranges: usize,
+    pub(crate) tiles: usize,
+    /// Bytes of a tile.
+    pub(crate) tile_bytes: usize,
+}
+
+/// Cuts ranges into pieces within limits, each of at least one range.
+pub(crate) fn pieces(ranges: &[Range], limits: &PieceLimits) -> Vec<Vec<Range>> {
     let mut pieces = Vec::new();
     let (mut piece, mut bytes, mut tiles) = (Vec::new(), 0, 0);
     for range in ranges {
         let mut rest = *range;
         while rest.len > 0 {
-            let room = (bytes_max - bytes).min((tiles_max - tiles) * tile_bytes);
+            let room = (limits.bytes - bytes).min((limits.tiles - tiles) * limits.tile_bytes);
+            let room = if piece.len() < limits.ranges { room } else { 0 };
             // A cut is made at a tile's end, or not at all: a bad alignment would cost more than a piece more.
-            let room = if rest.len <= room { rest.len } else { room - room % tile_bytes };
+            let room = if rest.len <= room { rest.len } else { room - room % limits.tile_bytes };
             let (part, left) = cut(rest, room);
             if part.len > 0 {
                 piece.push(part);
                 bytes += part.len;
-                tiles += part.len.div_ceil(tile_bytes);
+                tiles += part.len.div_ceil(limits.tile_bytes);
             }
             if left.len > 0 {
                 pieces.push(std::mem::take(&mut piece));
@@ -132,6 +138,7 @@ mod tests {
             gaps in prop::collection::vec((1usize..40, 1usize..60), 0..6),
             bytes_max in 16usize..100,
             tiles_max in 1usize..5,
+            ranges_max in 1usize..6,
         ) {
             let (mut device, mut host) = (1 << 20, 4096);
             let ops: Vec<CopyOp> = ops.into_iter().map(|(skip, hole, len)| {
@@ -152,11 +159,13 @@ mod tests {
             let wanted = bytes_of(&merge(&ops, |_, _| false));
             let split = split(&merge(&ops, |_, _| true), &registered);
             prop_assert_eq!(&bytes_of(&split), &wanted);
-            let cut = pieces(&split, bytes_max, 16, tiles_max);
+            let limits = PieceLimits { bytes: bytes_max, ranges: ranges_max, tiles: tiles_max, tile_bytes: 16 };
+            let cut = pieces(&split, &limits);
             prop_assert_eq!(&bytes_of(&cut.concat()), &wanted);
             for piece in &cut {
                 prop_assert!(piece.iter().map(|r| r.len).sum::<usize>() <= bytes_max);
                 prop_assert!(piece.iter().map(|r| r.len.div_ceil(16)).sum::<usize>() <= tiles_max);
+                prop_assert!(piece.len() <= ranges_max);
             }
             for range in cut.iter().flatten() {
                 let covering = |at: usize| registered.iter().find(|p| p.base <= at && at < p.base + p.len);

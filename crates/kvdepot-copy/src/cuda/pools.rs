@@ -12,10 +12,14 @@ use parking_lot::Mutex;
 use crate::background::{Background, Progress};
 use crate::cuda::context::Context;
 use crate::cuda::types::{ALREADY_REGISTERED, HOST_REGISTER_PORTABLE_DEVICEMAP};
+use crate::paced::{self, Range};
 use crate::pool::Registration;
 
-/// What is registered as one: an extent of the pool, which no slot's run crosses.
-pub(crate) const PIECE_BYTES: usize = POOL_EXTENT_BYTES as usize;
+/// What is registered as one: other calls of the driver wait as long as that takes, some 10 ms. A copy that spans the end
+/// of a piece is cut there.
+pub(crate) const PIECE_BYTES: usize = 64 << 20;
+/// No slot's run crosses the end of an extent, so pieces that end there cut none.
+const _: () = assert!(POOL_EXTENT_BYTES.is_multiple_of(PIECE_BYTES as u64));
 
 /// A range that is or will be registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,17 +41,14 @@ impl Pools {
     }
 
     /// Adds pieces that are not registered yet; `false` if one of them touches a piece that is there.
-    fn plan(&self, base: usize, len: usize, piece_bytes: usize) -> bool {
+    fn plan(&self, range: Range) -> bool {
+        let Range { base, len, .. } = range;
         let mut pieces = self.0.lock();
         if pieces.iter().any(|piece| piece.base < base + len && base < piece.base + piece.len) {
             return false;
         }
         let at = pieces.partition_point(|piece| piece.base < base);
-        let planned = (0..len).step_by(piece_bytes).map(|start| Piece {
-            base: base + start,
-            len: piece_bytes.min(len - start),
-            device: None,
-        });
+        let planned = range.pieces().map(|(base, len)| Piece { base, len, device: None });
         Arc::make_mut(&mut pieces).splice(at..at, planned);
         true
     }
@@ -84,21 +85,15 @@ pub(crate) struct PoolThread {
 impl PoolThread {
     /// # Safety
     /// The range stays mapped until this is dropped.
-    pub(crate) unsafe fn start(
-        context: &Arc<Context>,
-        pools: &Arc<Pools>,
-        base: *mut u8,
-        len: usize,
-        piece_bytes: usize,
-    ) -> Result<Self> {
-        let base = base as usize;
+    pub(crate) unsafe fn start(context: &Arc<Context>, pools: &Arc<Pools>, range: Range) -> Result<Self> {
+        let Range { base, len, piece_bytes, .. } = range;
         let page = BLOCK_ALIGN_BYTES as usize;
         if len == 0 || !(base | len | piece_bytes).is_multiple_of(page) || base.checked_add(len).is_none() {
             return Err(Error::new(ErrorKind::Config, "memory to be registered must consist of whole pages")
                 .with("address", format!("{base:#x}"))
                 .with("bytes", len));
         }
-        if !pools.plan(base, len, piece_bytes) {
+        if !pools.plan(range) {
             return Err(Error::new(ErrorKind::Config, "a part of this memory is being registered already")
                 .with("address", format!("{base:#x}"))
                 .with("bytes", len));
@@ -112,7 +107,7 @@ impl PoolThread {
         // Undoes the plan if the thread cannot be started.
         let mut this = Self { base, len, registered, thread: None };
         this.thread = Some(Background::start("kvdepot-register", move |progress| {
-            shared.register(base, len, piece_bytes, progress).inspect_err(|error| {
+            shared.register(range, progress).inspect_err(|error| {
                 tracing::warn!("copies of a part of the pool go the slow way: {error}");
             })
         })?);
@@ -121,19 +116,21 @@ impl PoolThread {
 }
 
 impl Registered {
-    fn register(&self, base: usize, len: usize, piece_bytes: usize, progress: &Progress) -> Result<()> {
+    fn register(&self, range: Range, progress: &Progress) -> Result<()> {
         let _entered = self.context.enter()?;
         let begun = Instant::now();
-        for start in (0..len).step_by(piece_bytes) {
-            if !progress.goes_on() {
-                return Ok(());
-            }
-            let bytes = piece_bytes.min(len - start);
-            self.register_piece(base + start, bytes)
-                .map_err(|e| e.with("registered_bytes", start).with("pool_bytes", len))?;
-            progress.add(bytes);
-        }
-        tracing::debug!("registered {len} bytes with {:?} in {:?}", self.context, begun.elapsed());
+        let piece = |base, len| {
+            self.register_piece(base, len)
+                .map_err(|e| e.with("registered_bytes", progress.bytes()).with("pool_bytes", range.len))
+        };
+        // SAFETY: the range stays mapped (`PoolThread::start`).
+        unsafe { paced::register(range, progress, piece) }?;
+        tracing::debug!(
+            "registered {} bytes with {:?} in {:?}",
+            progress.bytes(),
+            self.context,
+            begun.elapsed()
+        );
         Ok(())
     }
 

@@ -7,6 +7,7 @@ use kvdepot_core::{Error, ErrorKind, Result};
 
 use crate::Direction;
 use crate::cuda::context::{Context, Stream};
+use crate::cuda::gate::Amount;
 use crate::cuda::kernel::{Buffer, CopyKernel};
 use crate::cuda::mutation::{Mistake, Mutation};
 use crate::cuda::plan::Range;
@@ -14,8 +15,8 @@ use crate::cuda::types::{
     FLAG_OVERLAP_WITH_COMPUTE, MemcpyAttributes, SOURCE_ORDER_ANY, SOURCE_ORDER_STREAM,
 };
 
-/// Most copies of one call of `cuMemcpyBatchAsync` (P7).
-const BATCH_COPIES_MAX: usize = 4096;
+/// Most copies of one call of `cuMemcpyBatchAsync` (P7): beyond, drivers were seen to become slower for each copy.
+const BATCH_COPIES_MAX: usize = 1024;
 
 /// A way of copying.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
@@ -30,6 +31,22 @@ pub enum Method {
 }
 
 impl Method {
+    /// What the device and its driver have to do with ranges that go this way, and with the event behind them.
+    pub(crate) fn amount(self, ranges: &[Range]) -> Amount {
+        let plain = ranges.iter().filter(|range| self.is_plain(range)).count();
+        let together = ranges.len() - plain;
+        Amount {
+            bytes: ranges.iter().map(|range| range.len as u64).sum(),
+            copies: if self == Self::Kernel { plain } else { ranges.len() },
+            calls: plain + together.div_ceil(BATCH_COPIES_MAX) + 1,
+        }
+    }
+
+    /// Whether a range has a call of its own: batches and kernels need registered memory.
+    pub(crate) fn is_plain(self, range: &Range) -> bool {
+        self == Self::Memcpy || range.mapped.is_none()
+    }
+
     /// Short lower-case name.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -49,7 +66,8 @@ pub(crate) struct Submitter {
 
 impl Submitter {
     /// Queues ranges; the context is current. What was queued before an error may still run. `buffer` is for the kernel's
-    /// descriptors and must stay untouched until the stream has come past this work.
+    /// descriptors and must stay untouched until the stream has come past this work. While the engine is `decoding` the
+    /// kernel takes fewer multiprocessors.
     ///
     /// # Safety
     /// Both sides of every range are valid until the stream has come past this work.
@@ -60,6 +78,7 @@ impl Submitter {
         stream: &Stream,
         ranges: &[Range],
         buffer: Option<&mut Buffer>,
+        decoding: bool,
     ) -> Result<()> {
         // Batches and kernels need registered memory, plain calls do not.
         let (registered, rest): (Vec<Range>, Vec<Range>) = match method {
@@ -76,7 +95,7 @@ impl Submitter {
                 match (method, &self.kernel, buffer) {
                     (Method::Batch, ..) => self.batch(direction, stream, &registered)?,
                     (Method::Kernel, Some(kernel), Some(buffer)) => {
-                        kernel.launch(&self.context, direction, stream, &registered, buffer)?;
+                        kernel.launch(&self.context, direction, stream, &registered, buffer, decoding)?;
                     }
                     _ => self.memcpy(direction, stream, &registered)?,
                 }

@@ -36,8 +36,13 @@ pub fn nearest(devices: &[Device], sysfs: &Path, bus_id: &str) -> Vec<Nic> {
     nics
 }
 
-/// The adapter for device number `ordinal` at `bus_id`.
-pub(crate) fn choose(verbs: &Verbs, config: &GdrConfig, ordinal: u32, bus_id: &str) -> Result<Device> {
+/// The adapters to try for device number `ordinal` at `bus_id`: the one that is named, or all, the nearest first.
+pub(crate) fn candidates(
+    verbs: &Verbs,
+    config: &GdrConfig,
+    ordinal: u32,
+    bus_id: &str,
+) -> Result<Vec<String>> {
     if !config.nics.is_empty() {
         let name = usize::try_from(ordinal).ok().and_then(|ordinal| config.nics.get(ordinal));
         let Some(name) = name else {
@@ -48,12 +53,10 @@ pub(crate) fn choose(verbs: &Verbs, config: &GdrConfig, ordinal: u32, bus_id: &s
             .with("device", ordinal)
             .with("nics", config.nics.join(",")));
         };
-        return verbs.device(name);
+        return Ok(vec![verbs.device(name)?.name()]);
     }
-    let mut devices = verbs.devices()?;
-    let name = nearest(&devices, &config.sysfs, bus_id).into_iter().next().map(|nic| nic.name);
-    let index = devices.iter().position(|device| Some(device.name()) == name).unwrap_or(0);
-    Ok(devices.swap_remove(index))
+    let nics = nearest(&verbs.devices()?, &config.sysfs, bus_id);
+    Ok(nics.into_iter().map(|nic| nic.name).collect())
 }
 
 /// Bridges to pass between two functions: none when they have no bridge in common.

@@ -44,6 +44,8 @@ pub struct GdrConfig {
     pub timeout: Duration,
     /// Pool memory that is registered as one.
     pub registration_piece_bytes: usize,
+    /// The kernel's pages, of which the driver exports whole ones; a power of two.
+    pub page_bytes: u64,
     /// Numbers of the connections.
     pub connection: RcAttributes,
     /// Where sysfs is; tests have one of their own.
@@ -60,7 +62,8 @@ impl GdrConfig {
             gid_index: None,
             queue_pairs: 4,
             timeout: Duration::from_secs(10),
-            registration_piece_bytes: 1 << 30,
+            registration_piece_bytes: 256 << 20,
+            page_bytes: kvdepot_io::aligned::page_bytes() as u64,
             connection: RcAttributes::default(),
             sysfs: PathBuf::from("/sys"),
         }
@@ -74,6 +77,10 @@ impl GdrConfig {
         }
         if self.registration_piece_bytes == 0 {
             return Err(Error::new(ErrorKind::Config, "memory cannot be registered in pieces of no bytes"));
+        }
+        if !self.page_bytes.is_power_of_two() {
+            return Err(Error::new(ErrorKind::Config, "the bytes of a page are no power of two")
+                .with("page_bytes", self.page_bytes));
         }
         Ok(())
     }

@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvdepot_core::{Error, Result};
-use kvdepot_verbs::{Mr, Pd, PortChoice, Verbs};
+use kvdepot_core::{Error, ErrorKind, Result};
+use kvdepot_verbs::{Mr, Pd, Port, PortChoice, Verbs};
 use parking_lot::Mutex;
 
 use crate::CopyEngine;
@@ -18,10 +18,11 @@ use crate::gdr::config::GdrConfig;
 use crate::gdr::lane::{Lane, LaneParts};
 use crate::gdr::mutation::Mutation;
 use crate::gdr::regions::{self, Regions};
+use crate::paced::{self, Range};
 use crate::pool::{DeviceMemory, KeptRegistration, PoolRegistration, Registration};
 
-/// Device memory that is registered to see whether the adapter can reach any.
-const PROBE_BYTES: usize = 64 << 10;
+/// Device memory that is registered to see whether the adapter can reach any: what drivers give whole pages of their own.
+const PROBE_BYTES: usize = 2 << 20;
 
 /// Copies by an RDMA adapter.
 pub struct GdrEngine {
@@ -37,12 +38,12 @@ pub struct GdrEngine {
 #[derive(Debug)]
 pub struct DeviceRegistration {
     regions: Arc<Regions>,
-    mr: Arc<Mr>,
+    mrs: Vec<Arc<Mr>>,
 }
 
 impl Drop for DeviceRegistration {
     fn drop(&mut self) {
-        regions::remove(&self.regions.device, &self.mr);
+        self.mrs.iter().for_each(|mr| self.regions.release(mr));
     }
 }
 
@@ -62,18 +63,12 @@ impl GdrEngine {
     ) -> Result<Self> {
         config.check()?;
         let device = config.device.find(driver)?;
-        let nic = choice::choose(verbs, config, device.ordinal, &device.pci_bus_id)?.name();
-        let choice = PortChoice {
-            device: Some(nic.clone()),
-            port: config.port,
-            gid_index: config.gid_index,
-            link: None,
-        };
-        let (verbs_context, port) = choice.open(verbs)?;
+        let candidates = choice::candidates(verbs, config, device.ordinal, &device.pci_bus_id)?;
+        let (nic, verbs_context, port) = first_up(verbs, config, candidates)?;
         let connection = config.connection.within(&verbs_context.limits()?);
         let pd = Pd::new(&verbs_context)?;
         let context = Context::retain(driver, device)?;
-        let regions = Regions::new(&pd, &context);
+        let regions = Regions::new(&pd, &context, config.page_bytes);
         probe(&regions)?;
         let parts = Arc::new(LaneParts {
             context,
@@ -97,14 +92,45 @@ impl GdrEngine {
     }
 
     /// # Safety
+    /// As for `CopyEngine::register_pool`.
+    unsafe fn keep_pool(&self, base: *mut u8, len: usize, reserved: bool) -> Result<PoolRegistration> {
+        let pool = Arc::new(Pool { regions: Arc::clone(&self.regions), pieces: Mutex::default() });
+        let for_thread = Arc::clone(&pool);
+        let range = Range { base: base.expose_provenance(), len, piece_bytes: self.piece_bytes, reserved };
+        // SAFETY: the caller's contract; the registration waits for the thread before it ends.
+        let work = move |progress: &Progress| unsafe { for_thread.register_all(range, progress) };
+        let thread = Background::start("kvdepot-gdr-pin", work)?;
+        Ok(PoolRegistration::new(Box::new(PoolThread { pool, thread })))
+    }
+
+    /// # Safety
     /// As for `CopyEngine::register_device`.
     unsafe fn keep_device(&self, address: u64, len: usize) -> Result<DeviceRegistration> {
         let _entered = self.regions.context.enter()?;
         // SAFETY: the caller's contract.
-        let mr = unsafe { self.regions.register_device(address, len) }?;
-        regions::add(&self.regions.device, &mr);
-        Ok(DeviceRegistration { regions: Arc::clone(&self.regions), mr })
+        let mrs = unsafe { self.regions.keep(address, len) }?;
+        Ok(DeviceRegistration { regions: Arc::clone(&self.regions), mrs })
     }
+}
+
+/// The first of these adapters that has a port which is up; the error is that of the first.
+fn first_up(
+    verbs: &Verbs,
+    config: &GdrConfig,
+    candidates: Vec<String>,
+) -> Result<(String, kvdepot_verbs::Context, Port)> {
+    let mut first_error = None;
+    for name in candidates {
+        let (port, gid_index) = (config.port, config.gid_index);
+        let choice = PortChoice { device: Some(name.clone()), port, gid_index, link: None };
+        match choice.open(verbs) {
+            Ok((context, port)) => return Ok((name, context, port)),
+            Err(error) => {
+                first_error.get_or_insert(error);
+            }
+        }
+    }
+    Err(first_error.unwrap_or_else(|| Error::new(ErrorKind::Unavailable, "there is no RDMA device")))
 }
 
 /// Whether the adapter can reach the device's memory at all.
@@ -132,12 +158,13 @@ impl CopyEngine for GdrEngine {
     }
 
     unsafe fn register_pool(&self, base: *mut u8, len: usize) -> Result<PoolRegistration> {
-        let pool = Arc::new(Pool { regions: Arc::clone(&self.regions), pieces: Mutex::default() });
-        let (for_thread, base, piece) = (Arc::clone(&pool), base as u64, self.piece_bytes);
-        // SAFETY: the caller's contract; the registration waits for the thread before it ends.
-        let work = move |progress: &Progress| unsafe { for_thread.register_all(base, len, piece, progress) };
-        let thread = Background::start("kvdepot-gdr-pin", work)?;
-        Ok(PoolRegistration::new(Box::new(PoolThread { pool, thread })))
+        // SAFETY: the caller's contract.
+        unsafe { self.keep_pool(base, len, false) }
+    }
+
+    unsafe fn register_reserved_pool(&self, base: *mut u8, len: usize) -> Result<PoolRegistration> {
+        // SAFETY: the caller's contract.
+        unsafe { self.keep_pool(base, len, true) }
     }
 
     /// Memory that is not registered is registered for the time of each batch that names it, which costs more than the
@@ -163,24 +190,16 @@ struct Pool {
 impl Pool {
     /// # Safety
     /// As for `CopyEngine::register_pool`.
-    unsafe fn register_all(
-        &self,
-        base: u64,
-        len: usize,
-        piece_bytes: usize,
-        progress: &Progress,
-    ) -> Result<()> {
-        let mut at = 0;
-        while at < len && progress.goes_on() {
-            let piece = piece_bytes.min(len - at);
+    unsafe fn register_all(&self, range: Range, progress: &Progress) -> Result<()> {
+        let piece = |base: usize, len| {
             // SAFETY: the caller's contract.
-            let mr = unsafe { self.regions.register_host(base + at as u64, piece) }?;
+            let mr = unsafe { self.regions.register_host(base as u64, len) }?;
             regions::add(&self.regions.host, &mr);
             self.pieces.lock().push(mr);
-            progress.add(piece);
-            at += piece;
-        }
-        Ok(())
+            Ok(())
+        };
+        // SAFETY: the caller's contract.
+        unsafe { paced::register(range, progress, piece) }
     }
 }
 

@@ -23,6 +23,7 @@ mod attach;
 mod choice;
 mod config;
 mod engine;
+mod fallback;
 mod lane;
 mod mutation;
 mod posting;

@@ -7,13 +7,14 @@ use kvdepot_copy::Direction;
 use kvdepot_copy::bounded::late;
 use kvdepot_core::{Error, ErrorKind, Result};
 
+use crate::client::attach::{Generation, LaneGuard};
 use crate::client::dump::{self, Placed, Sink, chunk_blocks, time_left};
 use crate::client::hash_bytes;
 use crate::client::lane::unexpected;
 use crate::client::store::Work;
-use crate::message::{Grant, Hashes, Request, Response};
+use crate::message::{Grant, Hashes, NamespaceHandle, Request, Response};
 
-/// Bytes of a chunk when a block is one shard: copies overlap the reads of the next chunk.
+/// Bytes of a chunk when a block is one shard: copies overlap the reads of the next chunk, and its acquisition.
 const CHUNK_BYTES: u64 = 16 << 20;
 /// Bytes of a chunk when the engine waits layer by layer: its first layer is there when all blocks are.
 const LAYERED_CHUNK_BYTES: u64 = 512 << 20;
@@ -26,14 +27,14 @@ const LONGEST_WAIT: Duration = Duration::from_millis(64);
 /// Runs a load task to its end.
 pub(crate) fn run(work: Work) {
     let mut rest: Vec<usize> = (0..work.items.len()).collect();
-    let mut under_way = None;
+    let mut under_way = Vec::new();
     let Err(error) = load_chunks(&work, &mut rest, &mut under_way) else {
         work.finish();
         return;
     };
-    let failed = Box::new(Failed { work, rest, error });
-    if let Some(sink) = under_way {
-        sink.end_with(failed);
+    let failed = Arc::new(Failed { work, rest, error });
+    for sink in under_way {
+        sink.end_with(Box::new(Arc::clone(&failed)));
     }
 }
 
@@ -54,9 +55,9 @@ impl Drop for Failed {
     }
 }
 
-/// Loads from the front of `rest`, which keeps what has not been decided when an error ends it. `under_way` is the copy that
-/// the device is not through with then.
-fn load_chunks(work: &Work, rest: &mut Vec<usize>, under_way: &mut Option<Arc<Sink>>) -> Result<()> {
+/// Loads from the front of `rest`, which keeps what has not been decided when an error ends it. `under_way` are the copies
+/// that the device is not through with then.
+fn load_chunks(work: &Work, rest: &mut Vec<usize>, under_way: &mut Vec<Arc<Sink>>) -> Result<()> {
     let attachment = &work.store.attachment;
     let generation = attachment.generation()?;
     let namespace = attachment.handle(&generation, &work.store.spec)?;
@@ -69,29 +70,93 @@ fn load_chunks(work: &Work, rest: &mut Vec<usize>, under_way: &mut Option<Arc<Si
         lane.call(Request::Prefetch { namespace, hashes }, Instant::now() + time_left(work)?)?;
     }
     let limit = work.store.device.engine().may_hang().then(|| work.state.deadline());
-    // What is in the pool is copied first, beside the reads of what is not; waited for is only when nothing can be copied.
-    let mut waiting: Option<Waiting> = None;
-    while !rest.is_empty() {
-        let now: Vec<usize> = rest[..chunk.min(rest.len())].to_vec();
+    let mut load = Load { work, generation, namespace, chunk, limit, moving: Vec::new(), spare: vec![lane] };
+    let outcome = load.run(rest, under_way);
+    for moving in std::mem::take(&mut load.moving) {
+        // The first error is the load's.
+        let _ = load.end(moving, rest, under_way);
+    }
+    outcome?;
+    load.spare.into_iter().for_each(LaneGuard::finish);
+    Ok(())
+}
+
+/// A load on its way: while a chunk moves the next one is acquired, on a lane of its own. What happens to that lane does
+/// not end the leases under which the device copies (P1).
+struct Load<'a> {
+    work: &'a Work,
+    generation: Arc<Generation>,
+    namespace: NamespaceHandle,
+    chunk: usize,
+    limit: Option<Instant>,
+    /// Chunks that the device has, two at most.
+    moving: Vec<Moving>,
+    /// Lanes without leases.
+    spare: Vec<LaneGuard>,
+}
+
+/// A chunk that the device copies, and the lane that holds its leases.
+struct Moving {
+    sink: Arc<Sink>,
+    lane: LaneGuard,
+    leases: Vec<u64>,
+    items: Vec<usize>,
+}
+
+impl Load<'_> {
+    fn run(&mut self, rest: &mut Vec<usize>, under_way: &mut Vec<Arc<Sink>>) -> Result<()> {
+        // What is in the pool is copied first, beside the reads of what is not; waited for is only when nothing can be copied.
+        let mut waiting: Option<Waiting> = None;
+        loop {
+            let before = self.moving.len();
+            if !rest.is_empty() {
+                let placed = self.begin_next(rest, waiting.as_ref())?;
+                // While something moves, that nothing else is there yet is no reason to wait.
+                if placed || before == 0 {
+                    waiting = Waiting::after(waiting, !placed);
+                }
+            }
+            if before > 0 {
+                let moving = self.moving.remove(0);
+                let lane = self.end(moving, rest, under_way)?;
+                self.spare.push(lane);
+            } else if rest.is_empty() && self.moving.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Acquires what is there of the next chunk and begins to copy it; whether there was anything.
+    fn begin_next(&mut self, rest: &mut Vec<usize>, waiting: Option<&Waiting>) -> Result<bool> {
+        let (work, generation) = (self.work, Arc::clone(&self.generation));
+        let attachment = &work.store.attachment;
+        let mut lane = match self.spare.pop() {
+            Some(lane) => lane,
+            None => match attachment.lane(&generation, time_left(work)?) {
+                Ok(lane) => lane,
+                // One lane will do: it is free again when what moves has been copied.
+                Err(_) if !self.moving.is_empty() => return Ok(false),
+                Err(error) => return Err(error),
+            },
+        };
+        let now: Vec<usize> = rest[..self.chunk.min(rest.len())].to_vec();
         let left = time_left(work)?;
-        let (wait, last) =
-            waiting.as_ref().map_or((Duration::ZERO, false), |waiting| waiting.next(work, left));
+        let waits = waiting.filter(|_| self.moving.is_empty());
+        let (wait, last) = waits.map_or((Duration::ZERO, false), |waiting| waiting.next(work, left));
         let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
         let hashes = Hashes(hash_bytes(now.iter().map(|&item| &work.items[item].hash)).into());
         // The depot answers by the deadline; what is added covers a busy machine.
         let deadline = Instant::now() + left + attachment.call_timeout;
-        let answer = lane.call(Request::Acquire { namespace, hashes, wait_ms, last }, deadline)?;
-        let Response::Grants(grants) = answer else { return Err(unexpected()) };
+        let request = Request::Acquire { namespace: self.namespace, hashes, wait_ms, last };
+        let Response::Grants(grants) = lane.call(request, deadline)? else { return Err(unexpected()) };
         if grants.len() != now.len() {
             return Err(unexpected());
         }
-        let mut placed = Vec::new();
-        let mut again = Vec::new();
-        let mut missed = Vec::new();
+        let (mut placed, mut again, mut missed) = (Vec::new(), Vec::new(), Vec::new());
         for (&item, grant) in now.iter().zip(grants) {
             match grant {
                 Grant::Leased { lease, runs } => placed.push(Placed { item, lease, runs }),
-                // No room while others of this chunk were leased: there will be when those are given back.
+                // No room while others were leased: there will be when those are given back.
                 Grant::Refused { kind } if kind == ErrorKind::NoSpace.as_str() => again.push(item),
                 Grant::Refused { kind } if !last && kind == ErrorKind::Timeout.as_str() => again.push(item),
                 Grant::Refused { kind } => {
@@ -100,29 +165,42 @@ fn load_chunks(work: &Work, rest: &mut Vec<usize>, under_way: &mut Option<Arc<Si
                 Grant::Have => return Err(unexpected()),
             }
         }
-        if let Some(sink) = dump::begin(work, &generation, Direction::ToDevice, &placed, None)? {
-            let outcome = sink.wait(limit);
-            if !matches!(outcome, Some(Ok(()))) {
-                sink.keep(&mut lane);
+        match dump::begin(work, &generation, Direction::ToDevice, &placed, None)? {
+            Some(sink) => {
+                let leases = placed.iter().map(|placed| placed.lease).collect();
+                let items = placed.iter().map(|placed| placed.item).collect();
+                self.moving.push(Moving { sink, lane, leases, items });
             }
-            match outcome {
-                Some(outcome) => outcome?,
-                None => {
-                    *under_way = Some(sink);
-                    return Err(late());
-                }
-            }
+            None => self.spare.push(lane),
         }
-        waiting = Waiting::after(waiting, placed.is_empty());
-        missed.iter().for_each(|&(item, kind)| work.fail(item, kind));
+        missed.iter().for_each(|&(item, kind)| self.work.fail(item, kind));
         rest.splice(..now.len(), again);
-        let leases: Vec<u64> = placed.iter().map(|placed| placed.lease).collect();
-        if !leases.is_empty() {
-            lane.call(Request::Release { leases }, Instant::now() + left)?;
-        }
+        Ok(!placed.is_empty())
     }
-    lane.finish();
-    Ok(())
+
+    /// Waits until a chunk has been copied, and gives its leases back; its lane. What was not copied goes back to `rest`.
+    fn end(
+        &self,
+        mut moving: Moving,
+        rest: &mut Vec<usize>,
+        under_way: &mut Vec<Arc<Sink>>,
+    ) -> Result<LaneGuard> {
+        let outcome = moving.sink.wait(self.limit);
+        if !matches!(outcome, Some(Ok(()))) {
+            moving.sink.keep(&mut moving.lane);
+            rest.append(&mut moving.items);
+        }
+        match outcome {
+            Some(outcome) => outcome?,
+            None => {
+                under_way.push(moving.sink);
+                return Err(late());
+            }
+        }
+        let deadline = Instant::now() + time_left(self.work)?;
+        moving.lane.call(Request::Release { leases: moving.leases }, deadline)?;
+        Ok(moving.lane)
+    }
 }
 
 /// A load of which, once at least, nothing was there to be copied.

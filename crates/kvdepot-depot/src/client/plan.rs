@@ -9,13 +9,22 @@ use kvdepot_io::SlotBuf;
 pub struct PageTable {
     bases: Vec<u64>,
     strides: Vec<i64>,
+    /// The first tensor of each shard.
+    firsts: Vec<usize>,
     page_count: u64,
 }
 
 impl PageTable {
     /// Checks that there is a base and a stride for each tensor of the layout.
     pub fn new(layout: &BlockLayout, bases: Vec<u64>, strides: Vec<i64>, page_count: u64) -> Result<Self> {
-        let tensors: usize = (0..layout.shard_count()).map(|shard| layout.tensor_sizes(shard).len()).sum();
+        let mut tensors = 0;
+        let firsts = (0..layout.shard_count())
+            .map(|shard| {
+                let first = tensors;
+                tensors += layout.tensor_sizes(shard).len();
+                first
+            })
+            .collect();
         if bases.len() != tensors || strides.len() != tensors {
             return Err(Error::new(
                 ErrorKind::Config,
@@ -25,7 +34,7 @@ impl PageTable {
             .with("bases", bases.len())
             .with("strides", strides.len()));
         }
-        Ok(Self { bases, strides, page_count })
+        Ok(Self { bases, strides, firsts, page_count })
     }
 
     /// Refuses a page that the engine does not have.
@@ -104,7 +113,7 @@ impl Item {
         let addresses: &mut dyn FnMut(usize) -> u64 = match &self.source {
             Source::Page(page) => {
                 let Some(pages) = pages else { return false };
-                let first: usize = (0..shard).map(|before| layout.tensor_sizes(before).len()).sum();
+                let first = pages.firsts[shard];
                 &mut move |tensor| pages.address(first + tensor, *page)
             }
             Source::Shards(shards) => {

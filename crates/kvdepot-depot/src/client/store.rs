@@ -102,12 +102,19 @@ impl Store {
         Self { inner: Arc::clone(&self.inner), kept }
     }
 
-    /// Forgets the registered pages, and waits until no task is under way, at most `wait`; whether none is. Tasks that are
-    /// left go on, and hold what they touch. A layered dump is under way until all of its shards have ended.
+    /// Forgets the registered pages, and waits until no task is under way, at most `wait`; whether none is. Then the engine
+    /// has nothing of the pages registered any more, whoever holds a task of the store: their memory may go, or be
+    /// replaced. Tasks that are left go on, and hold what they touch. A layered dump is under way until all of its shards
+    /// have ended.
     pub fn close(&self, wait: Duration) -> bool {
         let registered = self.inner.registered.write().take();
         drop(registered);
-        self.inner.under_way.wait(wait)
+        let ended = self.inner.under_way.wait(wait);
+        if ended {
+            let device_memory = std::mem::take(&mut *self.inner.device_memory.lock());
+            drop(device_memory);
+        }
+        ended
     }
 
     /// The namespace's description.

@@ -236,8 +236,14 @@ impl PoolMapping {
     /// Makes the pool quick to reach for an engine.
     pub fn register_with(self: &Arc<Self>, engine: &dyn CopyEngine) -> Result<PoolRegistration> {
         let len = length(self.bytes)?;
+        let base = self.base.as_ptr();
         // SAFETY: the range is this mapping, which whoever keeps the registration keeps as long (`RegisteredPool`).
-        unsafe { engine.register_pool(self.base.as_ptr(), len) }
+        unsafe {
+            match self.pages {
+                Pages::Huge => engine.register_reserved_pool(base, len),
+                Pages::Transparent | Pages::Small => engine.register_pool(base, len),
+            }
+        }
     }
 
     /// The memory of a slot, which keeps the mapping alive.

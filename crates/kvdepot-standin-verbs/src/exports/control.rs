@@ -42,7 +42,9 @@ unsafe extern "C" fn kvdepot_standin_verbs_set(what: *const c_char, value: u64) 
             config.link = if value != 0 { IBV_LINK_LAYER_ETHERNET } else { IBV_LINK_LAYER_INFINIBAND };
         }
         "port_state" => config.port_state = value as u32,
+        "ports_down" => config.ports_down = value,
         "region_bytes_max" => config.region_bytes_max = value,
+        "peer_bytes_max" => config.peer_bytes_max = value,
         "hung" => config.hung = value != 0,
         "loses_receives" => config.loses_receives = value != 0,
         "peer_offset" => config.peer_offset = value,

@@ -109,7 +109,10 @@ extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
     }
     state.contexts += 1;
     engine::start(&mut state);
-    Box::into_raw(Box::new(ibv_context {
+    // SAFETY: a device of the list, which lives during the call; its name ends with a zero.
+    let name = unsafe { CStr::from_ptr(ibv_get_device_name(device)) }.to_string_lossy().into_owned();
+    let index = (0..state.config.devices).find(|&index| state.config.device_name(index) == name);
+    let context = Box::into_raw(Box::new(ibv_context {
         device,
         ops: posting::operations(),
         cmd_fd: -1,
@@ -117,13 +120,16 @@ extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
         num_comp_vectors: 1,
         mutex: libc::PTHREAD_MUTEX_INITIALIZER,
         abi_compat: std::ptr::null_mut(),
-    }))
+    }));
+    state.device_of.insert(context as usize, index.unwrap_or_default());
+    context
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     let mut state = lock();
     state.contexts = state.contexts.saturating_sub(1);
+    state.device_of.remove(&(context as usize));
     let left = state.objects() - u64::from(state.contexts);
     if state.contexts == 0 && left > 0 {
         state.violation(format!("the device was closed with {left} objects on it"));
@@ -164,8 +170,11 @@ extern "C" fn ibv_query_device(_context: *mut ibv_context, attributes: *mut ibv_
     0
 }
 
+/// `IBV_PORT_DOWN`.
+const PORT_DOWN: u32 = 1;
+
 #[unsafe(no_mangle)]
-extern "C" fn ibv_query_port(_context: *mut ibv_context, port: u8, attributes: *mut ibv_port_attr) -> c_int {
+extern "C" fn ibv_query_port(context: *mut ibv_context, port: u8, attributes: *mut ibv_port_attr) -> c_int {
     let mut state = lock();
     if let Some(errno) = state.fault("ibv_query_port") {
         return errno;
@@ -176,7 +185,10 @@ extern "C" fn ibv_query_port(_context: *mut ibv_context, port: u8, attributes: *
     let ethernet = state.config.ethernet();
     // SAFETY: the caller's place, of which this symbol fills the members up to `flags`.
     let attributes = unsafe { &mut *attributes };
-    attributes.state = state.config.port_state;
+    // The device itself is gone when its list was freed.
+    let device = state.device_of.get(&(context as usize)).copied().unwrap_or_default();
+    let is_down = state.config.ports_down >> device & 1 == 1;
+    attributes.state = if is_down { PORT_DOWN } else { state.config.port_state };
     attributes.max_mtu = IBV_MTU_4096;
     attributes.active_mtu = IBV_MTU_4096;
     attributes.gid_tbl_len = 4;

@@ -53,6 +53,10 @@ fn register(
     if covered.saturating_add(len as u64) > state.config.region_bytes_max {
         return null(libc::ENOMEM);
     }
+    let peer: u64 = state.regions.values().filter(|region| region.peer).map(|region| region.len).sum();
+    if backing.peer && peer.saturating_add(len as u64) > state.config.peer_bytes_max {
+        return null(libc::ENOMEM);
+    }
     let Some(users) = state.pds.get_mut(&(pd as usize)) else { return null(libc::EINVAL) };
     *users += 1;
     // Two keys that differ, and are never used again, so that a mixed-up or stale one shows.

@@ -7,18 +7,25 @@ registered with a driver or an adapter would name memory that is gone. So the wo
 from collections.abc import Callable
 from typing import Any
 
-from kvdepot.engines.vllm.log import connector_logger
-
-logger = connector_logger()
-
 PAGES_TAG = "kv_cache"
 
 
+class UnwatchedSleepError(RuntimeError):
+    """Nobody would say when the pages' memory goes away."""
+
+
 def watch_sleep(worker: Any, before_sleep: Callable[[], None], after_wake_up: Callable[[], None]) -> None:
-    """Calls ``before_sleep`` before vLLM's worker takes the pages' memory away, ``after_wake_up`` when it is back."""
+    """Calls ``before_sleep`` before vLLM's worker takes the pages' memory away, ``after_wake_up`` when it is back.
+
+    Raises:
+        UnwatchedSleepError: there is no worker to be watched. A copy that met its sleep would end the engine, and what
+            is registered with an RDMA adapter would go on naming the memory from before.
+    """
     if worker is None:
-        logger.warning("kvdepot: sleep mode: this version of vLLM does not show its worker, copies may meet its sleep")
-        return
+        raise UnwatchedSleepError(
+            "this version of vLLM does not show its worker, so copies would meet its sleep: start it without "
+            "--enable-sleep-mode, or without the connector"
+        )
     sleep, wake_up, discard = worker.sleep, worker.wake_up, getattr(worker, "discard", None)
 
     def sleep_after_copies(*args: Any, **kwargs: Any) -> Any:

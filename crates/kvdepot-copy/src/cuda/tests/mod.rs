@@ -1,6 +1,7 @@
 //! The CUDA engines against the stand-in driver, and, with `KVDEPOT_TEST_GPU=1`, the same against a real one.
 
 mod faults;
+mod flight;
 pub(crate) mod hangs;
 mod registration;
 pub(crate) mod rig;

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use crate::conformance::StreamDevice;
 use crate::conformance::{Collect, DeviceMemory};
-use crate::cuda::engine::Mode;
+use crate::cuda::DeviceSelector;
+use crate::cuda::engine::{CudaConfig, CudaEngine, Mode};
 use crate::cuda::mutation::{Mistake, Mutation};
 use crate::cuda::submit::Method;
 use crate::cuda::tests::rig::{Rig, Session};
@@ -29,6 +30,91 @@ fn a_pool_is_registered_in_pieces_and_unregistered_with_its_guard() {
     assert_eq!(control.left(session.device).registered, 3, "pieces of four pages");
     drop(registration);
     assert_eq!(control.left(session.device).registered, 0);
+    drop(engine);
+    session.end().unwrap();
+}
+
+/// Memory of which nothing was touched.
+struct Untouched {
+    base: *mut u8,
+    len: usize,
+}
+
+impl Untouched {
+    fn new(len: usize) -> Self {
+        let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), len, access, flags, -1, 0) };
+        assert_ne!(base, libc::MAP_FAILED);
+        // SAFETY: the mapping just made; pages come one by one, not 512 at a time.
+        unsafe { libc::madvise(base, len, libc::MADV_NOHUGEPAGE) };
+        Self { base: base.cast(), len }
+    }
+
+    fn touch(&self, at: usize, len: usize) {
+        // SAFETY: inside of the mapping.
+        unsafe { std::ptr::write_bytes(self.base.add(at), 7, len) };
+    }
+
+    fn is_resident(&self, at: usize, len: usize) -> bool {
+        // SAFETY: inside of the mapping.
+        unsafe { crate::resident::is_resident(self.base as usize + at, len) }
+    }
+}
+
+impl Drop for Untouched {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`, and nobody has it any more.
+        unsafe { libc::munmap(self.base.cast(), self.len) };
+    }
+}
+
+/// A pool may have room to grow into that is nobody's memory yet (P5).
+#[test]
+fn what_is_not_in_memory_is_registered_when_it_is() {
+    const PIECE: usize = 4 * PAGE;
+    let rig = Rig::standin(13_000);
+    let session = rig.session(6);
+    let engine = session.engine(Mode::Fixed(Method::Batch), Mutation::default());
+    let pages = Untouched::new(8 * PIECE);
+    pages.touch(0, 2 * PIECE + PAGE);
+    // SAFETY: the mapping outlives the registration.
+    let registration = unsafe { engine.register_pool(pages.base, pages.len) }.unwrap();
+    assert!(registration.wait(HANG));
+    assert_eq!(registration.registered_bytes(), 2 * PIECE as u64);
+    assert!(!pages.is_resident(2 * PIECE, PIECE) && !pages.is_resident(7 * PIECE, PIECE));
+    pages.touch(5 * PIECE, PIECE);
+    let deadline = std::time::Instant::now() + HANG;
+    while registration.registered_bytes() < 3 * PIECE as u64 {
+        assert!(std::time::Instant::now() < deadline, "what came into memory was not registered");
+        std::thread::yield_now();
+    }
+    assert!(!pages.is_resident(6 * PIECE, PIECE), "another piece came into memory");
+    drop(registration);
+    // Pages that are set aside for the pool need no touch.
+    // SAFETY: the mapping outlives the registration.
+    let registration = unsafe { engine.register_reserved_pool(pages.base, pages.len) }.unwrap();
+    assert!(registration.wait(HANG));
+    assert_eq!(registration.registered_bytes(), pages.len as u64);
+    drop(registration);
+    drop(engine);
+    session.end().unwrap();
+}
+
+/// Other calls of the driver wait while memory is pinned, those of other processes too.
+#[test]
+fn one_call_registers_a_bounded_part() {
+    let rig = Rig::standin(13_000);
+    let session = rig.session(7);
+    let config = CudaConfig::new(DeviceSelector::Ordinal(session.device), Mode::Fixed(Method::Memcpy));
+    let engine = CudaEngine::attach(session.driver, &config).unwrap();
+    let pages = Pages::new(&vec![1; 160 << 20]);
+    // SAFETY: the pages outlive the registration.
+    let registration = unsafe { engine.register_pool(pages.address(), pages.len()) }.unwrap();
+    assert!(registration.wait(HANG));
+    assert_eq!(registration.registered_bytes(), pages.len() as u64);
+    assert_eq!(session.control.unwrap().longest_registration(session.device), 64 << 20);
+    drop(registration);
     drop(engine);
     session.end().unwrap();
 }
@@ -126,16 +212,16 @@ fn memory_is_registered_once() {
     session.end().unwrap();
 }
 
-/// Dumps a page of registered memory.
-pub(super) fn dump_registered(session: &Session, engine: &dyn CopyEngine, decoding: bool) {
-    let pages = Pages::new(&[0; PAGE]);
-    let memory = session.memory(PAGE);
-    memory.write(&[7; PAGE]);
+/// Dumps registered memory as one copy.
+pub(super) fn dump_registered(session: &Session, engine: &dyn CopyEngine, len: usize, decoding: bool) {
+    let pages = Pages::new(&vec![0; len]);
+    let memory = session.memory(len);
+    memory.write(&vec![7; len]);
     // SAFETY: the pages outlive the registration.
-    let registration = unsafe { engine.register_pool(pages.address(), PAGE) }.unwrap();
+    let registration = unsafe { engine.register_pool(pages.address(), len) }.unwrap();
     assert!(registration.wait(HANG));
     dump(engine, &memory, &pages, decoding);
-    assert_eq!(pages.read(0, PAGE), [7; PAGE]);
+    assert_eq!(pages.read(0, len), vec![7; len]);
 }
 
 fn dump_all(engine: &dyn CopyEngine, memory: &impl DeviceMemory, pages: &Pages) {

@@ -104,6 +104,7 @@ impl Session {
         CudaConfig {
             // Small, so that pieces of dumps and of registrations come about with little memory.
             dump_bytes_in_flight_max: 128 << 10,
+            load_bytes_in_flight_max: 128 << 10,
             registration_piece_bytes: 16 << 10,
             ..CudaConfig::new(DeviceSelector::Ordinal(self.device), mode)
         }
@@ -154,6 +155,27 @@ impl Session {
             return Err(format!("left behind: {left:?}"));
         }
         Ok(())
+    }
+
+    /// Writes device memory that no `Memory` owns.
+    pub(crate) fn write_at(&self, address: u64, bytes: &[u8]) {
+        let (stream, pinned) = (self.stream(), Pinned::new(&self.context, bytes.len()).unwrap());
+        let _entered = self.context.enter().unwrap();
+        // SAFETY: both sides have the length, and the stream is waited for.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), pinned.address(), bytes.len());
+            let from = pinned.address().cast::<c_void>().cast_const();
+            let code = (self.context.table().memcpy_to_device)(address, from, bytes.len(), stream as Handle);
+            assert_eq!(code, 0, "writing device memory");
+        }
+        self.wait(stream);
+    }
+
+    /// Frees device memory that no `Memory` owns.
+    pub(crate) fn free(&self, address: u64) {
+        let _entered = self.context.enter().unwrap();
+        // SAFETY: the caller's own, and no work that uses it is left.
+        assert_eq!(unsafe { (self.context.table().mem_free)(address) }, 0, "freeing device memory");
     }
 
     /// Keeps a real device busy for a moment; the stand-in is late anyhow.

@@ -86,7 +86,7 @@ fn measurements_are_kept_for_the_next_process() {
     let kept =
         calibration::read(&calibration::file(&dir.path().join("cache"), &engine.device().uuid)).unwrap();
     assert_eq!(kept, measured);
-    assert!(measured.to_string().contains("load  128 x     4 KiB: memcpy "), "{measured}");
+    assert!(measured.to_string().contains("load  256 x     4 KiB: memcpy "), "{measured}");
     assert!(measured.measured_unix_s > 1_700_000_000, "{}", measured.measured_unix_s);
     // People who ask are told what `auto` makes of it.
     let report = describe_with(rig.driver, Some(&dir.path().join("cache"))).unwrap();
@@ -95,7 +95,8 @@ fn measurements_are_kept_for_the_next_process() {
     let first = &choices[0];
     assert!(first.to_device && first.gb_per_s.len() == 3, "{first:?}");
     assert_eq!(first.auto, measured.choose(Direction::ToDevice, first.op_bytes, first.ops, false));
-    assert_ne!(first.auto_decoding, Method::Kernel);
+    let large = choices.iter().filter(|choice| choice.op_bytes >= 28 << 10);
+    assert!(large.into_iter().all(|choice| choice.auto_decoding != Method::Kernel), "{choices:?}");
     drop(engine);
     // The next engine of this process has them without the file.
     std::fs::remove_dir_all(dir.path().join("cache")).unwrap();
@@ -114,14 +115,58 @@ fn short_of_time_every_way_is_measured_or_none() {
     let context = Context::retain(session.driver, config.device.find(session.driver).unwrap()).unwrap();
     let kernel = CopyKernel::load(&context, config.kernel_blocks_max).ok();
     let submitter = Submitter { context, kernel, mutation: Mutation::default() };
-    for (time_max, cells) in [(Duration::ZERO, 1), (Duration::from_millis(1), 1), (Duration::MAX / 4, 18)] {
-        let measured = measure::all(&submitter, Calibration::empty(&submitter), time_max);
+    for (time_max, cells) in [(Duration::ZERO, 1), (Duration::from_millis(1), 1), (Duration::MAX / 4, 22)] {
+        let measured = measure::all(&submitter, Calibration::empty(&submitter, &[]), time_max);
         let choices = measured.choices();
         assert!(choices.len() >= cells && measured.problem.is_none(), "{time_max:?}: {measured}");
         assert!(choices.iter().all(|choice| choice.gb_per_s.len() == 3), "{time_max:?}: {measured}");
         assert!(time_max != Duration::ZERO || choices.len() == 1, "{measured}");
     }
     drop(submitter);
+    session.end().unwrap();
+}
+
+/// A way that brings wrong bytes is not chosen, whatever it measures; one that is forbidden is not either.
+#[test]
+fn only_ways_that_were_tested_and_are_allowed_are_chosen() {
+    let rig = Rig::standin(13_000);
+    for (call, wrong) in [("cuMemcpyBatchAsync", Method::Batch), ("cuLaunchKernel", Method::Kernel)] {
+        let session = rig.session(1);
+        session.control.unwrap().corrupt(session.device, call);
+        // Another number of blocks is another calibration.
+        let blocks = 3 + wrong as u32;
+        let config = CudaConfig { kernel_blocks_max: blocks, ..session.config(Mode::Auto) };
+        let engine = CudaEngine::attach(session.driver, &config).unwrap();
+        let calibration = engine.calibration().unwrap();
+        let distrusted: Vec<Method> = calibration.distrusted.iter().map(|one| one.method).collect();
+        assert_eq!(distrusted, [wrong]);
+        assert!(calibration.distrusted[0].reason.contains("wrong bytes"), "{calibration}");
+        assert!(!calibration.methods.contains(&wrong) && calibration.methods.len() == 2);
+        assert!(
+            calibration.points.iter().all(|point| point.method != wrong) && !calibration.points.is_empty()
+        );
+        assert!(calibration.to_string().contains(&format!("{} is not used: ", wrong.as_str())));
+        drop(engine);
+        session.end().unwrap();
+    }
+    let session = rig.session(2);
+    let forbidden = vec![Method::Batch, Method::Kernel];
+    let config = CudaConfig { forbidden, ..session.config(Mode::Auto) };
+    let engine = CudaEngine::attach(session.driver, &config).unwrap();
+    assert_eq!(engine.calibration().unwrap().methods, [Method::Memcpy]);
+    let control = session.control.unwrap();
+    assert_eq!(control.calls(session.device, "cuModuleLoadData"), 1, "the rig's own, none of the engine's");
+    drop(engine);
+    let config = CudaConfig { mode: Mode::Fixed(Method::Kernel), ..config };
+    let error = CudaEngine::attach(session.driver, &config).unwrap_err();
+    assert!(error.to_string().contains("asked for and forbidden"), "{error}");
+    session.end().unwrap();
+    // What copies wrong bytes by plain calls is of no use at all.
+    let session = rig.session(3);
+    session.control.unwrap().corrupt(session.device, "cuMemcpyAsync");
+    let config = CudaConfig { kernel_blocks_max: 7, ..session.config(Mode::Auto) };
+    let error = CudaEngine::attach(session.driver, &config).unwrap_err();
+    assert!(error.to_string().contains("copies wrong bytes"), "{error}");
     session.end().unwrap();
 }
 
@@ -143,19 +188,44 @@ fn without_room_to_measure_a_rule_of_thumb_chooses() {
 }
 
 #[test]
-fn while_decoding_auto_launches_no_kernel() {
+fn while_decoding_auto_launches_a_kernel_for_small_copies_only() {
     let rig = Rig::standin(12_000);
-    for (seed, decoding) in [(1, false), (2, true)] {
+    for (seed, len, decoding) in
+        [(1, 4096, false), (2, 4096, true), (3, 64 << 10, false), (4, 64 << 10, true)]
+    {
         let session = rig.session(seed);
         // Nothing measured and no batches: the rule of thumb takes the kernel for small copies.
         session.fail("cuMemAlloc_v2", 0, 1, 2);
-        let engine = session.engine(Mode::Auto, Mutation::default());
+        // One piece, so that the copy is not cut.
+        let config = CudaConfig { registration_piece_bytes: 64 << 10, ..session.config(Mode::Auto) };
+        let config = CudaConfig { dump_bytes_in_flight_max: 1 << 20, ..config };
+        let engine = CudaEngine::attach(session.driver, &config).unwrap();
         assert_eq!(engine.name(), "auto");
         let control = session.control.unwrap();
         let before = control.calls(session.device, "cuLaunchKernel");
-        crate::cuda::tests::registration::dump_registered(&session, &engine, decoding);
+        crate::cuda::tests::registration::dump_registered(&session, &engine, len, decoding);
         let launched = control.calls(session.device, "cuLaunchKernel") - before;
-        assert_eq!(launched > 0, !decoding, "{launched} kernels, decoding: {decoding}");
+        assert_eq!(
+            launched > 0,
+            !decoding || len == 4096,
+            "{launched} kernels, {len} bytes, decoding: {decoding}"
+        );
+        drop(engine);
+        session.end().unwrap();
+    }
+}
+
+/// Blocks of 1,024 threads would wait for a multiprocessor that is almost empty; beside decoding there are few of them.
+#[test]
+fn kernels_have_small_blocks_and_few_of_them_beside_decoding() {
+    const LEN: usize = 32 << 20;
+    let rig = Rig::standin(13_000);
+    for (decoding, blocks_max) in [(false, 64), (true, 8)] {
+        let session = rig.session(1);
+        let config = CudaConfig::new(DeviceSelector::Ordinal(session.device), Mode::Fixed(Method::Kernel));
+        let engine = CudaEngine::attach(session.driver, &config).unwrap();
+        crate::cuda::tests::registration::dump_registered(&session, &engine, LEN, decoding);
+        assert_eq!(session.control.unwrap().largest_launch(session.device), [blocks_max, 256]);
         drop(engine);
         session.end().unwrap();
     }

@@ -71,6 +71,12 @@ fn an_engine_takes_the_nearest_or_the_one_that_is_named() {
     let engine = GdrEngine::attach(lab.rig.driver, &lab.verbs, &config).unwrap();
     assert_eq!(engine.nic(), "standin2");
     drop(engine);
+    // Without a cable it is no way to anywhere.
+    lab.standin.set("ports_down", 1 << 2);
+    let engine = GdrEngine::attach(lab.rig.driver, &lab.verbs, &config).unwrap();
+    assert_eq!(engine.nic(), "standin1");
+    drop(engine);
+    lab.standin.set("ports_down", 0);
     let mut nics = vec!["standin0".to_owned(); lab.rig.device as usize];
     nics.push("standin1".into());
     let named = GdrConfig { nics: nics.clone(), ..config.clone() };

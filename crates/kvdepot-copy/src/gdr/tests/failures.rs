@@ -88,7 +88,7 @@ fn a_cut_link_fails_what_is_under_way() {
 
 #[test]
 fn a_refused_registration_fails_its_group_and_those_behind() {
-    recovers(Mutation::default(), |lab| lab.standin.fail("ibv_reg_mr", 2, 1, libc::ENOMEM)).unwrap();
+    recovers(Mutation::default(), |lab| lab.standin.fail("ibv_reg_mr_iova2", 2, 1, libc::ENOMEM)).unwrap();
 }
 
 #[test]

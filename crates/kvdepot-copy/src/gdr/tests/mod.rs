@@ -3,5 +3,6 @@
 
 mod choosing;
 mod failures;
+mod registration;
 mod rig;
 mod schedules;

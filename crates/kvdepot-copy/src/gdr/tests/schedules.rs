@@ -62,7 +62,7 @@ fn registered_memory_is_not_registered_again() {
     assert!(pool.wait(std::time::Duration::from_secs(60)) && pool.failure().is_none());
     assert_eq!(pool.registered_bytes(), LEN as u64);
     let (regions, doorbells) = (lab.standin.get("regions"), lab.standin.get("doorbells"));
-    lab.standin.fail("ibv_reg_mr", 0, u64::MAX, libc::ENOMEM);
+    lab.standin.fail("ibv_reg_mr_iova2", 0, u64::MAX, libc::ENOMEM);
     lab.standin.fail("ibv_reg_dmabuf_mr", 0, u64::MAX, libc::EOPNOTSUPP);
     let mut batch = CopyBatch::new(Direction::ToHost);
     for at in (0..LEN).step_by(PAGE) {

@@ -1,0 +1,139 @@
+//! A load acquires its next chunk while the device copies the one before.
+#![allow(clippy::unwrap_used, reason = "tests fail where they cannot go on")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender};
+use kvdepot_copy::{CopyBatch, CopyEngine, Direction, GroupSink, HostEngine};
+use kvdepot_core::{BlockHash, BlockLayout, Error, ErrorKind, NamespaceSpec, Result};
+use kvdepot_depot::client::{Attachment, DeviceEngine, Store, TaskState};
+use kvdepot_depot::{Depot, DepotConfig};
+
+/// Two of them make a chunk.
+const BLOCK_BYTES: usize = 8 << 20;
+const BLOCKS: usize = 6;
+/// A hang of the test itself, not a measure of speed.
+const HANG: Duration = Duration::from_secs(30);
+
+type Begun = (CopyBatch, Arc<dyn GroupSink>);
+
+/// A device that copies when the test lets it.
+#[derive(Debug)]
+struct Device(Sender<Begun>);
+
+impl CopyEngine for Device {
+    fn name(&self) -> &'static str {
+        "device"
+    }
+
+    unsafe fn run(&self, batch: CopyBatch, sink: Arc<dyn GroupSink>) -> Result<()> {
+        self.0.send((batch, sink)).unwrap();
+        Ok(())
+    }
+}
+
+struct Lab {
+    device: Receiver<Begun>,
+    loads: Store,
+    dumped: Vec<u8>,
+    loaded: Vec<u8>,
+}
+
+fn hashes() -> Vec<BlockHash> {
+    (0..BLOCKS as u64).map(|n| BlockHash::from_engine(&n.to_le_bytes()).unwrap()).collect()
+}
+
+fn pages() -> Vec<i64> {
+    (0..BLOCKS as i64).collect()
+}
+
+impl Lab {
+    fn new() -> Self {
+        let pool_bytes = (BLOCKS + 2) * BLOCK_BYTES;
+        let config =
+            serde_json::json!({ "pipeline": "Cache", "pool_bytes": pool_bytes, "timeout_ms": 60_000 });
+        let depot = Depot::start_private(DepotConfig::from_json(&config.to_string()).unwrap()).unwrap();
+        let attachment = Attachment::embedded(depot).unwrap();
+        let layout = BlockLayout::new(vec![vec![BLOCK_BYTES as u64]]).unwrap();
+        let spec = Arc::new(NamespaceSpec::new(r#"{"a":1}"#, layout).unwrap());
+        let dumped: Vec<u8> =
+            (0..BLOCKS * BLOCK_BYTES).map(|i| (i / 5 + i / BLOCK_BYTES * 7) as u8).collect();
+        let loaded = vec![0; BLOCKS * BLOCK_BYTES];
+        let store = |engine: Arc<dyn CopyEngine>, memory: &[u8]| {
+            let store =
+                Store::new(&attachment, Arc::clone(&spec), DeviceEngine::new(engine), HANG * 2).unwrap();
+            let bases = vec![memory.as_ptr() as u64];
+            // SAFETY: the memory lives in the lab, after the stores.
+            unsafe { store.register_pages(bases, vec![BLOCK_BYTES as i64], BLOCKS as u64) }.unwrap();
+            store
+        };
+        let dumps = store(Arc::new(HostEngine::new(1).unwrap()), &dumped);
+        // SAFETY: the memory lives in the lab, and nothing writes it.
+        let dump = unsafe { dumps.dump_pages(hashes(), &pages(), 0) }.unwrap();
+        assert!(dump.wait(Some(HANG)) && dump.failed().is_empty(), "{:?}", dump.failed());
+        let (sender, device) = crossbeam_channel::unbounded();
+        let loads = store(Arc::new(Device(sender)), &loaded);
+        Self { device, loads, dumped, loaded }
+    }
+
+    fn load(&self) -> Arc<TaskState> {
+        // SAFETY: the memory lives in the lab, and nobody else touches it.
+        unsafe { self.loads.load_pages(hashes(), &pages(), 0) }.unwrap()
+    }
+
+    fn begun(&self) -> Begun {
+        self.device.recv_timeout(HANG).expect("the next chunk was not begun while one moves")
+    }
+}
+
+/// Makes the copies of a batch.
+fn copy((batch, sink): Begun) {
+    assert_eq!(batch.direction, Direction::ToDevice);
+    for op in &batch.ops {
+        // SAFETY: the device's addresses are host memory of the lab's; the sink keeps the slot.
+        unsafe { std::ptr::copy_nonoverlapping(op.host.cast_const(), op.device as *mut u8, op.len) };
+    }
+    (0..batch.ends.len()).for_each(|group| sink.group_ended(group, Ok(())));
+}
+
+#[test]
+fn the_next_chunk_is_begun_while_one_moves() {
+    let lab = Lab::new();
+    let task = lab.load();
+    let (first, second) = (lab.begun(), lab.begun());
+    assert!(lab.device.is_empty(), "two chunks are enough");
+    copy(first);
+    let third = lab.begun();
+    copy(second);
+    copy(third);
+    assert!(task.wait(Some(HANG)) && task.failed().is_empty(), "{:?}", task.failed());
+    assert!(lab.loaded == lab.dumped);
+}
+
+/// Blocks of the chunk that failed and of those that were not begun have failed; the others have arrived, each once.
+#[test]
+fn a_chunk_that_fails_takes_only_what_is_behind_it() {
+    let lab = Lab::new();
+    let task = lab.load();
+    let (first, (batch, sink)) = (lab.begun(), lab.begun());
+    copy(first);
+    let third = lab.begun();
+    let error = Error::new(ErrorKind::Io, "a copy that fails");
+    (0..batch.ends.len()).for_each(|group| sink.group_ended(group, Err(error.clone())));
+    drop((batch, sink));
+    copy(third);
+    assert!(task.wait(Some(HANG)));
+    let mut failed: Vec<usize> = task.failed().into_iter().map(|(item, _)| item).collect();
+    failed.sort_unstable();
+    assert_eq!(failed, [2, 3]);
+    for block in [0, 1, 4, 5] {
+        let bytes = block * BLOCK_BYTES..(block + 1) * BLOCK_BYTES;
+        assert!(lab.loaded[bytes.clone()] == lab.dumped[bytes], "block {block}");
+    }
+    // What was leased came back: the pool has room for another load.
+    let again = lab.load();
+    (0..3).for_each(|_| copy(lab.begun()));
+    assert!(again.wait(Some(HANG)) && again.failed().is_empty(), "{:?}", again.failed());
+    assert!(lab.loaded == lab.dumped);
+}
