@@ -10,8 +10,8 @@ use kvdepot_core::{BlockHash, BlockLayout, Error, ErrorKind, NamespaceSpec, Resu
 use kvdepot_depot::client::{Attachment, DeviceEngine, Store, TaskState};
 use kvdepot_depot::{Depot, DepotConfig};
 
-/// Two of them make a chunk.
-const BLOCK_BYTES: usize = 8 << 20;
+/// Two of them make a chunk, of which two move at a time.
+const BLOCK_BYTES: usize = 4 << 20;
 const BLOCKS: usize = 6;
 /// A hang of the test itself, not a measure of speed.
 const HANG: Duration = Duration::from_secs(30);
@@ -25,6 +25,10 @@ struct Device(Sender<Begun>);
 impl CopyEngine for Device {
     fn name(&self) -> &'static str {
         "device"
+    }
+
+    fn may_hang(&self) -> bool {
+        true
     }
 
     unsafe fn run(&self, batch: CopyBatch, sink: Arc<dyn GroupSink>) -> Result<()> {

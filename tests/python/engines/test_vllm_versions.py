@@ -228,6 +228,7 @@ class MovingStore(FakeStore):
         super().__init__(**values)
         self.log = log
         self.closed = False
+        self.copies_go_on = False
         self.set_decoding = self._only_while_open
 
     def of_version(self, depot: Any, version: str, options: Any, owner: object) -> "MovingStore":
@@ -238,9 +239,10 @@ class MovingStore(FakeStore):
     def _only_while_open(self, decoding: bool) -> None:
         assert not self.closed, "as the core's store says"
 
-    def close(self) -> None:
+    def close(self, wait_ms: int = 0) -> bool:
         self.closed = True
         self.log.append(f"closed, dumps ended: {self.next_task.done()}")
+        return not self.copies_go_on
 
 
 class Weights:
@@ -330,6 +332,16 @@ def test_pages_are_left_alone_while_the_engine_sleeps(rank: Any) -> None:
     side.prepare(StepMetadata())
     side.start_loads(step)
     assert len(store.calls) == before + 1
+
+
+def test_a_copy_that_does_not_end_before_a_sleep_turns_the_connector_off(rank: Any) -> None:
+    side, store = rank
+    side.report()
+    store.copies_go_on = True
+    side.sleep()
+    report = side.report()
+    assert report is not None
+    assert "a copy has not ended" in report.broken
 
 
 def test_weights_that_changed_without_a_word_are_found_after_a_pause(

@@ -96,10 +96,12 @@ pub(crate) fn of(
             wanted.methods.retain(|&method| distrusted.iter().all(|one| one.method != method));
             wanted.distrusted = distrusted;
         }
-        // What could not be tested now, for want of memory say, may be at the next attach.
+        // What could not be tested now, for want of memory say, may be at the next attach. Until then only plain copies are
+        // used (P1).
         Err(error) => {
-            tracing::info!("the copy engines were not tested: {error}");
-            return Ok(Arc::new(Calibration { problem: Some(error.to_string()), ..wanted }));
+            tracing::warn!("the copy engines were not tested, so only plain copies are used: {error}");
+            let methods = vec![Method::Memcpy];
+            return Ok(Arc::new(Calibration { problem: Some(error.to_string()), methods, ..wanted }));
         }
     }
     let path = cache_dir.map(|dir| file(dir, &wanted.device));

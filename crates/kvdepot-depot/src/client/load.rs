@@ -64,13 +64,17 @@ fn load_chunks(work: &Work, rest: &mut Vec<usize>, under_way: &mut Vec<Arc<Sink>
     let mut lane = attachment.lane(&generation, time_left(work)?)?;
     let layered = work.layout().shard_count() > 1;
     let chunk = chunk_blocks(work, &generation, if layered { LAYERED_CHUNK_BYTES } else { CHUNK_BYTES });
+    // Where the processor copies, there is nothing to overlap. Two chunks are no larger together than one.
+    let goes_ahead = work.store.device.engine().may_hang();
+    let chunk = if goes_ahead { chunk.div_ceil(2) } else { chunk };
     if rest.len() > chunk {
         let ahead = &rest[chunk..rest.len().min(dump::CHUNK_BLOCKS * 4)];
         let hashes = Hashes(hash_bytes(ahead.iter().map(|&item| &work.items[item].hash)).into());
         lane.call(Request::Prefetch { namespace, hashes }, Instant::now() + time_left(work)?)?;
     }
     let limit = work.store.device.engine().may_hang().then(|| work.state.deadline());
-    let mut load = Load { work, generation, namespace, chunk, limit, moving: Vec::new(), spare: vec![lane] };
+    let mut load =
+        Load { work, generation, namespace, chunk, limit, goes_ahead, moving: Vec::new(), spare: vec![lane] };
     let outcome = load.run(rest, under_way);
     for moving in std::mem::take(&mut load.moving) {
         // The first error is the load's.
@@ -89,6 +93,8 @@ struct Load<'a> {
     namespace: NamespaceHandle,
     chunk: usize,
     limit: Option<Instant>,
+    /// Whether a chunk is acquired while another one moves.
+    goes_ahead: bool,
     /// Chunks that the device has, two at most.
     moving: Vec<Moving>,
     /// Lanes without leases.
@@ -109,7 +115,7 @@ impl Load<'_> {
         let mut waiting: Option<Waiting> = None;
         loop {
             let before = self.moving.len();
-            if !rest.is_empty() {
+            if !rest.is_empty() && (self.goes_ahead || before == 0) {
                 let placed = self.begin_next(rest, waiting.as_ref())?;
                 // While something moves, that nothing else is there yet is no reason to wait.
                 if placed || before == 0 {

@@ -241,6 +241,9 @@ impl TaskState {
 
     /// All has ended.
     pub(crate) fn finish(&self) {
+        // First, so that who has seen the end may close the store.
+        let counted = self.progress.lock().counted.take();
+        drop(counted);
         let mut progress = self.progress.lock();
         if progress.done {
             return;
@@ -251,9 +254,7 @@ impl TaskState {
         if let Some(event) = event {
             let _ = rustix::io::write(event, &1u64.to_le_bytes());
         }
-        let counted = progress.counted.take();
         drop(progress);
-        drop(counted);
         let cost_ms = self.begun.elapsed().as_secs_f64() * 1e3;
         let (id, operation, bytes) = (self.id, self.operation.as_str(), self.bytes);
         tracing::debug!(

@@ -74,6 +74,6 @@ class GroupStore:
         """Says whether copies should leave the device's multiprocessors to the engine."""
         self.store.set_decoding(decoding)
 
-    def close(self) -> None:
-        """Ends the use of the engine's memory."""
-        self.store.close()
+    def close(self, wait_ms: int = 0) -> bool:
+        """Ends the use of the engine's memory; false when a copy still uses it after ``wait_ms``."""
+        return self.store.close(wait_ms)

@@ -194,10 +194,12 @@ class WorkerSide:
         """The pages' memory goes away until ``wake_up``: no copy touches it, and nothing of it is registered (P3)."""
         self._saves.wait_for_all()
         self._loads.wait_for_all()
-        for store in self._stores.values():
-            store.close()
+        closed = [store.close(self._options.timeout_ms) for store in self._stores.values()]
         self._asleep = True
         self._refuse()
+        if not all(closed):
+            logger.error("kvdepot: a copy has not ended, and the memory that it uses goes away: the connector is off")
+            self._stop(RuntimeError("a copy has not ended before the engine's sleep"))
 
     def wake_up(self) -> None:
         """The pages have memory again, at the addresses that they had."""

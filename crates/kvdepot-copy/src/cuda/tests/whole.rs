@@ -171,20 +171,22 @@ fn only_ways_that_were_tested_and_are_allowed_are_chosen() {
 }
 
 #[test]
-fn without_room_to_measure_a_rule_of_thumb_chooses() {
+fn without_room_to_measure_a_rule_of_thumb_chooses_and_without_room_to_test_plain_copies_do() {
     const OUT_OF_MEMORY: i32 = 2;
     let rig = Rig::standin(13_000);
-    let session = rig.session(1);
-    session.fail("cuMemAlloc_v2", 0, 1, OUT_OF_MEMORY);
-    let engine = session.engine(Mode::Auto, Mutation::default());
-    let calibration = engine.calibration().unwrap();
-    assert!(
-        calibration.problem.as_deref().is_some_and(|problem| problem.starts_with("cuMemAlloc_v2 failed"))
-    );
-    assert_eq!(calibration.choose(Direction::ToDevice, 4096, 100, false), Method::Batch);
-    assert_eq!(calibration.choose(Direction::ToDevice, 1 << 20, 100, false), Method::Memcpy);
-    drop(engine);
-    session.end().unwrap();
+    for (allocations, small) in [(0, Method::Memcpy), (1, Method::Batch)] {
+        let session = rig.session(1 + allocations);
+        session.fail("cuMemAlloc_v2", allocations, 1, OUT_OF_MEMORY);
+        let engine = session.engine(Mode::Auto, Mutation::default());
+        let calibration = engine.calibration().unwrap();
+        assert!(
+            calibration.problem.as_deref().is_some_and(|problem| problem.starts_with("cuMemAlloc_v2 failed"))
+        );
+        assert_eq!(calibration.choose(Direction::ToDevice, 4096, 100, false), small);
+        assert_eq!(calibration.choose(Direction::ToDevice, 1 << 20, 100, false), Method::Memcpy);
+        drop(engine);
+        session.end().unwrap();
+    }
 }
 
 #[test]
@@ -194,8 +196,8 @@ fn while_decoding_auto_launches_a_kernel_for_small_copies_only() {
         [(1, 4096, false), (2, 4096, true), (3, 64 << 10, false), (4, 64 << 10, true)]
     {
         let session = rig.session(seed);
-        // Nothing measured and no batches: the rule of thumb takes the kernel for small copies.
-        session.fail("cuMemAlloc_v2", 0, 1, 2);
+        // Tested, nothing measured and no batches: the rule of thumb takes the kernel for small copies.
+        session.fail("cuMemAlloc_v2", 1, 1, 2);
         // One piece, so that the copy is not cut.
         let config = CudaConfig { registration_piece_bytes: 64 << 10, ..session.config(Mode::Auto) };
         let config = CudaConfig { dump_bytes_in_flight_max: 1 << 20, ..config };
