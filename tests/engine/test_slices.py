@@ -29,7 +29,7 @@ def test_an_engine_of_another_size_finds_the_blocks_and_gives_the_same_tokens(
 ) -> None:
     """And the first one finds what the other adds to them."""
     longer = [[[1, 600], [7, 90]], [[2, 350], [8, 10]]]
-    first = run(lab, model, before, layerwise, generate("cold"), RESET, generate("warm"))
+    first = run(lab, model, before, layerwise, generate("cold"), generate("own cache"), RESET, generate("warm"))
     assert first["cold"]["cached"] == [0, 0, 0]
     assert first["warm"]["tokens"] == first["cold"]["tokens"]
     assert first["warm"]["cached"] == hits(layerwise, model)
@@ -45,7 +45,7 @@ def test_an_engine_of_another_size_finds_the_blocks_and_gives_the_same_tokens(
 @pytest.mark.parametrize("layerwise", LAYERWISE, ids=["layerwise", "whole"])
 def test_one_head_on_two_ranks_is_stored_once_by_both(lab: Lab, layerwise: bool) -> None:
     model = "llama-one_kv_head"
-    two = run(lab, model, 2, layerwise, generate("cold"), RESET, generate("warm"))
+    two = run(lab, model, 2, layerwise, generate("cold"), generate("own cache"), RESET, generate("warm"))
     assert two["warm"]["cached"] == hits(layerwise, model)
     assert two["warm"]["tokens"] == two["cold"]["tokens"]
     assert "one of 2 ranks that share its dumps" in two.log
@@ -62,7 +62,7 @@ def test_engines_that_do_not_ask_for_it_keep_to_their_number_of_ranks(lab: Lab) 
 
 
 def test_slices_that_ranks_cannot_share_out_are_said_and_blocks_are_stored_by_rank(lab: Lab) -> None:
-    found = run(lab, "llama", 2, True, generate("cold"), RESET, generate("warm"), slices=1)
+    found = run(lab, "llama", 2, True, generate("cold"), generate("own cache"), RESET, generate("warm"), slices=1)
     assert "1 slices cannot be shared out to 2 ranks: use a multiple of 2" in found.log
     assert found["warm"]["cached"] == hits(True, "llama")
     assert found["warm"]["tokens"] == found["cold"]["tokens"]
