@@ -220,11 +220,24 @@ class Store:
     @property
     def namespace(self) -> Namespace: ...
     def register_pages(
-        self, bases: npt.NDArray[np.uint64], strides: npt.NDArray[np.int64], page_count: int, keep: object = None
+        self,
+        bases: npt.NDArray[np.uint64],
+        strides: npt.NDArray[np.int64],
+        page_count: int,
+        keep: object = None,
+        *,
+        sizes: npt.NDArray[np.uint64] | None = None,
     ) -> None:
         """Says where the engine's pages lie: tensor ``t`` (counted over all shards of the layout, in order) of page ``p``
         begins at ``bases[t] + p * strides[t]``. The memory must stay mapped until the store is closed; ``keep`` is held
-        until then, and until every task over these pages has ended."""
+        until then, and until every task over these pages has ended.
+
+        Args:
+            sizes: bytes of the pieces that a page is in, where they are others than the layout's tensors; there is one
+                base and one stride for each. One after another they fill the layout's shards; ``None`` = the tensors.
+
+        Raises:
+            ConfigError: the numbers of bases, strides and pieces differ, or the pieces do not fill the shards."""
     def set_decoding(self, decoding: bool) -> None:
         """Says whether the engine decodes in the steps that follow: a device's copies then leave its multiprocessors
         alone, even if that is slower. Holds for all stores of the device."""

@@ -20,7 +20,9 @@ REPOSITORY = HERE.parents[1]
 START_TIMEOUT_S = 300
 WINDOW_TOKENS = 96  # short, so that most blocks of a prompt are outside of it
 # A spread of half the usual one: in bfloat16 rounding errors would be as large as what one wrong block does.
+# "KIND-…" is a model of that architecture with other sizes.
 EXTRA_ARGUMENTS = {
+    "llama-one_kv_head": ["--kv-heads", "1"],
     "gemma3": ["--sliding-window", str(WINDOW_TOKENS)],
     "mla": ["--initializer-range", "0.03"],
 }
@@ -84,7 +86,8 @@ class Lab:
         extra = EXTRA_ARGUMENTS.get(kind, [])
         path = self.models / "".join([kind, *extra])
         if not (path / "config.json").exists():
-            make = [self.python, str(REPOSITORY / "tools" / "make_model.py"), str(path), "--architecture", kind]
+            make = [self.python, str(REPOSITORY / "tools" / "make_model.py"), str(path)]
+            make += ["--architecture", kind.partition("-")[0]]
             subprocess.run([*make, "--layers", "4", *extra], check=True, timeout=START_TIMEOUT_S)
         return str(path)
 

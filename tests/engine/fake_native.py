@@ -246,6 +246,19 @@ class Task:
         return {kind: kinds.count(kind) for kind in set(kinds)}
 
 
+def _by_shard(shards, pieces):
+    """Sizes of pieces, as many in each shard as fill it."""
+    found, left = [], list(pieces)
+    for sizes in shards:
+        filling = []
+        while sum(filling) < sum(sizes):
+            filling.append(left.pop(0))
+        assert sum(filling) == sum(sizes)
+        found.append(filling)
+    assert not left
+    return found
+
+
 class Store:
     def __init__(self, depot: Depot, namespace: Namespace) -> None:
         self.depot, self.namespace = depot, namespace
@@ -253,17 +266,19 @@ class Store:
         self.loads = 0
         self.lock = Lock()
 
-    def register_pages(self, bases, strides, page_count, keep=None) -> None:
+    def register_pages(self, bases, strides, page_count, keep=None, *, sizes=None) -> None:
         self.keep = keep
         assert bases.dtype == np.uint64
         assert strides.dtype == np.int64
-        assert len(bases) == len(strides) == sum(map(len, self.namespace.sizes))
+        pieces = self.namespace.sizes if sizes is None else _by_shard(self.namespace.sizes, sizes.tolist())
+        assert len(bases) == len(strides) == sum(map(len, pieces))
+        self.pieces = pieces
         self.bases, self.strides, self.page_count = bases.tolist(), strides.tolist(), page_count
 
     def _spans(self, shard: int, page: int):
         assert 0 <= page < self.page_count
-        first = sum(len(sizes) for sizes in self.namespace.sizes[:shard])
-        for offset, size in enumerate(self.namespace.sizes[shard]):
+        first = sum(len(sizes) for sizes in self.pieces[:shard])
+        for offset, size in enumerate(self.pieces[shard]):
             yield self.bases[first + offset] + page * self.strides[first + offset], size
 
     def set_decoding(self, decoding) -> None:
@@ -347,6 +362,24 @@ class Store:
                 task.shards[shard].set_result(None)
 
         self.pool.submit(copy)
+        return task
+
+    def load(self, hashes, shards, addresses, keep=None) -> Task:
+        """As the core does, at once: a row is a shard of a block."""
+        assert addresses.dtype == np.uint64
+        task = Task(len(hashes), 1)
+        starts = np.cumsum([0, *map(sum, self.namespace.sizes)]).tolist()
+        for row, (block_hash, shard) in enumerate(zip(hashes, shards.tolist(), strict=True)):
+            sizes, at = self.namespace.sizes[shard], starts[shard]
+            try:
+                data = self.namespace.file(block_hash).read_bytes()
+            except OSError:
+                task.bad[row] = "not_found"
+                continue
+            for address, size in zip(addresses[row].tolist(), sizes, strict=True):
+                ctypes.memmove(address, data[at : at + size], size)
+                at += size
+        task.shards[0].set_result(None)
         return task
 
     def lookup(self, hashes):

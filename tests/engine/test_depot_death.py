@@ -59,7 +59,7 @@ def test_a_request_does_not_wait_for_a_depot_that_does_not_answer(core: Any, tmp
         assert depot.attached == (child is not None)
         namespace = depot.open_namespace('{"test": 1}', "[[1, [4096]]]")
         side = SchedulerSide(depot, options(), geometry(), ranks=1)
-        side.open_namespaces([RankNamespaces({0: namespace.canonical})])
+        side.open_namespaces([RankNamespaces({0: (namespace.canonical,)})])
         if child is not None:
             well = costs_ms(side, request)
             print(f"answering: median {well[PROBES // 2]:.2f} ms, worst {well[-1]:.2f} ms")

@@ -126,7 +126,9 @@ def build(case: Case, zeros: Zeros = host_memory) -> Engine:
     """Makes an engine's cache; ``zeros`` is where its memory comes from."""
     with planted.device(case.capability):
         config = vllm_config(case)
-        layers = _with_states_padded(config, FAMILIES[case.family](Asker(case, config)))
+        asker = Asker(case, config)
+        layers = _with_states_padded(config, FAMILIES[case.family](asker))
+        _name_heads(config.model_config, asker.total_heads)
         stages = _stages(layers, case.pp)
         layout = _layout(case, config, layers)
         # `EngineCore._initialize_kv_caches`.
@@ -137,6 +139,13 @@ def build(case: Case, zeros: Zeros = host_memory) -> Engine:
         scheduler_config = generate_scheduler_kv_cache_config(configs)
         workers = [_worker(one, layers, layout, zeros) for one in configs]
     return Engine(case, config, layout, layers, workers, scheduler_config)
+
+
+def _name_heads(model: Any, heads: int) -> None:
+    """The model's configuration has the heads of the layers that were made."""
+    model.get_total_num_kv_heads = lambda: heads
+    named = {**model.hf_config.to_dict(), "num_key_value_heads": heads}
+    model.hf_config.to_dict = lambda: named
 
 
 def _stages(layers: Layers, count: int) -> list[Layers]:

@@ -23,13 +23,14 @@ from kvdepot.engines.vllm.pages import GroupPages
 from kvdepot.engines.vllm.placement import PlacementError
 from kvdepot.engines.vllm.ranks import Rank
 from kvdepot.engines.vllm.selftest import SelfTestError, self_test
-from kvdepot.engines.vllm.stores import GroupStore
+from kvdepot.engines.vllm.shares import ALONE
+from kvdepot.engines.vllm.stores import GroupStore, Stored
 
 WAIT_MS = 60_000
 COPIES = ((1, 3), (4, 2))
 """From a block to another one."""
 
-ONE_RANK = Rank(1, 0, 0, writes=True)
+ONE_RANK = Rank(1, 0, 0)
 
 
 @cache
@@ -99,12 +100,12 @@ def round_trip_problem(
 
 def _move(facts: str, pages: GroupPages, owner: Any, copies: str) -> None:
     trial = json.dumps({**json.loads(facts), "round_trip": True})
-    store = GroupStore.open(depot(), trial, pages, Options(engine=copies), writes=True, owner=owner)  # type: ignore[arg-type]
+    store = GroupStore.open(depot(), [Stored(trial, pages)], Options(engine=copies), ALONE, owner)  # type: ignore[arg-type]
     hashes = [bytes([source] * 16) for source, _ in COPIES]
     now = ComputeOrder(event_sync=True).point()
     _through(store.dump(Blocks(hashes, [source for source, _ in COPIES]), now))
     _through(store.load(Blocks(hashes, [target for _, target in COPIES]), now))
-    depot().reset([store.namespace])
+    depot().reset(store.namespaces)
     store.close()
 
 
@@ -163,9 +164,10 @@ def _every_run(pages: GroupPages, change: Any) -> GroupPages:
 MISTAKES = (_neighbours, _half_apart, _too_short, _one_layer_missing, _another_dimension)
 
 
-def self_test_ends(engine: Engine, worker: Worker, group: Group, pages: GroupPages) -> bool:
-    """Whether the self-test is content with these pages."""
-    store = SimpleNamespace(pages=pages, facts=facts_of(engine, worker, group, pages))
+def self_test_ends(engine: Engine, worker: Worker, group: Group, *held: Stored) -> bool:
+    """Whether the self-test is content with what a rank holds."""
+    pages = held[0].pages
+    store = SimpleNamespace(at_start=held, page_count=pages.page_count, layer_names=pages.layer_names)
     try:
         return self_test(depot(), {group.index: store}, worker.views, worker.config, Options())  # type: ignore[arg-type, dict-item]
     except (SelfTestError, PlacementError):
@@ -179,10 +181,14 @@ def mistakes_found(case: Case) -> int:
     group = groups_of(engine, worker)[-1]
     pages = worker.pages(group.layer_names)
     view = worker.views[group.layer_names[0]]
-    assert self_test_ends(engine, worker, group, pages)
+
+    def ends(one: GroupPages) -> bool:
+        return self_test_ends(engine, worker, group, Stored(facts_of(engine, worker, group, one), one))
+
+    assert ends(pages)
     wrong = [mistake(pages, view) for mistake in MISTAKES if mistake is not _one_layer_missing or len(pages.shards) > 1]
     assert pages not in wrong
-    return sum(not self_test_ends(engine, worker, group, one) for one in wrong) + len(MISTAKES) - len(wrong)
+    return sum(not ends(one) for one in wrong) + len(MISTAKES) - len(wrong)
 
 
 # How many copies.

@@ -43,9 +43,11 @@ class Asker:
         self.case, self.config = case, config
         self.backend = AttentionBackendEnum[case.backend].get_class()
         self.dtype = kv_cache_dtype_str_to_dtype(case.cache_dtype, config.model_config)
+        self.total_heads = 1
 
     def heads(self, total: int) -> int:
         """KV heads of one rank: with more ranks than heads each head is on several."""
+        self.total_heads = total
         return max(1, total // self.case.tp)
 
     def _layer(self, spec: KVCacheSpec, backend: Any) -> Layer:

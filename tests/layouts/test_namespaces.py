@@ -56,7 +56,7 @@ def test_whatever_changes_the_bytes_changes_the_namespace() -> None:
 
 
 def test_ranks_with_other_slices_have_other_namespaces() -> None:
-    ranks = [Rank(2, 0, 0, writes=True), Rank(2, 1, 0, writes=True), Rank(1, 0, 1, writes=True), checks.ONE_RANK]
+    ranks = [Rank(2, 0, 0), Rank(2, 1, 0), Rank(1, 0, 1), checks.ONE_RANK]
     assert len({one for rank in ranks for one in ids(BASE, rank=rank)}) == len(ranks)
 
 

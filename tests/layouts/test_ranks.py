@@ -1,4 +1,4 @@
-"""Ranks with equal bytes share a namespace and one of them dumps; ranks with others do not."""
+"""Ranks with equal bytes share a namespace and its dumps; ranks with others do not."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +9,7 @@ from cases import LLAMA, V3, V32, Case
 from vllm.distributed import parallel_state
 
 from kvdepot.engines.vllm.ranks import Rank, this_rank
+from kvdepot.engines.vllm.shares import ALONE
 
 FLASH, MLA, SPARSE = "FLASH_ATTN", "FLASHMLA", "FLASHMLA_SPARSE"
 CASES = [
@@ -48,20 +49,23 @@ def bytes_of(case: Case, rank: int) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_rank_finds_its_own_bytes_and_somebody_dumps_them(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_rank_finds_its_own_bytes_and_ranks_with_the_same_share_their_dumps(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = ranks(case, monkeypatch)
     places = [(rank.kv_shards, rank.kv_shard, rank.dcp_rank) for rank in found]
     for one, place in enumerate(places):
         same = [other for other in range(case.tp) if places[other] == place]
         assert {bytes_of(case, other) for other in same} == {bytes_of(case, one)}
-        assert sum(found[other].writes for other in same) == 1
+        assert sorted(found[other].share.index for other in same) == list(range(len(same)))
+        assert {found[other].share.count for other in same} == {len(same)}
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.family in (V3, V32)], ids=str)
 def test_latent_kv_is_stored_once(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """With decode context parallelism once for each place in a group, whatever the number of ranks."""
     found = ranks(case, monkeypatch)
-    assert sum(rank.writes for rank in found) == case.dcp
+    assert {rank.share.count for rank in found} == {case.tp // case.dcp}
     assert {(rank.kv_shards, rank.kv_shard) for rank in found} == {(1, 0)}
 
 
@@ -70,4 +74,4 @@ def test_a_vllm_that_does_not_say_who_holds_the_same_has_all_ranks_dump(monkeypa
     case = Case(V3, MLA, block=64, tp=4)
     silent = SimpleNamespace(kv_cache_groups=build(case).workers[0].config.kv_cache_groups)
     found = ranks(case, monkeypatch, silent)
-    assert [(rank.kv_shard, rank.writes) for rank in found] == [(0, True), (1, True), (2, True), (3, True)]
+    assert [(rank.kv_shard, rank.share) for rank in found] == [(number, ALONE) for number in range(4)]

@@ -37,6 +37,7 @@ def test_one_configuration_one_socket(path_of, tmp_path):
 
 
 ENGINE_KEYS = {
+    "kv_head_slices": 4,
     "use_layerwise": False,
     "enable_event_sync": False,
     "hit_ratio": 0.5,

@@ -8,6 +8,8 @@ pub const BLOCK_BYTES_MAX: u64 = 1 << 30;
 pub const SHARDS_MAX: usize = 4096;
 /// Most tensors of a block, over all shards.
 pub const TENSORS_MAX: usize = 65_536;
+/// Most pieces of the engine's memory that a block of registered pages is copied from and to.
+pub const PAGE_PIECES_MAX: usize = 262_144;
 /// Longest engine hash that a block hash is made from.
 pub const ENGINE_HASH_BYTES_MAX: usize = 64;
 /// Longest canonical namespace description.

@@ -85,7 +85,7 @@ impl Store {
         Namespace { spec: Arc::clone(&self.namespace) }
     }
 
-    #[pyo3(signature = (bases, strides, page_count, keep = None))]
+    #[pyo3(signature = (bases, strides, page_count, keep = None, *, sizes = None))]
     fn register_pages(
         &self,
         py: Python<'_>,
@@ -93,11 +93,16 @@ impl Store {
         strides: PyReadonlyArray1<'_, i64>,
         page_count: u64,
         keep: Option<Py<PyAny>>,
+        sizes: Option<PyReadonlyArray1<'_, u64>>,
     ) -> PyResult<()> {
         let (bases, strides) =
             (contiguous(&bases, "bases")?.to_vec(), contiguous(&strides, "strides")?.to_vec());
+        let sizes = match &sizes {
+            Some(sizes) => Some(contiguous(sizes, "sizes")?.to_vec()),
+            None => None,
+        };
         // SAFETY: the stub's contract: the memory stays mapped until the store is closed, or belongs to `keep`.
-        let run = |store: &CoreStore| unsafe { store.register_pages(bases, strides, page_count) };
+        let run = |store: &CoreStore| unsafe { store.register_pieces(bases, strides, page_count, sizes) };
         self.with(py, keep, run).map(|_| ())
     }
 

@@ -7,6 +7,9 @@ from pydantic import BaseModel, field_validator
 from kvdepot.config.depot_keys import TIMEOUT_MS_MAX
 from kvdepot.config.keys import key
 
+KV_HEAD_SLICES_MAX = 1024
+"""More than any model has KV heads."""
+
 
 class EngineKeys(BaseModel):
     """What an engine dumps and loads, and how long it waits."""
@@ -21,6 +24,15 @@ class EngineKeys(BaseModel):
         True,
         "Order copies after the engine's compute by events; false waits for the whole device stream instead.",
         seeds=["enable_event_sync"],
+    )
+    kv_head_slices: int = key(
+        0,
+        "Store each block in so many slices of its KV heads, so that engines with that many or fewer tensor-parallel "
+        "ranks share blocks. All of them say the same number, a multiple of each one's ranks; with the number of KV "
+        "heads engines with even more ranks take part, too. 0: blocks belong to a number of ranks.",
+        unit="slices",
+        ge=0,
+        le=KV_HEAD_SLICES_MAX,
     )
     hit_ratio: float | None = key(
         None,

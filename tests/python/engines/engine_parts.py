@@ -11,6 +11,7 @@ from kvdepot.engines.vllm.drafts import Drafts
 from kvdepot.engines.vllm.groups import Geometry, Group
 from kvdepot.engines.vllm.meta import RankNamespaces
 from kvdepot.engines.vllm.scheduler import SchedulerSide
+from kvdepot.engines.vllm.shares import ALONE, Share
 
 BLOCK = 16
 
@@ -103,7 +104,7 @@ class FakeStore:
     """A ``GroupStore`` of as many layers as its names."""
 
     layers: tuple[str, ...] = ("a", "b")
-    writes: bool = True
+    share: Share = ALONE
     next_task: FakeTask = field(default_factory=FakeTask)
     calls: list[tuple[str, list[int]]] = field(default_factory=list)
     patience_ms: list[int | None] = field(default_factory=list)
@@ -113,8 +114,10 @@ class FakeStore:
         return {name: shard for shard, name in enumerate(self.layers)}
 
     @property
-    def pages(self) -> Any:
-        return SimpleNamespace(shards=self.layers, block_bytes=100)
+    def shard_count(self) -> int:
+        return len(self.layers)
+
+    block_bytes = 100
 
     def dump(self, blocks: Any, after: ComputePoint) -> FakeTask:
         self.calls.append(("dump", blocks.pages))
@@ -144,6 +147,7 @@ def options(**values: Any) -> Any:
         "enable_event_sync": True,
         "drop_at_reset": False,
         "tiers": ("Posix",),
+        "kv_head_slices": 0,
     }
     known["loads_in_steps"] = values.get("use_layerwise", True)
     return SimpleNamespace(**{**known, **values})
@@ -156,7 +160,7 @@ def geometry(*windows: int) -> Geometry:
 
 def found(rank: int, groups: int = 1) -> RankNamespaces:
     """What a rank tells of itself."""
-    return RankNamespaces({index: f"group{index}/{rank}" for index in range(groups)})
+    return RankNamespaces({index: (f"group{index}/{rank}",) for index in range(groups)})
 
 
 def scheduler(

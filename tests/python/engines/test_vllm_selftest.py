@@ -61,8 +61,8 @@ def test_a_load_that_is_late_writes_nothing_after_the_pages_were_given_back(
         tasks.append(LateLoad(write))
         return tasks[-1]
 
-    trial = SimpleNamespace(dump=dump, load=load, namespace="trial", close=lambda: None)
-    store: Any = SimpleNamespace(pages=SimpleNamespace(page_count=PAGES, layer_names=("a",)), facts="{}")
+    trial = SimpleNamespace(dump=dump, load=load, namespaces=["trial"], parts=[], close=lambda: None)
+    store: Any = SimpleNamespace(page_count=PAGES, layer_names=("a",), at_start=())
     monkeypatch.setattr(GroupStore, "open", lambda *args, **kwargs: trial)
     monkeypatch.setattr(compute, "_cuda", lambda: None)
     depot: Any = FakeDepot()

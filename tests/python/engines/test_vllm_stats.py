@@ -41,6 +41,16 @@ def test_ranks_add_their_bytes_and_do_not_repeat_each_other() -> None:
     }
 
 
+def test_ranks_that_share_a_slice_s_dumps_add_them_up_and_other_slices_do_not_repeat_them() -> None:
+    together = DepotStats(data={})
+    for number in range(4):
+        stats = DepotStats(first_rank=number == 0, first_slice=number < 2)
+        stats.add("dump_blocks", 3 + number)
+        stats.add("dump_bytes", 100)
+        together = together.aggregate(taken(stats))
+    assert together.data == {"dump_blocks": 7, "dump_bytes": 400}
+
+
 def test_steps_add_up_and_are_counted_once() -> None:
     stats = DepotStats()
     stats.add("claims", 2)

@@ -96,7 +96,7 @@ def engine(depot: Any, *digests: str, named: bool = True, **values: Any) -> Sche
     side = SchedulerSide(depot, options(**values), geometry(), len(digests))
     side.kv_cache_manager = SimpleNamespace(block_pool=Pool())
     side.open_namespaces(
-        [RankNamespaces({0: BASE}, rank=rank, weights=digest, named=named) for rank, digest in enumerate(digests)]
+        [RankNamespaces({0: (BASE,)}, rank=rank, weights=digest, named=named) for rank, digest in enumerate(digests)]
     )
     return side
 
@@ -404,7 +404,7 @@ def first_step_after_a_reset(depot: FakeDepot, drops: bool = False) -> tuple[Sch
     assert side.match(req, 0) == (None, False)
     asked = side.build_step(Step().output())
     assert asked.examine
-    report = LoadReport(ranks=[RankNamespaces({0: '{"facts": {}}'}, weights="start")])
+    report = LoadReport(ranks=[RankNamespaces({0: ('{"facts": {}}',)}, weights="start")])
     report.generation, report.weights = asked.generation, {0: "updated"}
     side.reported(report)
     return side, req

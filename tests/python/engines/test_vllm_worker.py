@@ -13,6 +13,7 @@ from kvdepot.engines.vllm.groups import Geometry
 from kvdepot.engines.vllm.loads import STEP_PATIENCE_MS, Loads
 from kvdepot.engines.vllm.meta import Blocks, Load, StepMetadata
 from kvdepot.engines.vllm.saves import Saves
+from kvdepot.engines.vllm.shares import Share
 from kvdepot.engines.vllm.stats import DepotStats
 from kvdepot.engines.vllm.worker import WorkerSide
 
@@ -100,10 +101,17 @@ def test_a_graph_that_skips_the_hooks_saves_as_well() -> None:
     assert store.calls == [("dump", [1])]
 
 
-def test_ranks_with_equal_bytes_do_not_dump() -> None:
-    store = FakeStore(writes=False)
-    saves(store).finish_step({0: blocks(1)})
-    assert store.calls == []
+def test_ranks_with_equal_bytes_share_the_dumps() -> None:
+    """Whole blocks and layer by layer alike; a rank without a block of a step begins no dump."""
+    stores = [FakeStore(share=Share(index, 2)) for index in range(2)]
+    for store in stores:
+        side = saves(store)
+        side.finish_step({0: blocks(1, 2, 3)})
+        side.submit_layer("a", {0: blocks(4)})
+        side.finish_step({0: blocks(4)})
+    begun = [pages for store in stores for _, pages in store.calls]
+    assert sorted(page for pages in begun for page in pages) == [1, 2, 3, 4]
+    assert len(begun) == 3
 
 
 @pytest.mark.parametrize("by_layer", [True, False])

@@ -1,40 +1,53 @@
 //! From blocks to copies: where each tensor lies in the engine's memory and in the block's slot.
 
+use std::ops::Range;
+
 use kvdepot_copy::{CopyBatch, CopyOp};
+use kvdepot_core::limits::PAGE_PIECES_MAX;
 use kvdepot_core::{BlockHash, BlockLayout, Error, ErrorKind, Result};
 use kvdepot_io::SlotBuf;
 
-/// Where the engine's pages lie: tensor `t` of page `p` at `bases[t] + p * strides[t]`, tensors counted over all shards.
+/// Where the engine's pages lie: piece `i` of page `p` at `bases[i] + p * strides[i]`, pieces counted over all shards.
+///
+/// A page's pieces are the layout's tensors, unless the engine's memory is cut otherwise: the block's bytes are the same
+/// for every cut, because a shard is its pieces one after another.
 #[derive(Clone, Debug)]
 pub struct PageTable {
     bases: Vec<u64>,
     strides: Vec<i64>,
-    /// The first tensor of each shard.
-    firsts: Vec<usize>,
+    sizes: Vec<u64>,
+    /// `shard_starts[s]` = first piece of shard `s`; one more entry than shards.
+    shard_starts: Vec<usize>,
     page_count: u64,
 }
 
 impl PageTable {
-    /// Checks that there is a base and a stride for each tensor of the layout.
-    pub fn new(layout: &BlockLayout, bases: Vec<u64>, strides: Vec<i64>, page_count: u64) -> Result<Self> {
-        let mut tensors = 0;
-        let firsts = (0..layout.shard_count())
-            .map(|shard| {
-                let first = tensors;
-                tensors += layout.tensor_sizes(shard).len();
-                first
-            })
-            .collect();
-        if bases.len() != tensors || strides.len() != tensors {
+    /// Checks that there is a base and a stride for each piece. `sizes`: bytes of the pieces, which add up to the layout's
+    /// shards in order; `None` = the layout's tensors.
+    pub fn new(
+        layout: &BlockLayout,
+        bases: Vec<u64>,
+        strides: Vec<i64>,
+        page_count: u64,
+        sizes: Option<Vec<u64>>,
+    ) -> Result<Self> {
+        let (sizes, shard_starts) = match sizes {
+            Some(sizes) => {
+                let starts = shard_starts(layout, &sizes)?;
+                (sizes, starts)
+            }
+            None => tensors(layout),
+        };
+        if bases.len() != sizes.len() || strides.len() != sizes.len() {
             return Err(Error::new(
                 ErrorKind::Config,
-                "pages need one base and one stride for each tensor of the layout",
+                "pages need one base and one stride for each piece: a tensor of the layout, or a size that was given",
             )
-            .with("tensors", tensors)
+            .with("pieces", sizes.len())
             .with("bases", bases.len())
             .with("strides", strides.len()));
         }
-        Ok(Self { bases, strides, firsts, page_count })
+        Ok(Self { bases, strides, sizes, shard_starts, page_count })
     }
 
     /// Refuses a page that the engine does not have.
@@ -48,13 +61,14 @@ impl PageTable {
     }
 
     /// Runs of memory that hold the pages: address and length, apart from each other, ascending.
-    pub(crate) fn memory(&self, layout: &BlockLayout) -> Vec<(u64, u64)> {
-        let sizes = (0..layout.shard_count()).flat_map(|shard| layout.tensor_sizes(shard).iter().copied());
+    pub(crate) fn memory(&self) -> Vec<(u64, u64)> {
         let last = i64::try_from(self.page_count.saturating_sub(1)).unwrap_or(i64::MAX);
-        let mut runs: Vec<(u64, u64)> = sizes
+        let mut runs: Vec<(u64, u64)> = self
+            .sizes
+            .iter()
             .enumerate()
-            .map(|(tensor, size)| {
-                let ends = [self.address(tensor, 0), self.address(tensor, last)];
+            .map(|(piece, &size)| {
+                let ends = [self.address(piece, 0), self.address(piece, last)];
                 (ends[0].min(ends[1]), ends[0].max(ends[1]).saturating_add(size))
             })
             .collect();
@@ -69,9 +83,56 @@ impl PageTable {
         apart.into_iter().map(|(start, end)| (start, end - start)).collect()
     }
 
-    fn address(&self, tensor: usize, page: i64) -> u64 {
-        self.bases[tensor].wrapping_add_signed(page.wrapping_mul(self.strides[tensor]))
+    fn address(&self, piece: usize, page: i64) -> u64 {
+        self.bases[piece].wrapping_add_signed(page.wrapping_mul(self.strides[piece]))
     }
+
+    fn pieces(&self, shard: usize) -> Range<usize> {
+        self.shard_starts[shard]..self.shard_starts[shard + 1]
+    }
+}
+
+/// The layout's tensors as pieces, and the first one of each shard.
+fn tensors(layout: &BlockLayout) -> (Vec<u64>, Vec<usize>) {
+    let (mut sizes, mut starts) = (Vec::new(), vec![0]);
+    for shard in 0..layout.shard_count() {
+        sizes.extend_from_slice(layout.tensor_sizes(shard));
+        starts.push(sizes.len());
+    }
+    (sizes, starts)
+}
+
+/// The first piece of each shard, where pieces of these sizes fill the layout's shards one after another.
+fn shard_starts(layout: &BlockLayout, sizes: &[u64]) -> Result<Vec<usize>> {
+    let bad = |why: &str| Error::new(ErrorKind::Config, why.to_owned());
+    if sizes.len() > PAGE_PIECES_MAX {
+        return Err(bad("a page is in too many pieces")
+            .with("pieces", sizes.len())
+            .with("pieces_max", PAGE_PIECES_MAX));
+    }
+    let (mut starts, mut piece) = (vec![0], 0);
+    for shard in 0..layout.shard_count() {
+        let range = layout.shard_range(shard);
+        let mut left = range.end - range.start;
+        while left > 0 {
+            let size =
+                sizes.get(piece).copied().filter(|&size| size > 0 && size <= left).ok_or_else(|| {
+                    bad("the pieces of a page do not add up to its shards")
+                        .with("shard", shard)
+                        .with("bytes_left", left)
+                        .with("piece", piece)
+                })?;
+            left -= size;
+            piece += 1;
+        }
+        starts.push(piece);
+    }
+    if piece < sizes.len() {
+        return Err(bad("a page has more pieces than its shards have bytes")
+            .with("pieces", sizes.len())
+            .with("used", piece));
+    }
+    Ok(starts)
 }
 
 /// One block of a task.
@@ -108,28 +169,29 @@ impl Item {
         slot: &SlotBuf,
         batch: &mut CopyBatch,
     ) -> bool {
-        let sizes = layout.tensor_sizes(shard);
         let mut offset = layout.shard_range(shard).start as usize;
-        let addresses: &mut dyn FnMut(usize) -> u64 = match &self.source {
-            Source::Page(page) => {
-                let Some(pages) = pages else { return false };
-                let first = pages.firsts[shard];
-                &mut move |tensor| pages.address(first + tensor, *page)
-            }
-            Source::Shards(shards) => {
-                let Some((.., addresses)) = shards.iter().find(|(have, ..)| *have == shard) else {
-                    return false;
-                };
-                &mut move |tensor| addresses[tensor]
-            }
-        };
-        for (tensor, &size) in sizes.iter().enumerate() {
-            let mut device = addresses(tensor);
+        let mut copy = |mut device: u64, size: u64| {
             for run in slot.slice(offset, offset + size as usize) {
                 push(batch, CopyOp { device, host: run.ptr, len: run.len });
                 device += run.len as u64;
             }
             offset += size as usize;
+        };
+        match &self.source {
+            Source::Page(page) => {
+                let Some(pages) = pages else { return false };
+                for piece in pages.pieces(shard) {
+                    copy(pages.address(piece, *page), pages.sizes[piece]);
+                }
+            }
+            Source::Shards(shards) => {
+                let Some((.., addresses)) = shards.iter().find(|(have, ..)| *have == shard) else {
+                    return false;
+                };
+                for (&address, &size) in addresses.iter().zip(layout.tensor_sizes(shard)) {
+                    copy(address, size);
+                }
+            }
         }
         true
     }
@@ -147,4 +209,41 @@ fn push(batch: &mut CopyBatch, op: CopyOp) {
         return;
     }
     batch.ops.push(op);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layout(shards: &[&[u64]]) -> BlockLayout {
+        BlockLayout::new(shards.iter().map(|sizes| sizes.to_vec()).collect()).unwrap()
+    }
+
+    fn table(layout: &BlockLayout, sizes: &[u64]) -> Result<PageTable> {
+        let (bases, strides) = (vec![4096; sizes.len()], vec![1024; sizes.len()]);
+        PageTable::new(layout, bases, strides, 2, Some(sizes.to_vec()))
+    }
+
+    #[test]
+    fn pieces_are_the_layouts_tensors_unless_sizes_are_given() {
+        let layout = layout(&[&[64, 32], &[96]]);
+        let whole = PageTable::new(&layout, vec![0; 3], vec![0; 3], 1, None).unwrap();
+        assert_eq!((whole.pieces(0), whole.pieces(1)), (0..2, 2..3));
+        let cut = table(&layout, &[16, 80, 32, 32, 32]).unwrap();
+        assert_eq!((cut.pieces(0), cut.pieces(1)), (0..2, 2..5));
+        assert_eq!(cut.memory(), vec![(4096, 1024 + 80)]);
+    }
+
+    #[test]
+    fn pieces_that_do_not_fill_the_shards_exactly_are_refused() {
+        let layout = layout(&[&[64, 32], &[96]]);
+        for sizes in [&[96, 95][..], &[97, 95], &[96, 96, 1], &[64, 64, 64], &[96, 0, 96], &[96], &[]] {
+            assert_eq!(table(&layout, sizes).unwrap_err().kind(), ErrorKind::Config, "{sizes:?}");
+        }
+        let many = vec![1; PAGE_PIECES_MAX + 1];
+        let large = BlockLayout::new(vec![vec![many.len() as u64]]).unwrap();
+        assert_eq!(table(&large, &many).unwrap_err().kind(), ErrorKind::Config);
+        let unequal = PageTable::new(&layout, vec![0; 2], vec![0; 3], 1, None);
+        assert_eq!(unequal.unwrap_err().kind(), ErrorKind::Config);
+    }
 }

@@ -133,11 +133,25 @@ impl Store {
     /// # Safety
     /// The pages must stay allocated until the last clone of the store was dropped.
     pub unsafe fn register_pages(&self, bases: Vec<u64>, strides: Vec<i64>, page_count: u64) -> Result<()> {
-        let layout = self.inner.spec.layout();
-        let pages = PageTable::new(layout, bases, strides, page_count)?;
+        // SAFETY: the caller's contract.
+        unsafe { self.register_pieces(bases, strides, page_count, None) }
+    }
+
+    /// Like `register_pages`, for pages that are cut otherwise than the layout: into pieces of these sizes, shard by shard.
+    ///
+    /// # Safety
+    /// As for `register_pages`.
+    pub unsafe fn register_pieces(
+        &self,
+        bases: Vec<u64>,
+        strides: Vec<i64>,
+        page_count: u64,
+        sizes: Option<Vec<u64>>,
+    ) -> Result<()> {
+        let pages = PageTable::new(self.inner.spec.layout(), bases, strides, page_count, sizes)?;
         let engine = self.inner.device.engine();
         let mut kept = Vec::new();
-        for (address, len) in pages.memory(layout) {
+        for (address, len) in pages.memory() {
             let len = usize::try_from(len).unwrap_or(usize::MAX);
             // SAFETY: the caller's contract; tasks hold the store, so copies end before what is kept here.
             kept.push(unsafe { engine.register_device(address, len) }?);

@@ -1,5 +1,6 @@
 """The facts that make a namespace (P8): everything that changes the bytes of a block and is not in its hash."""
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kvdepot.engines.vllm.groups import Group
 from kvdepot.engines.vllm.pages import GroupPages
 from kvdepot.engines.vllm.ranks import Rank
+from kvdepot.engines.vllm.slices import HeadSlices
 from kvdepot.engines.vllm.weights import local_directory, weights_digest
 
 if TYPE_CHECKING:
@@ -143,6 +145,33 @@ def group_facts(engine: dict[str, object], group: Group, pages: GroupPages, rank
         "dcp_rank": rank.dcp_rank,
     }
     return json.dumps(facts, sort_keys=True)
+
+
+def slice_facts(
+    engine: dict[str, object], group: Group, pages: GroupPages, slices: HeadSlices, number: int, backend: str
+) -> str:
+    """The facts of one slice of a group's KV heads: the same on whichever rank of whichever engine it is."""
+    facts = {
+        **engine,
+        "backend": backend,
+        "block_tokens": group.block_tokens,
+        "layers": layer_ranges(pages.layer_names),
+        "form": list(pages.forms),
+        "spec": _spec_text(_of_all_heads(group.spec, slices.all_heads)),
+        "kv_heads": slices.all_heads,
+        "kv_slices": slices.count,
+        "kv_slice": number,
+    }
+    return json.dumps(facts, sort_keys=True)
+
+
+def _of_all_heads(spec: Any, heads: int) -> Any:
+    """A group's cache spec without what differs from rank to rank."""
+    inner = getattr(spec, "kv_cache_specs", None)
+    if inner is not None:
+        return [(name, _of_all_heads(one, heads)) for name, one in inner.items()]
+    of_rank = {"num_kv_heads": heads, "page_size_padded": None, "max_tp_shards": None}
+    return dataclasses.replace(spec, **{name: value for name, value in of_rank.items() if hasattr(spec, name)})
 
 
 def of_version(facts: str, version: str) -> str:

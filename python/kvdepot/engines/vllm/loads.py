@@ -14,6 +14,7 @@ from kvdepot.engines.vllm.stores import GroupStore
 
 if TYPE_CHECKING:
     from kvdepot._native import Task
+    from kvdepot.engines.vllm.joint import JointTask
 
 logger = connector_logger()
 
@@ -34,7 +35,7 @@ class Copy:
     """
 
     group: int
-    task: "Task | None"
+    task: "Task | JointTask | None"
     pages: tuple[int, ...]
     after: ComputePoint = NOW
     late: bool = False
@@ -145,7 +146,7 @@ class Loads:
             if shard is not None and copy.task is not None:
                 self._wait_for_shard(copy, copy.task, shard)
 
-    def _wait_for_shard(self, copy: Copy, task: "Task", shard: int) -> None:
+    def _wait_for_shard(self, copy: Copy, task: "Task | JointTask", shard: int) -> None:
         """On a device, it is the kernels launched from now on that wait, not this thread (P3)."""
         if copy.late:  # its pages are computed again, there is nothing more to wait for
             return
@@ -197,7 +198,7 @@ class Loads:
             self._stats.observe("load_seconds", time.monotonic() - copy.started_s)
             loaded = len(copy.pages) - len(bad)
             self._stats.add("load_blocks", loaded)
-            self._stats.add("load_bytes", loaded * self._stores[copy.group].pages.block_bytes)
+            self._stats.add("load_bytes", loaded * self._stores[copy.group].block_bytes)
             self._stats.add_failures("load", copy.task.failures())
         return bad
 

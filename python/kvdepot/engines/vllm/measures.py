@@ -20,6 +20,7 @@ class Over(Enum):
     SCHEDULER = "only the scheduler has it"
     SUM = "every rank moves bytes of its own, or fails by itself: the ranks' sum"
     FIRST = "every rank does the same: the first rank's"
+    SHARED = "ranks that hold the same bytes share the work: the sum over those that hold the first slice"
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,14 @@ _ALL = (
     Measure(
         "load_failed_blocks",
         Over.SUM,
-        "Blocks that could not be loaded and are computed, over all ranks.",
+        "Blocks that could not be loaded and are computed, over all ranks and their slices of KV heads.",
         label="kind",
     ),
-    Measure("dump_blocks", Over.FIRST, "Blocks copied from the KV cache of one rank into the depot."),
+    Measure(
+        "dump_blocks",
+        Over.SHARED,
+        "Blocks copied into the depot from the KV cache of one rank, or of ranks that hold the same and share them.",
+    ),
     Measure("dump_bytes", Over.SUM, "Bytes copied from the KV cache into the depot, over all ranks."),
     Measure(
         "dump_seconds",
@@ -91,7 +96,12 @@ _ALL = (
         "From a dump's start until the engine saw its end, which may be a step or more after it.",
         Kind.HISTOGRAM,
     ),
-    Measure("dump_failed_blocks", Over.SUM, "Blocks that a rank could not store, over all ranks.", label="kind"),
+    Measure(
+        "dump_failed_blocks",
+        Over.SUM,
+        "Blocks that a rank could not store, over all ranks and their slices.",
+        label="kind",
+    ),
     Measure(
         "dropped_blocks",
         Over.SCHEDULER,

@@ -69,17 +69,18 @@ class StepMetadata(KVConnectorMetadata):
 
 @dataclass
 class RankNamespaces:
-    """What a worker found at its start: the namespace of each group's pages on its rank, or why it cannot take part.
+    """What a worker found at its start: the namespaces of each group's pages on its rank, or why it cannot take part.
 
     Attributes:
-        canonical: by group; a group without layers on this rank (pipeline parallelism) is absent.
+        canonical: by group, one or one for each slice of KV heads; a group without layers on this rank (pipeline
+            parallelism) is absent.
         broken: empty, or the reason for which the connector has to stay off on all ranks.
         rank: which of the engine's workers this is.
         weights: digest of the weights in its memory; empty = not known.
         named: whether the namespaces' facts tell the weights from others.
     """
 
-    canonical: dict[int, str] = field(default_factory=dict)
+    canonical: dict[int, tuple[str, ...]] = field(default_factory=dict)
     broken: str = ""
     rank: int = 0
     weights: str = ""

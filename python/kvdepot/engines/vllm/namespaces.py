@@ -101,9 +101,10 @@ class EngineNamespaces:
         if unknown := self.weights.begin(digests, all(rank.named for rank in ranks)):
             self.turn_off(unknown)
             return
-        # Ranks with equal bytes (MLA) name one namespace; a pipeline stage without such layers names none.
+        # Ranks with equal bytes (MLA) name one namespace, a rank with several slices of KV heads one for each; a
+        # pipeline stage without such layers names none.
         self._names = [
-            list(dict.fromkeys(rank.canonical[group.index] for rank in ranks if group.index in rank.canonical))
+            list(dict.fromkeys(name for rank in ranks for name in rank.canonical.get(group.index, ())))
             for group in self._geometry.groups
         ]
         if not self.weights.examining:

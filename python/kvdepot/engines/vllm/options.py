@@ -54,6 +54,11 @@ class ConnectorOptions:
         return self.config.enable_event_sync
 
     @property
+    def kv_head_slices(self) -> int:
+        """Slices of KV heads that a block is stored in, for engines of any tensor-parallel size; 0 = by rank."""
+        return self.config.kv_head_slices
+
+    @property
     def hit_ratio(self) -> float | None:
         """At most this part of a prompt is taken from the depot; ``None`` = no limit."""
         return self.config.hit_ratio

@@ -44,6 +44,8 @@ class GroupPages:
 
     Attributes:
         cuda_device: number of the device that holds them; ``None`` = host memory.
+        whole_shards: whether the namespace's layout names whole shards, not their runs. Then engines whose pages are in
+            other runs share it, if a shard's bytes are the same.
     """
 
     layer_names: tuple[str, ...]
@@ -51,6 +53,7 @@ class GroupPages:
     forms: tuple[str, ...]
     page_count: int
     cuda_device: int | None = None
+    whole_shards: bool = False
 
     @property
     def layout(self) -> list[list[object]]:
@@ -58,6 +61,8 @@ class GroupPages:
         found: list[list[object]] = []
         for shard in self.shards:
             sizes = [run.size for run in shard]
+            if self.whole_shards:
+                sizes = [sum(sizes)]
             if found and found[-1][1] == sizes:
                 found[-1][0] = int(found[-1][0]) + 1  # type: ignore[call-overload]
             else:
@@ -70,12 +75,18 @@ class GroupPages:
         return sum(run.size for shard in self.shards for run in shard)
 
     def bases(self) -> npt.NDArray[np.uint64]:
-        """Address of page 0, by tensor of the layout."""
+        """Address of page 0, by run."""
         return np.array([run.base for shard in self.shards for run in shard], dtype=np.uint64)
 
     def strides(self) -> npt.NDArray[np.int64]:
-        """Bytes from one page to the next, by tensor of the layout."""
+        """Bytes from one page to the next, by run."""
         return np.array([run.stride for shard in self.shards for run in shard], dtype=np.int64)
+
+    def sizes(self) -> npt.NDArray[np.uint64] | None:
+        """Bytes by run, where the runs are not the layout's tensors; else ``None``."""
+        if not self.whole_shards:
+            return None
+        return np.array([run.size for shard in self.shards for run in shard], dtype=np.uint64)
 
     def shard_of_layer(self) -> dict[str, int]:
         """The shard that holds a layer; all are in shard 0 when the layout is not layer-wise."""
@@ -93,8 +104,28 @@ def group_pages(
     Raises:
         ValueError: a layer has no tensor, so that blocks would lack its bytes; or one whose pages cannot be copied.
     """
-    names: list[str] = []
-    layers: list[LayerPages] = []
+    by_name, device = distinct_layers(layer_names, kv_caches, page_count)
+    names, layers = tuple(by_name), list(by_name.values())
+    forms = tuple(dict.fromkeys(layer.form for layer in layers))
+    if layerwise:
+        shards = tuple(layer.runs for layer in layers)
+    elif layers:
+        block, order = by_address([run for layer in layers for run in layer.runs])
+        shards, forms = (joined(block),), forms + order
+    else:
+        shards = ()
+    return GroupPages(names, shards, forms, page_count, device)
+
+
+def distinct_layers(
+    layer_names: Sequence[str], kv_caches: Mapping[str, "torch.Tensor"], page_count: int
+) -> tuple[dict[str, LayerPages], int | None]:
+    """The layers with memory of their own, and the number of the device that holds it; ``None`` = host memory.
+
+    Raises:
+        ValueError: as ``group_pages``.
+    """
+    layers: dict[str, LayerPages] = {}
     devices: set[int | None] = set()
     seen: set[tuple[Run, ...]] = set()
     for name in layer_names:
@@ -104,19 +135,10 @@ def group_pages(
         devices.add(cuda_device(kv_caches[name]))
         if pages.runs not in seen:
             seen.add(pages.runs)
-            names.append(name)
-            layers.append(pages)
+            layers[name] = pages
     if len(devices) > 1:
         raise ValueError(f"the layers of one group are in memories of different devices: {devices}")
-    forms = tuple(dict.fromkeys(layer.form for layer in layers))
-    if layerwise:
-        shards = tuple(layer.runs for layer in layers)
-    elif layers:
-        block, order = by_address([run for layer in layers for run in layer.runs])
-        shards, forms = (joined(block),), forms + order
-    else:
-        shards = ()
-    return GroupPages(tuple(names), shards, forms, page_count, next(iter(devices), None))
+    return layers, next(iter(devices), None)
 
 
 def cuda_device(tensor: "torch.Tensor") -> int | None:
@@ -148,23 +170,36 @@ def layer_pages(tensor: "torch.Tensor", page_count: int) -> LayerPages:
     dims = [(ratio, strides[0]), *zip(shape[1:], strides[1:], strict=True)]
     dims = [(n, step) for n, step in dims if n != 1]
     form = f"{tensor.dtype}:{shape[1:]}/{[step for _, step in dims]}x{ratio}"
-    run_size = item
     # From the widest step to the narrowest: dimensions that follow each other in memory are one run.
     widest_first = sorted(dims, key=lambda dim: -dim[1])
     if widest_first != dims:
         # An earlier version took them in logical order: its blocks have other bytes.
         form += "@address"
-    dims = widest_first
-    while dims and dims[-1][1] == run_size:
-        run_size *= dims.pop()[0]
-    pieces = math.prod(n for n, _ in dims)
+    return LayerPages(runs_of(widest_first, item, tensor.data_ptr(), page_stride), form)
+
+
+def runs_of(dims: Sequence[tuple[int, int]], item: int, base: int, page_stride: int) -> tuple[Run, ...]:
+    """The runs of what has these dimensions (size and step in bytes), from the outermost to the innermost.
+
+    Args:
+        dims: without those of size 1.
+        item: bytes of an element.
+        base: address of the first element in page 0.
+        page_stride: bytes from one page to the next.
+
+    Raises:
+        ValueError: it is in too many pieces.
+    """
+    outer, run_size = list(dims), item
+    while outer and outer[-1][1] == run_size:
+        run_size *= outer.pop()[0]
+    pieces = math.prod(n for n, _ in outer)
     if pieces > RUNS_PER_PAGE_MAX:
-        raise ValueError(f"a page of {tuple(shape)} with strides {tuple(tensor.stride())} is in {pieces} pieces")
+        raise ValueError(f"a page with the dimensions (size, bytes apart) {list(dims)} is in {pieces} pieces")
     offsets = [0]
-    for n, step in dims:
+    for n, step in outer:
         offsets = [offset + i * step for offset in offsets for i in range(n)]
-    base = tensor.data_ptr()
-    return LayerPages(tuple(Run(base + offset, page_stride, run_size) for offset in offsets), form)
+    return tuple(Run(base + offset, page_stride, run_size) for offset in offsets)
 
 
 def by_address(runs: Sequence[Run]) -> tuple[list[Run], tuple[str, ...]]:

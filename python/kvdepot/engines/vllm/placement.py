@@ -52,6 +52,29 @@ def blocks_of(
     return found
 
 
+def head_bytes(layers: Sequence["torch.Tensor"], page: int, heads: range, by_layer: bool) -> list["torch.Tensor"]:
+    """What a slice of some KV heads has of a page, shard by shard, by torch's own indexing.
+
+    Args:
+        layers: as ``blocks_of`` has them.
+        page: the block.
+        heads: which of its KV heads.
+        by_layer: whether each layer is a shard, or all are one.
+    """
+    import torch
+
+    shards = []
+    for layer in layers:
+        kept = layer[page].narrow(-3, heads.start, len(heads))
+        order = sorted(range(kept.dim()), key=lambda dim: (kept.shape[dim] == 1, -kept.stride(dim)))
+        heads_outside = len(heads) > 1 and order[0] == kept.dim() - 3
+        in_order = kept.permute(order)
+        shards.append(list(in_order) if heads_outside else [in_order])
+    if not by_layer:
+        shards = [sorted((unit for units in shards for unit in units), key=lambda unit: unit.data_ptr())]
+    return [torch.cat([unit.reshape(-1) for unit in units]) for units in shards]
+
+
 def _by_block(name: str, tensor: "torch.Tensor", num_blocks: int) -> "torch.Tensor":
     """The tensor as bytes with the manager's blocks first: kernels may see each as several that follow each other."""
     import torch

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvdepot.engines.vllm.groups import layer_specs
+from kvdepot.engines.vllm.shares import ALONE, Share
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -19,13 +20,13 @@ class Rank:
             same on all of them.
         kv_shard: which of them this worker holds.
         dcp_rank: which of every ``dcp`` tokens this worker holds under decode context parallelism.
-        writes: whether this worker dumps: of the ranks with equal bytes only the first does.
+        share: what this worker dumps: ranks with equal bytes share the blocks.
     """
 
     kv_shards: int
     kv_shard: int
     dcp_rank: int
-    writes: bool
+    share: Share = ALONE
 
 
 def this_rank(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> Rank:
@@ -38,14 +39,14 @@ def this_rank(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> Ra
     # vLLM says how many ranks in a row hold the same bytes; what a version does not say is stored by each of them.
     replicas: int = getattr(kv_cache_config, "kv_tp_replicas", 1)
     if dcp == 1 or replicas > 1:
-        return Rank(tp // replicas, tp_rank // replicas, 0, writes=tp_rank % replicas == 0)
+        return Rank(tp // replicas, tp_rank // replicas, 0, Share(tp_rank % replicas, replicas))
     # Ranks that follow each other hold different tokens.
     dcp_rank = parallel_state.get_dcp_group().rank_in_group
     if all(_is_latent(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups):
-        # Latent KV differs by nothing else: ranks of the same place in their groups hold equal bytes, and the ranks of
-        # the first group dump. vLLM makes the groups of ranks that follow each other.
-        return Rank(kv_shards=1, kv_shard=0, dcp_rank=dcp_rank, writes=tp_rank == dcp_rank)
-    return Rank(kv_shards=tp, kv_shard=tp_rank, dcp_rank=dcp_rank, writes=True)
+        # Latent KV differs by nothing else: ranks of the same place in their groups hold equal bytes. vLLM makes the
+        # groups of ranks that follow each other.
+        return Rank(kv_shards=1, kv_shard=0, dcp_rank=dcp_rank, share=Share(tp_rank // dcp, tp // dcp))
+    return Rank(kv_shards=tp, kv_shard=tp_rank, dcp_rank=dcp_rank)
 
 
 def _is_latent(spec: Any) -> bool:
@@ -54,6 +55,13 @@ def _is_latent(spec: Any) -> bool:
         getattr(layer, "max_tp_shards", None) == 1 and getattr(layer, "dcp_sharded", False)
         for layer in layer_specs(spec)
     )
+
+
+def tensor_rank() -> int:
+    """This worker's number among the tensor-parallel ranks; only in a worker, after its process groups are there."""
+    from vllm.distributed import parallel_state
+
+    return int(parallel_state.get_tp_group().rank_in_group)
 
 
 def rank_number(vllm_config: "VllmConfig") -> int:

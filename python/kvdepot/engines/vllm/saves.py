@@ -13,6 +13,7 @@ from kvdepot.engines.vllm.stores import GroupStore
 
 if TYPE_CHECKING:
     from kvdepot._native import Task
+    from kvdepot.engines.vllm.joint import JointTask
 
 logger = connector_logger()
 
@@ -21,7 +22,7 @@ logger = connector_logger()
 class RunningDump:
     """A dump that may still read its pages."""
 
-    task: "Task"
+    task: "Task | JointTask"
     pages: frozenset[int]
     block_bytes: int
     after: list[ComputePoint] = field(default_factory=list)
@@ -117,7 +118,10 @@ class Saves:
         from kvdepot._native import KVDepotError
 
         store = self._stores.get(index)
-        if self.stopped or store is None or not store.writes or not blocks.pages:
+        if self.stopped or store is None:
+            return
+        blocks = store.share.of(blocks)
+        if not blocks.pages:
             return
         after = [] if by_layer else [self._order.point()]
         try:
@@ -125,9 +129,9 @@ class Saves:
         except KVDepotError as error:  # a block that is not stored is a later miss (P2)
             self._stats.add_failures("dump", {error.kind: len(blocks.pages)})
             return
-        running = RunningDump(task, frozenset(blocks.pages), store.pages.block_bytes, after)
+        running = RunningDump(task, frozenset(blocks.pages), store.block_bytes, after)
         if by_layer:
-            self._by_layer[index] = LayerDump(running, set(range(len(store.pages.shards))))
+            self._by_layer[index] = LayerDump(running, set(range(store.shard_count)))
         self._running.append(running)
 
     def fence(self, fresh: set[int]) -> None:
@@ -152,11 +156,10 @@ class Saves:
                 running.append(dump)
                 continue
             self._stats.observe("dump_seconds", time.monotonic() - dump.started_s)
-            failures = dump.task.failures()
-            stored = len(dump.pages) - sum(failures.values())
+            stored = len(dump.pages) - len(dump.task.failed())
             self._stats.add("dump_blocks", stored)
             self._stats.add("dump_bytes", stored * dump.block_bytes)
-            self._stats.add_failures("dump", failures)
+            self._stats.add_failures("dump", dump.task.failures())
         self._running = running
 
     def close(self) -> None:

@@ -10,18 +10,22 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from kvdepot.engines.vllm.compute import ComputeOrder
 from kvdepot.engines.vllm.log import connector_logger
 from kvdepot.engines.vllm.meta import Blocks
 from kvdepot.engines.vllm.options import ConnectorOptions
-from kvdepot.engines.vllm.placement import blocks_of
-from kvdepot.engines.vllm.stores import GroupStore
+from kvdepot.engines.vllm.placement import blocks_of, head_bytes
+from kvdepot.engines.vllm.shares import ALONE
+from kvdepot.engines.vllm.stores import GroupStore, Stored, slices
 
 if TYPE_CHECKING:
     import torch
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
     from kvdepot._native import Depot, Task
+    from kvdepot.engines.vllm.joint import JointTask
 
 logger = connector_logger()
 
@@ -51,11 +55,11 @@ def self_test(
     if not depot.attached:
         return False
     for index, store in stores.items():
-        page_count = store.pages.page_count
+        page_count = store.page_count
         if page_count <= UNTOUCHED_PAGE:
             logger.warning("kvdepot: %d blocks are too few for the self-test", page_count)
             return True
-        layers = blocks_of(store.pages.layer_names, kv_caches, kv_cache_config, index)
+        layers = blocks_of(store.layer_names, kv_caches, kv_cache_config, index)
         pages = sorted({*SOURCE_PAGES, *TARGET_PAGES, UNTOUCHED_PAGE})
         kept = [layer[pages].clone() for layer in layers]
         try:
@@ -77,14 +81,15 @@ def _round_trip(
             pattern = torch.randint(0, 256, layer[page].shape, dtype=torch.uint8, generator=generator)
             layer[page] = pattern.to(layer.device)
     expected = [[layer[page].clone() for page in (*SOURCE_PAGES, UNTOUCHED_PAGE)] for layer in layers]
-    facts = json.dumps({**json.loads(store.facts), "self_test": os.urandom(8).hex()}, sort_keys=True)
-    trial = GroupStore.open(depot, facts, store.pages, options, writes=True)
+    trial = GroupStore.open(depot, [_on_trial(stored) for stored in store.at_start], options, ALONE)
     try:
         hashes = [os.urandom(16) for _ in SOURCE_PAGES]
         written = ComputeOrder(options.enable_event_sync).point()
         dump = trial.dump(Blocks(hashes, list(SOURCE_PAGES)), written)
         if not _moved(dump, options.timeout_ms):
             _not_stored(index, dump)
+            return
+        if not _slices_are_right(index, trial, layers, hashes, options):
             return
         load = trial.load(Blocks(hashes, list(TARGET_PAGES)), written)
         if not _moved(load, options.timeout_ms):
@@ -93,13 +98,49 @@ def _round_trip(
         for number, layer in enumerate(layers):
             for page, want in zip((*TARGET_PAGES, UNTOUCHED_PAGE), expected[number], strict=True):
                 if not torch.equal(layer[page], want):
-                    name = store.pages.layer_names[number]
+                    name = store.layer_names[number]
                     raise SelfTestError(f"group {index}, layer {name}, page {page}: other bytes came back than went")
     finally:
         _forget(depot, trial)
 
 
-def _moved(task: "Task", timeout_ms: int) -> bool:
+def _on_trial(stored: Stored) -> Stored:
+    """The same in a namespace of its own."""
+    facts = {**json.loads(stored.facts), "self_test": os.urandom(8).hex()}
+    return Stored(json.dumps(facts, sort_keys=True), stored.pages, stored.heads)
+
+
+def _slices_are_right(
+    index: int, trial: GroupStore, layers: list["torch.Tensor"], hashes: list[bytes], options: ConnectorOptions
+) -> bool:
+    """Whether each slice has the bytes of its heads; false when that could not be looked at.
+
+    A round trip through this rank's own pages cannot show it: a rank that takes one slice for another puts it back
+    where it was, and only an engine with another number of ranks would compute on the wrong heads.
+
+    Raises:
+        SelfTestError: a slice has other bytes.
+    """
+    import torch
+
+    for heads, part in slices(trial):
+        for block_hash, page in zip(hashes, SOURCE_PAGES, strict=True):
+            wanted = head_bytes(layers, page, heads, by_layer=trial.shard_count == len(layers))
+            found = [torch.empty_like(shard) for shard in wanted]
+            # Kernels of a device may still use this memory for what had it before.
+            ComputeOrder(event_sync=False).point()
+            addresses = np.array([[shard.data_ptr()] for shard in found], dtype=np.uint64)
+            shards = np.arange(len(found), dtype=np.int64)
+            load = part.store.load([block_hash] * len(found), shards, addresses, found)
+            if not _moved(load, options.timeout_ms):
+                _not_stored(index, load)
+                return False
+            if not all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True)):
+                raise SelfTestError(f"group {index}: the slice of KV heads {heads} has other bytes than those heads")
+    return True
+
+
+def _moved(task: "Task | JointTask", timeout_ms: int) -> bool:
     """Whether all has been moved; returns when nothing touches the pages any more.
 
     They are put back after this, and are the engine's: a pattern written then would be served as KV, so nothing bounds
@@ -120,7 +161,7 @@ def _forget(depot: "Depot", trial: GroupStore) -> None:
     from kvdepot._native import KVDepotError
 
     try:
-        depot.reset([trial.namespace])
+        depot.reset(trial.namespaces)
     except KVDepotError as error:
         logger.debug("kvdepot: the self-test's blocks stay until they are evicted: %s", error)
     trial.close()

@@ -15,9 +15,12 @@ class DepotStats(KVConnectorStats):
 
     Attributes:
         first_rank: whether this process tells what all ranks count alike; true in the scheduler.
+        first_slice: whether it tells its share of what ranks with the same bytes divide among them; true in the
+            scheduler.
     """
 
     first_rank: bool = True
+    first_slice: bool = True
 
     def add(self, name: str, amount: int = 1, label: str = "") -> None:
         """Counts ``amount`` of a measure, under a label where it has one.
@@ -88,8 +91,8 @@ class DepotStats(KVConnectorStats):
     def take(self) -> "DepotStats | None":
         """What was counted since the last call, for the engine's sum; None when nothing was."""
         taken, self.data = self.data, {}
-        if not self.first_rank:
-            taken = {name: value for name, value in taken.items() if MEASURES[name].over is not Over.FIRST}
+        left_out = {Over.FIRST: not self.first_rank, Over.SHARED: not self.first_slice}
+        taken = {name: value for name, value in taken.items() if not left_out.get(MEASURES[name].over)}
         return DepotStats(data=taken) if taken else None
 
 

@@ -1,79 +1,167 @@
-"""One KV-cache group's store on this rank: the core's ``Store`` over the group's pages."""
+"""One KV-cache group's store on this rank: the core's ``Store`` over its pages, or one for each slice of KV heads."""
 
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvdepot.engines.vllm.compute import ComputePoint
 from kvdepot.engines.vllm.facts import of_version
+from kvdepot.engines.vllm.joint import JointTask
 from kvdepot.engines.vllm.meta import Blocks
 from kvdepot.engines.vllm.options import ConnectorOptions
 from kvdepot.engines.vllm.pages import GroupPages
+from kvdepot.engines.vllm.shares import Share
 
 if TYPE_CHECKING:
     from kvdepot._native import Depot, Namespace, Store, Task
 
 
 @dataclass(frozen=True)
-class GroupStore:
-    """A store whose pages are registered, and where each layer's bytes are in its blocks.
+class Stored:
+    """What one namespace holds of a group.
 
-    ``facts`` are those of the engine's start, whatever version of the weights the store is for.
+    Attributes:
+        facts: those of the engine's start, whatever version of the weights a store is for.
+        pages: where the bytes are on this rank.
+        heads: the KV heads, as this rank counts them, of which a slice is; ``None`` = no slice, the rank's whole pages.
     """
 
-    store: "Store"
-    pages: GroupPages
     facts: str
-    writes: bool
+    pages: GroupPages
+    heads: range | None = None
+
+    def of_version(self, version: str) -> "Stored":
+        """The same of another version of the weights."""
+        return Stored(of_version(self.facts, version), self.pages, self.heads)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A store whose pages are registered."""
+
+    stored: Stored
+    store: "Store"
+
+    @staticmethod
+    def open(depot: "Depot", stored: Stored, options: ConnectorOptions, owner: object) -> "Part":
+        """Opens the namespace that the facts and the pages' layout make, and registers the pages."""
+        pages = stored.pages
+        namespace = depot.open_namespace(stored.facts, json.dumps(pages.layout))
+        copy_json = options.copy_json(pages.cuda_device)
+        store = depot.store(namespace, timeout_ms=options.timeout_ms, copy_json=copy_json)
+        store.register_pages(pages.bases(), pages.strides(), pages.page_count, owner, sizes=pages.sizes())
+        return Part(stored, store)
+
+
+@dataclass(frozen=True)
+class GroupStore:
+    """A group's store on this rank, and where each layer's bytes are in its blocks.
+
+    Attributes:
+        at_start: what it holds, with the facts of the engine's start.
+        parts: the stores, one a namespace: a single one, or one for each slice of KV heads.
+        share: the part of the dumps that this rank has.
+        shard_of_layer: the shard that holds a layer.
+    """
+
+    at_start: tuple[Stored, ...]
+    parts: tuple[Part, ...]
+    share: Share
     shard_of_layer: dict[str, int]
 
     @staticmethod
     def open(
-        depot: "Depot", facts: str, pages: GroupPages, options: ConnectorOptions, writes: bool, owner: object = None
+        depot: "Depot", held: Sequence[Stored], options: ConnectorOptions, share: Share, owner: object = None
     ) -> "GroupStore":
-        """Opens the namespace that ``facts`` and the pages' layout make, and registers the pages.
+        """Opens the namespaces of all that is held, and registers its pages.
 
         The core holds ``owner``, whose memory the pages are, until its last copy has ended.
         """
-        namespace = depot.open_namespace(facts, json.dumps(pages.layout))
-        copy_json = options.copy_json(pages.cuda_device)
-        store = depot.store(namespace, timeout_ms=options.timeout_ms, copy_json=copy_json)
-        store.register_pages(pages.bases(), pages.strides(), pages.page_count, owner)
-        return GroupStore(store, pages, facts, writes, pages.shard_of_layer())
+        parts = tuple(Part.open(depot, stored, options, owner) for stored in held)
+        return GroupStore(tuple(held), parts, share, held[0].pages.shard_of_layer())
 
     def of_version(self, depot: "Depot", version: str, options: ConnectorOptions, owner: object) -> "GroupStore":
-        """The same pages in the namespace of another version of the weights; this store ends."""
+        """The same pages in the namespaces of another version of the weights; this store ends."""
         self.close()
-        store = GroupStore.open(depot, of_version(self.facts, version), self.pages, options, self.writes, owner)
-        return replace(store, facts=self.facts)
+        parts = tuple(Part.open(depot, stored.of_version(version), options, owner) for stored in self.at_start)
+        return GroupStore(self.at_start, parts, self.share, self.shard_of_layer)
 
     @property
-    def namespace(self) -> "Namespace":
-        """The namespace of this group's pages on this rank."""
-        return self.store.namespace
+    def namespaces(self) -> list["Namespace"]:
+        """The namespaces of this group's pages on this rank."""
+        return [part.store.namespace for part in self.parts]
 
-    def dump(self, blocks: Blocks, after: ComputePoint) -> "Task":
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """Layers with memory of their own."""
+        return self.at_start[0].pages.layer_names
+
+    @property
+    def page_count(self) -> int:
+        """Blocks of the engine's cache."""
+        return self.at_start[0].pages.page_count
+
+    @property
+    def shard_count(self) -> int:
+        """Shards of a block."""
+        return len(self.at_start[0].pages.shards)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block on this rank."""
+        return sum(stored.pages.block_bytes for stored in self.at_start)
+
+    def dump(self, blocks: Blocks, after: ComputePoint) -> "Task | JointTask":
         """Begins to store whole blocks."""
         pages = np.array(blocks.pages, dtype=np.int64)
-        return self.store.dump_pages(blocks.hashes, pages, wait_event=after.handle, keep=after.event)
+        return self._together(
+            lambda store: store.dump_pages(blocks.hashes, pages, wait_event=after.handle, keep=after.event)
+        )
 
-    def begin_dump(self, blocks: Blocks) -> "Task":
+    def begin_dump(self, blocks: Blocks) -> "Task | JointTask":
         """Prepares to store blocks whose layers are written one after the other."""
-        return self.store.begin_dump_pages(blocks.hashes, np.array(blocks.pages, dtype=np.int64))
+        pages = np.array(blocks.pages, dtype=np.int64)
+        return self._together(lambda store: store.begin_dump_pages(blocks.hashes, pages))
 
-    def load(self, blocks: Blocks, after: ComputePoint, patience_ms: int | None = None) -> "Task":
+    def load(self, blocks: Blocks, after: ComputePoint, patience_ms: int | None = None) -> "Task | JointTask":
         """Begins to load whole blocks, layer after layer; what is not in the pool is waited for so long."""
         pages = np.array(blocks.pages, dtype=np.int64)
-        return self.store.load_pages(
-            blocks.hashes, pages, wait_event=after.handle, patience_ms=patience_ms, keep=after.event
+        return self._together(
+            lambda store: store.load_pages(
+                blocks.hashes, pages, wait_event=after.handle, patience_ms=patience_ms, keep=after.event
+            )
         )
+
+    def _together(self, begin: Callable[["Store"], "Task"]) -> "Task | JointTask":
+        """Begins the same with every part; an error is raised only while nothing has begun."""
+        if len(self.parts) == 1:
+            return begin(self.parts[0].store)
+        from kvdepot._native import KVDepotError
+
+        tasks: list[Task] = []
+        try:
+            tasks.extend(begin(part.store) for part in self.parts)
+        except KVDepotError as error:
+            if not tasks:
+                raise
+            # Those that have begun touch the pages, so they have to be waited for like others (P3).
+            return JointTask(tasks, refused=error.kind)
+        return JointTask(tasks)
 
     def set_decoding(self, decoding: bool) -> None:
         """Says whether copies should leave the device's multiprocessors to the engine."""
-        self.store.set_decoding(decoding)
+        for part in self.parts:
+            part.store.set_decoding(decoding)
 
     def close(self, wait_ms: int = 0) -> bool:
-        """Ends the use of the engine's memory; false when a copy still uses it after ``wait_ms``."""
-        return self.store.close(wait_ms)
+        """Ends the use of the engine's memory; false when a copy still uses it after ``wait_ms`` for each part."""
+        ended = [part.store.close(wait_ms) for part in self.parts]
+        return all(ended)
+
+
+def slices(store: GroupStore) -> Iterator[tuple[range, Part]]:
+    """The store's parts that are slices, with their heads."""
+    return ((part.stored.heads, part) for part in store.parts if part.stored.heads is not None)

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kvdepot.engines.vllm.compute import ComputeOrder
-from kvdepot.engines.vllm.facts import engine_facts, group_facts, names_weights
+from kvdepot.engines.vllm.facts import engine_facts, names_weights
 from kvdepot.engines.vllm.groups import Geometry
+from kvdepot.engines.vllm.holdings import holding_of
 from kvdepot.engines.vllm.live import LiveWeights, caller_with
 from kvdepot.engines.vllm.loads import Loads
 from kvdepot.engines.vllm.log import connector_logger
 from kvdepot.engines.vllm.meta import LoadReport, RankNamespaces, StepMetadata
 from kvdepot.engines.vllm.options import ConnectorOptions
-from kvdepot.engines.vllm.pages import group_pages
-from kvdepot.engines.vllm.ranks import attention_backends, rank_number, this_rank
+from kvdepot.engines.vllm.ranks import rank_number, this_rank
 from kvdepot.engines.vllm.saves import Saves
 from kvdepot.engines.vllm.selftest import self_test
 from kvdepot.engines.vllm.sleep import watch_sleep
@@ -218,25 +218,26 @@ class WorkerSide:
         rank = this_rank(vllm_config, kv_cache_config)
         facts = engine_facts(vllm_config, kv_cache_config, self._options.weights_version)
         self._names.named = names_weights(facts)
+        owner = tuple(kv_caches.values())
+        first_slice = self._names.rank < vllm_config.parallel_config.tensor_parallel_size
         for group in self._geometry.groups:
-            pages = group_pages(group.layer_names, kv_caches, kv_cache_config.num_blocks, self._options.use_layerwise)
-            if not pages.shards:
+            held = holding_of(vllm_config, facts, group, kv_caches, kv_cache_config.num_blocks, rank, self._options)
+            if held is None:
                 continue
-            backend = attention_backends(vllm_config, pages.layer_names)
-            text = group_facts(facts, group, pages, rank, backend)
-            owner = tuple(kv_caches.values())
-            store = GroupStore.open(self._depot, text, pages, self._options, writes=rank.writes, owner=owner)
+            store = GroupStore.open(self._depot, held.stored, self._options, held.share, owner)
             self._stores[group.index] = store
-            self._names.canonical[group.index] = store.namespace.canonical
+            self._names.canonical[group.index] = tuple(namespace.canonical for namespace in store.namespaces)
+            first_slice = first_slice and held.first
             logger.info(
                 "kvdepot: group %d, %d layers, %d bytes a block in %d shards, namespace %s%s",
                 group.index,
-                len(pages.layer_names),
-                pages.block_bytes,
-                len(pages.shards),
-                store.namespace.id,
-                "" if rank.writes else " (another rank dumps)",
+                len(store.layer_names),
+                store.block_bytes,
+                store.shard_count,
+                ", ".join(namespace.id for namespace in store.namespaces),
+                f" (one of {held.share.count} ranks that share its dumps)" if held.share.count > 1 else "",
             )
+        self.stats.first_slice = first_slice
 
     # The step, in vLLM's order.
 

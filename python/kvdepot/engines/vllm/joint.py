@@ -1,0 +1,77 @@
+"""Tasks over the same blocks as one: those of a block's slices."""
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from kvdepot._native import Task
+
+
+class JointTask:
+    """Has the part of a ``Task``'s face that the connector uses. A block is whole when every task has it."""
+
+    def __init__(self, tasks: Sequence["Task"], refused: str = "") -> None:
+        """``refused``: kind of the error with which a further task was refused; then no block is whole."""
+        self._tasks = tasks
+        self._refused = refused
+
+    @property
+    def block_count(self) -> int:
+        """Blocks of each task."""
+        return self._tasks[0].block_count
+
+    def done(self) -> bool:
+        """Whether all have ended."""
+        return all(task.done() for task in self._tasks)
+
+    def wait(self, timeout_ms: int | None = None) -> bool:
+        """Waits until all have ended; false when the time passed first."""
+        left_ms = _countdown(timeout_ms)
+        return all(task.wait(left_ms()) for task in self._tasks)
+
+    def wait_shard(self, shard: int, *, timeout_ms: int | None = None) -> bool:
+        """Waits until this shard of every block has ended in all; false when the time passed first."""
+        left_ms = _countdown(timeout_ms)
+        return all(task.wait_shard(shard, timeout_ms=left_ms()) for task in self._tasks)
+
+    def wait_shard_on(self, shard: int, *, stream: int, timeout_ms: int | None = None) -> bool:
+        """Lets a device's stream wait for this shard of all; false when the time passed before it was told to."""
+        left_ms = _countdown(timeout_ms)
+        return all(task.wait_shard_on(shard, stream=stream, timeout_ms=left_ms()) for task in self._tasks)
+
+    def submit_shard(self, shard: int, *, wait_event: int = 0, keep: object = None) -> None:
+        """This shard of every block may be read, for all tasks."""
+        for task in self._tasks:
+            task.submit_shard(shard, wait_event=wait_event, keep=keep)
+
+    def failed(self) -> npt.NDArray[np.int64]:
+        """Indexes of the blocks that some task lacks, ascending."""
+        if self._refused:
+            return np.arange(self.block_count, dtype=np.int64)
+        return np.unique(np.concatenate([task.failed() for task in self._tasks]))
+
+    def failures(self) -> dict[str, int]:
+        """Failures by kind: a block counts once for each task that lacks it."""
+        found = {self._refused: self.block_count} if self._refused else {}
+        for task in self._tasks:
+            for kind, count in task.failures().items():
+                found[kind] = found.get(kind, 0) + count
+        return found
+
+
+def _countdown(timeout_ms: int | None) -> "_Left":
+    return _Left(None if timeout_ms is None else time.monotonic() + timeout_ms / 1e3)
+
+
+class _Left:
+    """Milliseconds that are left of a time that several tasks share."""
+
+    def __init__(self, end_s: float | None) -> None:
+        self._end_s = end_s
+
+    def __call__(self) -> int | None:
+        return None if self._end_s is None else max(0, round((self._end_s - time.monotonic()) * 1e3))

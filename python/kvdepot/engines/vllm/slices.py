@@ -1,0 +1,227 @@
+"""Blocks by slices of their KV heads, which engines with different tensor-parallel sizes share.
+
+A rank of a small engine holds several slices, one of a large engine a single one. A slice's bytes do not depend on
+that: its heads, tokens and layers follow each other in the order in which the engine's layout has them, and only how
+many runs of memory they are in differs from rank to rank.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvdepot.engines.vllm.groups import layer_specs
+from kvdepot.engines.vllm.pages import GroupPages, Run, distinct_layers, joined, runs_of
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class HeadSlices:
+    """Which slices of a block's KV heads a rank holds.
+
+    Attributes:
+        count: slices of a block, over all ranks.
+        slice_heads: KV heads of a slice.
+        first: the rank's first slice.
+        held: slices of the rank, which follow each other.
+        replica: which of the ranks with the same slices this is.
+        replicas: how many there are.
+    """
+
+    count: int
+    slice_heads: int
+    first: int
+    held: int
+    replica: int = 0
+    replicas: int = 1
+
+    @property
+    def rank_heads(self) -> int:
+        """KV heads of the rank."""
+        return self.held * self.slice_heads
+
+    @property
+    def all_heads(self) -> int:
+        """KV heads of the model."""
+        return self.count * self.slice_heads
+
+    def parts(self) -> list[tuple[int, range]]:
+        """Each of the rank's slices by its number, with its heads as the rank counts them."""
+        size = self.slice_heads
+        return [(self.first + index, range(index * size, (index + 1) * size)) for index in range(self.held)]
+
+
+class WholeError(ValueError):
+    """Why blocks are stored for each rank as a whole."""
+
+
+def head_slices(heads: int, wanted: int, ranks: int, rank: int) -> HeadSlices:
+    """The slices of one rank, as vLLM shares out heads: in order, each head to several ranks when there are too few.
+
+    Args:
+        heads: KV heads of the model.
+        wanted: slices of a block; more than there are heads mean one for each head.
+        ranks: tensor-parallel ranks.
+        rank: which of them.
+
+    Raises:
+        WholeError: no rank boundary may lie inside of a slice.
+    """
+    count = min(wanted, heads)
+    if heads % count:
+        raise WholeError(f"{heads} KV heads cannot be cut into {count} equal slices")
+    size = heads // count
+    if ranks <= heads and not heads % ranks:
+        if count % ranks:
+            raise WholeError(f"{count} slices cannot be shared out to {ranks} ranks: use a multiple of {ranks}")
+        held = count // ranks
+        return HeadSlices(count, size, rank * held, held)
+    if ranks % heads:
+        raise WholeError(f"{heads} KV heads cannot be shared out to {ranks} ranks")
+    if count != heads:
+        raise WholeError(f"{ranks} ranks hold one of {heads} KV heads each: use {heads} slices or more, not {count}")
+    replicas = ranks // heads
+    return HeadSlices(count, size, rank // replicas, 1, rank % replicas, replicas)
+
+
+def slices_of(vllm_config: Any, spec: Any, wanted: int, rank: int) -> HeadSlices:
+    """The slices of a group's blocks on a rank.
+
+    Args:
+        vllm_config: the engine's.
+        spec: the group's cache spec on this rank.
+        wanted: slices of a block.
+        rank: number of the rank among the tensor-parallel ones.
+
+    Raises:
+        WholeError: its blocks cannot be cut so, or it is not known that they can.
+    """
+    from vllm.v1 import kv_cache_interface as kinds
+
+    parallel = vllm_config.parallel_config
+    if parallel.decode_context_parallel_size > 1:
+        raise WholeError("decode context parallelism shares out tokens, not heads")
+    if getattr(getattr(vllm_config, "speculative_config", None), "draft_model_config", None) is not None:
+        raise WholeError("a draft model has KV heads of its own")
+    model = vllm_config.model_config
+    heads = int(model.get_total_num_kv_heads())
+    found = head_slices(heads, wanted, parallel.tensor_parallel_size, rank)
+    if found.replicas > 1 and kv_head_counts(model.hf_text_config.to_dict()) != {heads}:
+        # A layer with more of them has one on each rank, too, and not the same one on those that follow each other.
+        raise WholeError(f"it is not known that every layer has {heads} KV heads, each on {found.replicas} ranks")
+    for layer in layer_specs(spec):
+        if type(layer) not in (kinds.FullAttentionSpec, kinds.SlidingWindowSpec, kinds.ChunkedLocalAttentionSpec):
+            raise WholeError(f"a cache of kind {type(layer).__name__} has no KV heads to cut it by")
+        if getattr(layer.kv_quant_mode, "name", "NONE") != "NONE":
+            raise WholeError("scales of quantised KV may differ from rank to rank")
+        if not hasattr(layer, "num_head_slots"):
+            raise WholeError("this version of vLLM does not say how a page holds its heads")
+        if layer.num_head_slots is not None or layer.tokens_per_state != 1:
+            raise WholeError("the attention backend packs the heads of a page in a way of its own")
+        if layer.num_kv_heads != found.rank_heads:
+            raise WholeError(f"a layer has {layer.num_kv_heads} KV heads on this rank, not {found.rank_heads}")
+    return found
+
+
+def kv_head_counts(config: Any) -> set[int]:
+    """All numbers of KV heads that a model's configuration names, at any depth: layers may have their own."""
+    if isinstance(config, (list, tuple)):
+        return set().union(*map(kv_head_counts, config))
+    if not isinstance(config, dict):
+        return set()
+    counts: set[int] = set()
+    for name, value in config.items():
+        words = str(name).lower()
+        if "head" in words and ("kv" in words or "key_value" in words) and "dim" not in words:
+            counts |= {one for one in (value if isinstance(value, (list, tuple)) else [value]) if type(one) is int}
+        else:
+            counts |= kv_head_counts(value)
+    return counts
+
+
+def same_on_all_ranks(spec: Any) -> bool:
+    """Whether a group's KV is the same on all tensor-parallel ranks, whatever their number: latent attention's."""
+    return all(getattr(layer, "max_tp_shards", None) == 1 for layer in layer_specs(spec))
+
+
+def slice_pages(
+    layer_names: Sequence[str],
+    kv_caches: Mapping[str, "torch.Tensor"],
+    page_count: int,
+    layerwise: bool,
+    rank_heads: int,
+    heads: range,
+) -> GroupPages:
+    """The pages of some KV heads, as ``group_pages`` has those of all.
+
+    Args:
+        layer_names: the group's.
+        kv_caches: tensors [block, head, token, content] by layer; a block may be several of the kernel's.
+        page_count: blocks.
+        layerwise: whether each layer is a shard, or all are one.
+        rank_heads: KV heads of the tensors.
+        heads: which of them.
+
+    Raises:
+        ValueError: as ``group_pages``.
+        WholeError: a tensor has other dimensions.
+    """
+    layers, device = distinct_layers(layer_names, kv_caches, page_count)
+    units: list[tuple[int, list[_Unit]]] = []
+    forms: list[str] = []
+    for number, name in enumerate(layers):
+        found, form = _layer_units(name, kv_caches[name], page_count, rank_heads, heads)
+        units.append((number, found))
+        forms.append(form)
+    forms = list(dict.fromkeys(forms))
+    if layerwise:
+        shards = tuple(joined([run for unit in found for run in unit.runs]) for _, found in units)
+    elif units:
+        placed = [((number, unit.head), unit) for number, found in units for unit in found]
+        in_memory = sorted(placed, key=lambda one: one[1].runs[0].base)
+        if in_memory != placed:
+            order = repr([place for place, _ in in_memory]).encode()
+            forms.append(f"order:{hashlib.sha256(order).hexdigest()[:16]}")
+        shards = (joined([run for _, unit in in_memory for run in unit.runs]),)
+    else:
+        shards = ()
+    return GroupPages(tuple(layers), shards, tuple(forms), page_count, device, whole_shards=True)
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """What of a layer's slice is together in every layout: a head, or all heads where tokens are outside of heads.
+
+    Attributes:
+        head: number in the slice; -1 = all.
+    """
+
+    head: int
+    runs: tuple[Run, ...]
+
+
+def _layer_units(
+    name: str, tensor: "torch.Tensor", page_count: int, rank_heads: int, heads: range
+) -> tuple[list[_Unit], str]:
+    """A layer's part of a slice, and the form that its bytes have on every rank of every engine."""
+    item, shape = tensor.element_size(), tuple(tensor.shape)
+    if len(shape) != 4 or shape[1] != rank_heads:
+        raise WholeError(f"layer {name}: a tensor of {shape} is not [block, {rank_heads} heads, token, content]")
+    block, head, token, content = (step * item for step in tensor.stride())
+    ratio = shape[0] // page_count
+    sizes = {"k": ratio, "h": len(heads), "n": shape[2], "c": shape[3]}
+    steps = {"k": block, "h": head, "n": token, "c": content}
+    # Steps differ from rank to rank, their order does not. A dimension of one has no place in it.
+    order = sorted((letter for letter, size in sizes.items() if size > 1), key=lambda letter: -steps[letter])
+    described = "x".join(f"{size}{letter}" for letter, size in sizes.items())
+    form = f"{tensor.dtype}:slice:{described}@{''.join(order)}"
+    base, page_stride = tensor.data_ptr() + heads.start * head, block * ratio
+
+    def cut(letters: Sequence[str], at: int) -> tuple[Run, ...]:
+        return runs_of([(sizes[letter], steps[letter]) for letter in letters], item, at, page_stride)
+
+    if order[:1] != ["h"]:
+        return [_Unit(-1, cut(order, base))], form
+    return [_Unit(index, cut(order[1:], base + index * head)) for index in range(len(heads))], form
