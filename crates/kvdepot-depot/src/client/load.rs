@@ -60,7 +60,7 @@ fn load_chunks(work: &Work, rest: &mut Vec<usize>, under_way: &mut Option<Arc<Si
     let attachment = &work.store.attachment;
     let generation = attachment.generation()?;
     let namespace = attachment.handle(&generation, &work.store.spec)?;
-    let mut lane = attachment.lane(&generation, time_left(work)?)?;
+    let mut lane = dump::lane_of(work, &generation)?;
     let layered = work.layout().shard_count() > 1;
     let chunk = chunk_blocks(work, &generation, if layered { LAYERED_CHUNK_BYTES } else { CHUNK_BYTES });
     if rest.len() > chunk {
