@@ -335,6 +335,10 @@ impl CopyEngine for Bounded {
         true
     }
 
+    fn numa_node(&self) -> Option<u32> {
+        self.engine.as_ref()?.numa_node()
+    }
+
     unsafe fn register_pool(&self, base: *mut u8, len: usize) -> Result<PoolRegistration> {
         // SAFETY: the caller's contract.
         unsafe { self.engine()?.register_pool(base, len) }

@@ -58,6 +58,11 @@ pub trait CopyEngine: Send + Sync + Debug {
         false
     }
 
+    /// The NUMA node that the engine's device is nearest to, where it has a device and the machine says.
+    fn numa_node(&self) -> Option<u32> {
+        None
+    }
+
     /// Makes host memory quick to reach, in the background, as long as what it returns is kept. Batches may name that
     /// memory, or any other, before, meanwhile and after. For engines to which all memory is alike it does nothing.
     ///

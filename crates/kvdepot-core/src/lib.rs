@@ -12,6 +12,7 @@ pub mod limits;
 pub mod machine;
 pub mod pipeline;
 pub mod quota;
+pub mod regions;
 pub mod runs;
 mod split_table;
 
@@ -24,4 +25,5 @@ pub use layout::BlockLayout;
 pub use lease::{LeaseId, LeaseTable};
 pub use pipeline::{PipelineSpec, PoolKind};
 pub use quota::Ledger;
+pub use regions::{RegionGauge, RegionIndex};
 pub use runs::{Run, RunAllocator, Runs};

@@ -28,6 +28,8 @@ pub const LEASES_PER_OWNER_MAX: usize = 1 << 20;
 pub const PIPELINE_TEXT_BYTES_MAX: usize = 256;
 /// Size of the pool's extents: what is populated and registered as one.
 pub const POOL_EXTENT_BYTES: u64 = 1 << 30;
+/// Most regions of a pool.
+pub const POOL_REGIONS_MAX: usize = 32;
 /// Smallest pool.
 pub const POOL_BYTES_MIN: u64 = 1 << 20;
 /// Most block hashes in one request of the local door; clients split longer batches.

@@ -56,9 +56,12 @@ pub struct DepotConfig {
     /// Command of the process that keeps it.
     #[serde(default)]
     pub pool_keeper: Vec<String>,
-    /// NUMA nodes of the pool's memory: `auto`, `interleave`, or a list such as `0,2-3`.
+    /// NUMA nodes of the pool's memory: `auto` or a list such as `0,2-3`, with a region on each, or `interleave`.
     #[serde(default = "default_pool_numa")]
     pub pool_numa: String,
+    /// For tests: NUMA nodes that the machine counts as having. Their memory is that of its first node.
+    #[serde(default)]
+    pub numa_nodes: Option<Vec<u32>>,
     /// Which blocks a tier is given and when, by its name in the pipeline; a tier that is not named is written through.
     #[serde(default)]
     pub placement: BTreeMap<String, PlacementConfig>,

@@ -110,9 +110,10 @@ impl Depot {
         let keeps = pool_kind == PoolKind::Cache;
         config.ensure_pool_fits(pool_kind, tiers.len())?;
         let pool = Arc::new(pool);
+        let pool_bytes_max = config.mapped_bytes().min(pool.bytes());
         let pool_config = PoolConfig {
-            pool_bytes: config.pool_bytes,
-            pool_bytes_max: config.mapped_bytes().min(pool.bytes()),
+            pool_bytes: config.pool_bytes.min(pool_bytes_max),
+            pool_bytes_max,
             grow_step_bytes: config.pool_grow_bytes,
             policy: eviction::by_name(&config.eviction)?,
             keeps,
@@ -122,9 +123,11 @@ impl Depot {
         let names: Vec<&'static str> = tiers.iter().map(|tier| log_name(tier.name())).collect();
         // Private memory goes with its process.
         let is_kept = config.pool_keep_ms > 0 && pool.fd().is_some();
-        let ledger = is_kept.then(|| Ledger::create(pool.bytes())).transpose()?;
+        let ledger = is_kept.then(|| Ledger::create(pool.regions())).transpose()?;
         let parted = tiers.clone();
+        let regions = pool::region_sizes(pool.regions(), pool_bytes_max);
         let mut machine = Machine::new(pool_config, tiers.len())
+            .with_regions(&regions)
             .with_placements(&config.placements(pool_kind, &names)?)
             .with_parts(Arc::new(move |tier: usize, key: &BlockKey| parted[tier].part(key)));
         if is_kept {

@@ -41,6 +41,6 @@ mod waiters;
 pub use config::DepotConfig;
 pub use depot::Depot;
 pub use ending::Unwritten;
-pub use pool::PoolMapping;
+pub use pool::{PoolMapping, PoolRegion, RegionKind};
 pub use session::Session;
 pub use user::{User, WeakUser};

@@ -8,8 +8,10 @@ use kvdepot_core::runs::Runs;
 use kvdepot_core::{BlockHash, Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::pool::PoolRegion;
+
 /// Version of the local door; both sides must speak the same.
-pub const PROTOCOL_VERSION: u32 = 4;
+pub const PROTOCOL_VERSION: u32 = 5;
 /// First field of the first frame: whoever sends something else is not a client of ours.
 pub const HELLO_MAGIC: u64 = 0x3154_4f50_4544_564b;
 
@@ -139,12 +141,15 @@ pub enum Request<'a> {
     TakenOver,
     /// This process has no pool mapped of any depot before: its copies into and out of them have ended.
     CopiesEnded,
+    /// Blocks asked for on this connection are to lie near this NUMA node from now on, where there is room; none takes the
+    /// wish back. Not answered.
+    Near { node: Option<u32> },
 }
 
 impl Request<'_> {
     /// Whether no answer is sent.
     pub const fn is_one_way(&self) -> bool {
-        matches!(self, Self::ClaimHashes { .. } | Self::Goodbye)
+        matches!(self, Self::ClaimHashes { .. } | Self::Goodbye | Self::Near { .. })
     }
 
     /// Namespaces that it names by their numbers.
@@ -201,12 +206,12 @@ pub struct Arriving {
 #[expect(missing_docs, reason = "fields are named for what they carry")]
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Response {
-    /// To `Hello`; the pool's descriptor comes with the frame.
+    /// To `Hello`; the pool's descriptor, number 0, comes with the frame.
     Welcome {
         version: u32,
         depot: u64,
         pid: u32,
-        pool_bytes: u64,
+        regions: Vec<PoolRegion>,
         timeout_ms: u64,
         waiting_queue_depth: u64,
         running_queue_depth: u64,

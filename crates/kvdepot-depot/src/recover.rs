@@ -13,6 +13,7 @@ use kvdepot_core::runs::Runs;
 
 use crate::depot::Depot;
 use crate::ledger::left;
+use crate::pool::region_sizes;
 use crate::session::Session;
 use crate::taking_in::TakingIn;
 
@@ -57,7 +58,8 @@ impl Depot {
                 tracing::info!("{read} of {recorded} blocks that a crashed depot left have been read");
             }
         });
-        let gaps = left::places(&mut proved, runner.pool.bytes());
+        let regions = region_sizes(runner.pool.regions(), runner.pool.bytes());
+        let gaps = left::places(&mut proved, &regions);
         let mut holds = Holds { depot: self, held, sessions: Vec::new(), slots: 0 };
         for piece in proved.chunks(PIECE_SLOTS) {
             let keys: Vec<BlockKey> = piece.iter().map(|block| block.key).collect();

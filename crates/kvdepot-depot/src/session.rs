@@ -142,6 +142,7 @@ impl Session {
                 runner.look(|_| ());
                 Response::Ok
             }
+            Request::Near { node } => self.wish_near(node)?,
             Request::Hello { magic, version, .. } => self.welcome(magic, version)?,
             Request::OpenNamespace { canonical } => {
                 let opened = self.open_namespace(&canonical)?;
@@ -206,6 +207,18 @@ impl Session {
             }
             Request::Stats => Response::Stats(self.stats().to_string()),
         })
+    }
+
+    /// Has blocks lie near a NUMA node, those too that others fetch for namespaces which are used from here.
+    fn wish_near(&self, node: Option<u32>) -> Result<Response> {
+        let region = node.and_then(|node| self.runner.pool.near(node));
+        let (owner, user) = (self.owner, self.user());
+        self.runner.ask(owner, Ask::Near { region })?;
+        if user == owner {
+            Ok(Response::Ok)
+        } else {
+            self.runner.ask(user, Ask::Near { region }).map(|_| Response::Ok)
+        }
     }
 
     /// Before a client is given slots that nobody may have touched yet: its own cgroup or cpuset may refuse it a huge page,
@@ -296,7 +309,7 @@ impl Session {
             version: PROTOCOL_VERSION,
             depot: self.runner.id,
             pid: std::process::id(),
-            pool_bytes: self.runner.pool.bytes(),
+            regions: self.runner.pool.regions().to_vec(),
             timeout_ms: self.runner.config.timeout_ms,
             waiting_queue_depth: self.runner.config.waiting_queue_depth as u64,
             running_queue_depth: self.runner.config.running_queue_depth as u64,
@@ -359,7 +372,8 @@ impl Session {
     pub(crate) fn stats(&self) -> serde_json::Value {
         let runner = &self.runner;
         let mut map = runner.locator.stats.to_json();
-        let (counters, gauges) = runner.look(|machine| (machine.counters().clone(), machine.gauges()));
+        let (counters, gauges, regions) =
+            runner.look(|machine| (machine.counters().clone(), machine.gauges(), machine.regions()));
         crate::stats::merge(&mut map, &counters);
         for (name, value) in crate::stats::gauges(&gauges) {
             map.insert(name.to_owned(), value.into());
@@ -367,6 +381,8 @@ impl Session {
         for (name, value) in crate::pool::describe(&runner.pool, &runner.config) {
             map.insert(name.to_owned(), value);
         }
+        let regions = crate::pool::describe_regions(runner.pool.regions(), &regions);
+        map.insert("pool_regions".to_owned(), regions);
         if let Some(ledger) = &runner.ledger {
             map.insert("ledger_unproven_blocks".to_owned(), ledger.unproven().into());
         }

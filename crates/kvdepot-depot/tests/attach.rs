@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use kvdepot_core::{BlockHash, BlockLayout, NamespaceSpec};
-use kvdepot_depot::PoolMapping;
 use kvdepot_depot::client::{Attachment, Claim, ClaimGroupSpec};
 use kvdepot_depot::message::{PROTOCOL_VERSION, Request, Response, decode, encode};
 use kvdepot_depot::seqpacket::{FrameBuffer, SeqPacket};
+use kvdepot_depot::{PoolMapping, PoolRegion};
 
 const POOL: u64 = 1 << 20;
 /// A hang of the test itself, not a measure of speed.
@@ -53,7 +53,7 @@ fn serve(
                 version: PROTOCOL_VERSION,
                 depot: life,
                 pid: 1,
-                pool_bytes: POOL,
+                regions: vec![PoolRegion::memory(POOL, None)],
                 timeout_ms: 1000,
                 waiting_queue_depth: 1,
                 running_queue_depth: 1,

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use kvdepot_copy::pool::Registration;
 use kvdepot_copy::{CopyBatch, CopyEngine, GroupSink, PoolRegistration};
 use kvdepot_core::{BlockHash, BlockLayout, Error, ErrorKind, NamespaceSpec, Result};
-use kvdepot_depot::PoolMapping;
 use kvdepot_depot::client::{Attachment, Claim, ClaimGroupSpec, DeviceEngine, Store};
 use kvdepot_depot::message::{PROTOCOL_VERSION, Request, Response, decode, encode};
 use kvdepot_depot::seqpacket::{FrameBuffer, SeqPacket};
+use kvdepot_depot::{PoolMapping, PoolRegion};
 use rustix::net::{Shutdown, shutdown};
 
 const POOL: u64 = 1 << 20;
@@ -115,7 +115,7 @@ fn serve(mut socket: SeqPacket, pool: &PoolMapping, door: &Mutex<Door>) {
                 version: PROTOCOL_VERSION,
                 depot: 7,
                 pid: 1,
-                pool_bytes: POOL,
+                regions: vec![PoolRegion::memory(POOL, None)],
                 timeout_ms: 1000,
                 waiting_queue_depth: 1,
                 running_queue_depth: 1,

@@ -189,9 +189,11 @@ pub(crate) fn ask(socket: &Path, config: &mut DepotConfig) -> Result<Option<Inhe
     }
     let mut talk = Conversation { socket: connected, buffer: FrameBuffer::default() };
     talk.send(&Request::Hello { magic: HELLO_MAGIC, version: PROTOCOL_VERSION, pid: std::process::id() })?;
-    let (Response::Welcome { pool_bytes, .. }, Some(pool)) = talk.receive(HELLO_WAIT)? else {
+    let (Response::Welcome { regions, .. }, Some(pool)) = talk.receive(HELLO_WAIT)? else {
         return Err(unexpected());
     };
+    let pool = PoolMapping::map_regions(pool, regions)?;
+    let pool_bytes = pool.bytes();
     let configured = config.mapped_bytes();
     if !(config.pool_bytes..=configured).contains(&pool_bytes) {
         return Err(other_size(pool_bytes, configured));
@@ -200,7 +202,6 @@ pub(crate) fn ask(socket: &Path, config: &mut DepotConfig) -> Result<Option<Inhe
         tracing::warn!("the pool that is taken over may grow to {pool_bytes} bytes, not to {configured}");
         config.pool_bytes_max = pool_bytes;
     }
-    let pool = PoolMapping::map(pool, pool_bytes)?;
     talk.send(&Request::HandOver { version: HAND_OVER_VERSION, pool_bytes })?;
     let (Response::HandOver { holders }, Some(snapshot)) = talk.receive(HAND_OVER_WAIT)? else {
         return Err(unexpected());

@@ -133,6 +133,8 @@ pub(crate) struct Client {
     pub(crate) claims: Vec<Claimed>,
     /// Namespaces that it has opened, as places in the world's list.
     pub(crate) uses: std::collections::BTreeSet<usize>,
+    /// The region that it wishes, as far as it has told the depot.
+    pub(crate) near: Option<kvdepot_core::RegionIndex>,
 }
 
 impl Client {
@@ -144,6 +146,7 @@ impl Client {
             readings: Vec::new(),
             claims: Vec::new(),
             uses: std::collections::BTreeSet::new(),
+            near: None,
         }
     }
 }

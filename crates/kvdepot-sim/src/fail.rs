@@ -27,6 +27,8 @@ pub enum Rule {
     Placement,
     /// Only a namespace that nobody uses is forgotten, and nothing of it is lost but what the pool holds.
     Forgetting,
+    /// A block lies in the region that was wished for it, while that has room.
+    Regions,
     /// The machine's own totals.
     Totals,
     /// The machine or the simulation panicked.

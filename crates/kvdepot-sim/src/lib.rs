@@ -20,6 +20,7 @@ mod ops;
 mod placed;
 mod plan;
 mod recovery;
+mod regions;
 mod replies;
 mod rng;
 mod running;

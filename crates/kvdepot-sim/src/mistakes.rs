@@ -57,11 +57,13 @@ pub enum Mistake {
     RemovalsMixed,
     /// A tier that owes too many removals is used as if it owed none.
     ClosedTierUsed,
+    /// The region that a client wishes is ignored.
+    RegionIgnored,
 }
 
 impl Mistake {
     /// All of them.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 27] = [
         Self::SealedEarly,
         Self::LeaseKept,
         Self::NoQuarantine,
@@ -88,6 +90,7 @@ impl Mistake {
         Self::FailedRemovalCounts,
         Self::RemovalsMixed,
         Self::ClosedTierUsed,
+        Self::RegionIgnored,
     ];
 
     /// The mistake of that name.
@@ -113,6 +116,7 @@ impl Mistake {
             Self::FailedRemovalCounts => Some(Flaw::FailedRemovalCounts),
             Self::RemovalsMixed => Some(Flaw::RemovalsByOrder),
             Self::ClosedTierUsed => Some(Flaw::ClosedTierUsed),
+            Self::RegionIgnored => Some(Flaw::RegionIgnored),
             _ => None,
         }
     }

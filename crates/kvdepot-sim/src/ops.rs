@@ -121,6 +121,7 @@ impl World {
         let (keys, pages) = (self.keys(space, &hashes), self.spaces[space].pages);
         let (namespace, runs_max) = (self.spaces[space].handle, self.runs_max());
         let asked = Asked::Reserve { keys, pages, value: how == Reserve::Value };
+        self.tell_wish(client)?;
         self.request_of(
             Some(client),
             Request::Reserve { namespace, id: None, hashes, how, runs_max },

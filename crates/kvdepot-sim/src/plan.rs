@@ -37,10 +37,12 @@ pub enum Feature {
     Forgetting,
     KeptPools,
     RemovalErrors,
+    Wishes,
 }
 
 /// All features, in the order in which shrinking tries to switch them off.
-pub const FEATURES: [Feature; 28] = [
+pub const FEATURES: [Feature; 29] = [
+    Feature::Wishes,
     Feature::KeptPools,
     Feature::RemovalErrors,
     Feature::Forgetting,
@@ -113,6 +115,8 @@ pub struct Shape {
     pub pool_pages: usize,
     /// Pages that it may grow to.
     pub pool_pages_max: usize,
+    /// Pages of each of its regions.
+    pub regions: Vec<usize>,
     /// Name of the eviction policy.
     pub policy: &'static str,
     /// Whether blocks stay in the pool.
@@ -166,6 +170,7 @@ impl Plan {
             tiers,
             pool_pages,
             pool_pages_max,
+            regions: crate::regions::drawn(seed, pool_pages_max),
             policy: if rng.chance(50) { "lru" } else { "s3fifo" },
             keeps: !rng.chance(12),
             clients: rng.between(1, 5),
@@ -185,7 +190,10 @@ impl Plan {
         if Rng::new(seed ^ 0x4E30_7A15).chance(25) {
             features = features.without(Feature::RemovalErrors);
         }
-        let drawn_above = [Feature::Forgetting, Feature::KeptPools, Feature::RemovalErrors];
+        if Rng::new(seed ^ 0x3157_ED00).chance(25) {
+            features = features.without(Feature::Wishes);
+        }
+        let drawn_above = [Feature::Forgetting, Feature::KeptPools, Feature::RemovalErrors, Feature::Wishes];
         for feature in FEATURES.into_iter().filter(|feature| !drawn_above.contains(feature)) {
             let off = if feature == Feature::Crashes { 50 } else { 25 };
             if rng.chance(off) {

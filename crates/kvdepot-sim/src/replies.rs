@@ -72,6 +72,14 @@ impl Asked {
         matches!(self, Self::Publish { .. })
     }
 
+    /// Pages of each slot that it reserves.
+    const fn pages(&self) -> Option<usize> {
+        match self {
+            Self::Reserve { pages, .. } => Some(*pages),
+            _ => None,
+        }
+    }
+
     /// Whether the reply may come later.
     const fn waits(&self) -> bool {
         matches!(
@@ -157,8 +165,12 @@ impl World {
         let owner = client.map_or(0, |client| self.clients[client].owner);
         let waits = asked.waits();
         (self.asking, self.last_reply) = (token, None);
+        let wish = client.zip(asked.pages()).map(|(client, pages)| self.wished(client, pages));
         self.waiting.insert(token, Waiting { owner, asked });
         self.feed_and_answer(Event::Request { token, owner, request })?;
+        if let Some(wish) = wish {
+            self.check_wish(&wish)?;
+        }
         if !waits && self.waiting.contains_key(&token) {
             return fail(Rule::Replies, format!("request {token} was not answered at once"));
         }

@@ -383,6 +383,7 @@ impl World {
     /// Another depot begins, which numbers everything anew.
     pub(crate) fn replace_machine(&mut self) {
         self.machine = machine(&self.plan, self.mistake);
+        self.clients.iter_mut().for_each(|client| client.near = None);
         self.removals_ended.clear();
     }
 }
@@ -401,6 +402,7 @@ fn machine(plan: &Plan, mistake: Option<Mistake>) -> Machine {
     let part_of = |tier: usize, key: &BlockKey| if tier == 0 { usize::from(key.hash.0[1] % 2) } else { 0 };
     let mut machine =
         Machine::new(pool, placements.len()).with_placements(&placements).with_parts(Arc::new(part_of));
+    machine = machine.with_regions(&crate::regions::bytes(&plan.shape.regions));
     if plan.features.has(Feature::Forgetting) {
         machine = machine.with_namespaces_max(plan.shape.namespaces_max);
     }

@@ -149,6 +149,11 @@ fn a_past_epoch_forgotten_while_a_tier_is_busy_with_it() {
 }
 
 #[test]
+fn a_region_ignored_that_was_wished_and_had_room() {
+    finds(Mistake::RegionIgnored, &[Rule::Regions]);
+}
+
+#[test]
 fn a_failing_run_shrinks_to_a_few_operations() {
     let mistake = Some(Mistake::RemovalOvertaken);
     let failing = (0..SEEDS_MAX).map(Plan::new).find_map(|plan| {

@@ -35,6 +35,7 @@ fn every_seed_keeps_all_promises() {
         "crash",
         "forgotten",
         "hit",
+        "in the wished region",
         "killed",
         "not taken over",
         "opened again",

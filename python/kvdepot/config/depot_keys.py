@@ -118,9 +118,10 @@ class DepotKeys(BaseModel):
     )
     pool_numa: str = key(
         "auto",
-        "NUMA nodes of the pool's memory, which take pages in turn: `auto` (all that have processors, and the kernel's "
-        "choice where it refuses), `interleave` (these, or an error), or a list such as `0,2-3`. Nothing to choose on "
-        "a machine of one node.",
+        "NUMA nodes of the pool's memory: `auto` (a region on each node that has processors, where blocks lie "
+        "near the GPU that dumps or loads them; the kernel's choice where it refuses), a list such as `0,2-3` "
+        "(the same on these nodes, or an error), or `interleave` (one region, for which the nodes give pages "
+        "in turn, or an error). Nothing to choose on a machine of one node.",
         max_length=256,
     )
     pool_populate_threads: int = key(

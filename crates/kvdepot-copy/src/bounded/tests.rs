@@ -20,6 +20,15 @@ impl CopyEngine for Slow {
         batch.check_deadline()?;
         self.0.send(sink).map_err(|_| closed())
     }
+
+    fn numa_node(&self) -> Option<u32> {
+        Some(3)
+    }
+}
+
+#[test]
+fn the_node_is_that_of_the_engine_behind() {
+    assert_eq!(Lab::new().engine.numa_node(), Some(3));
 }
 
 /// Tells when it is dropped.

@@ -87,6 +87,9 @@ impl fmt::Display for Report {
                 "device {}: {}, sm_{major}{minor}, {} multiprocessors, {}, {}",
                 device.ordinal, device.name, device.multiprocessors, device.uuid, device.pci_bus_id
             )?;
+            if let Some(node) = device.numa_node(Path::new("/sys")) {
+                writeln!(f, "  NUMA node: {node}")?;
+            }
             writeln!(f, "  copy engines: {}", engines.join(", "))?;
             match calibration {
                 Some(calibration) => {

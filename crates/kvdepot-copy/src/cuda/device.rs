@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
 
 use kvdepot_core::{Error, ErrorKind, Result};
@@ -33,6 +34,15 @@ pub struct DeviceInfo {
     pub capability: (u32, u32),
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
+}
+
+impl DeviceInfo {
+    /// The NUMA node that it is at, where the machine says; `sysfs` is `/sys`.
+    pub fn numa_node(&self, sysfs: &Path) -> Option<u32> {
+        let path = sysfs.join("bus/pci/devices").join(self.pci_bus_id.to_ascii_lowercase()).join("numa_node");
+        // -1 where nobody knows.
+        std::fs::read_to_string(path).ok()?.trim().parse().ok()
+    }
 }
 
 /// Names a device.
@@ -155,4 +165,31 @@ fn text(bytes: &[c_char; NAME_BYTES]) -> String {
 fn uuid_text(bytes: &[u8; 16]) -> String {
     let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_s_node_is_read_by_its_bus_id() {
+        let sysfs = tempfile::tempdir().unwrap();
+        let mut device = DeviceInfo {
+            ordinal: 0,
+            handle: 0,
+            name: String::new(),
+            uuid: String::new(),
+            pci_bus_id: "0000:8A:00.0".to_owned(),
+            capability: (9, 0),
+            multiprocessors: 1,
+        };
+        let folder = sysfs.path().join("bus/pci/devices/0000:8a:00.0");
+        std::fs::create_dir_all(&folder).unwrap();
+        for (text, node) in [("1\n", Some(1)), ("-1\n", None), ("", None)] {
+            std::fs::write(folder.join("numa_node"), text).unwrap();
+            assert_eq!(device.numa_node(sysfs.path()), node, "{text:?}");
+        }
+        device.pci_bus_id = "0000:8B:00.0".to_owned();
+        assert_eq!(device.numa_node(sysfs.path()), None);
+    }
 }

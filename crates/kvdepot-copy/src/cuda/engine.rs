@@ -1,7 +1,7 @@
 //! The engine: a device's primary context, a lane for each direction, and a way of copying.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -237,6 +237,10 @@ impl CopyEngine for CudaEngine {
         };
         // SAFETY: the caller's contract.
         unsafe { lane.run(&batch, sink, &self.pools.snapshot()) }
+    }
+
+    fn numa_node(&self) -> Option<u32> {
+        self.device().numa_node(Path::new("/sys"))
     }
 
     unsafe fn register_pool(&self, base: *mut u8, len: usize) -> Result<PoolRegistration> {

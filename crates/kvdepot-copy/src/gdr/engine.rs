@@ -1,6 +1,7 @@
 //! The engine: a device's primary context, an adapter, a lane for each direction.
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -155,6 +156,10 @@ impl CopyEngine for GdrEngine {
         };
         // SAFETY: the caller's contract.
         unsafe { lane.run(batch, sink) }
+    }
+
+    fn numa_node(&self) -> Option<u32> {
+        self.regions.context.device().numa_node(Path::new("/sys"))
     }
 
     unsafe fn register_pool(&self, base: *mut u8, len: usize) -> Result<PoolRegistration> {

@@ -122,6 +122,10 @@ impl CopyEngine for Fallback {
         self.engine().name()
     }
 
+    fn numa_node(&self) -> Option<u32> {
+        self.engine().numa_node()
+    }
+
     unsafe fn run(&self, batch: CopyBatch, sink: Arc<dyn GroupSink>) -> Result<()> {
         // SAFETY: the caller's contract.
         unsafe { self.engine().run(batch, sink) }

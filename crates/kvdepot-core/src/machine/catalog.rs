@@ -7,6 +7,7 @@ use hashbrown::HashMap;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::{BlockHash, BlockKey, NamespaceId, NamespaceSpec, epoch_moves, next_epoch};
+use crate::regions::RegionIndex;
 
 use super::flaw::{Flaw, Flaws};
 use super::names::{PoolKey, SpaceId};
@@ -30,6 +31,8 @@ pub struct Namespace {
     advancing: u32,
     /// Whether a tier has not stored the epoch, as far as is known here.
     unstored: bool,
+    /// The region of the pool that is wished for its blocks.
+    pub(crate) near: Option<RegionIndex>,
 }
 
 impl Namespace {
@@ -97,6 +100,18 @@ impl Catalog {
 
     fn get_mut(&mut self, handle: NamespaceHandle) -> Result<&mut Namespace> {
         self.namespaces.get_mut(&handle).ok_or_else(|| unknown(handle))
+    }
+
+    /// From now on its blocks are wished in a region of the pool.
+    pub(crate) fn set_near(&mut self, handle: NamespaceHandle, region: RegionIndex) {
+        if let Some(namespace) = self.namespaces.get_mut(&handle) {
+            namespace.near = Some(region);
+        }
+    }
+
+    /// The region of the pool that is wished for a space's blocks.
+    pub(crate) fn near(&self, space: SpaceId) -> Option<RegionIndex> {
+        self.namespaces.get(&self.spaces.get(&space)?.handle?)?.near
     }
 
     /// A namespace, if its keys carry `id` now; whatever they carry without one.
@@ -186,7 +201,8 @@ impl Catalog {
             entry.handle = Some(handle);
         }
         let spec = Arc::clone(spec);
-        let namespace = Namespace { handle, spec, epoch, id, space, advancing: 0, unstored: false };
+        let namespace =
+            Namespace { handle, spec, epoch, id, space, advancing: 0, unstored: false, near: None };
         self.namespaces.insert(handle, namespace);
         self.by_root.insert(root, handle);
         handle

@@ -19,6 +19,7 @@ impl Machine {
         how: Reserve,
         runs_max: usize,
     ) -> Result<Reply> {
+        self.note_near(owner, namespace);
         let namespace = self.catalog.get_as(namespace, id)?.clone();
         self.pool.seen(owner);
         let mut runs_left = runs_max;
@@ -78,7 +79,8 @@ impl Machine {
             self.pool.may_dirty(bytes).map_err(NoRoom::Full)?;
         }
         let shards = if how == Reserve::Value { 1 } else { layout.shard_count() };
-        let slot = self.pool.insert(key, Block::dumping(shards), bytes, how != Reserve::Value)?;
+        let (indexed, near) = (how != Reserve::Value, namespace.near);
+        let slot = self.pool.insert(key, Block::dumping(shards), bytes, indexed, near)?;
         self.pool.edit(slot, |slot| slot.set_value(how == Reserve::Value));
         match self.pool.lease_for_filling(owner, slot) {
             Ok(lease) => {

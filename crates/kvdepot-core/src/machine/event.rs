@@ -8,6 +8,7 @@ use crate::eviction::SlotId;
 use crate::hit::GroupShape;
 use crate::key::{BlockHash, BlockKey, NamespaceId, NamespaceSpec};
 use crate::lease::LeaseId;
+use crate::regions::RegionIndex;
 use crate::runs::Runs;
 
 use super::records::{Adopt, Proof};
@@ -179,6 +180,10 @@ pub enum Request {
     EndAdvance { namespace: NamespaceHandle, epoch: u32, stored: bool },
     /// Moves a namespace to at least this epoch, which every tier has `stored` or not yet. Reply: `Namespace`.
     FollowEpoch { namespace: NamespaceHandle, epoch: u32, stored: bool },
+    /// Blocks for the owner are to lie in this region of the pool from now on, where there is room; none takes the wish back.
+    /// A namespace for which it reserves or loads keeps the wish for who has none of its own, such as a scheduler's claim.
+    /// Reply: `Done`.
+    Near { region: Option<RegionIndex> },
     /// Slots for blocks about to be dumped; more than `runs_max` runs in all are refused. With an `id`, the namespace's keys
     /// must still carry it. Reply: `Slots`, of the first ones.
     Reserve {

@@ -40,12 +40,13 @@ impl Machine {
         deadline: Nanos,
     ) -> Result<usize> {
         let namespace = self.catalog.get(namespace)?.clone();
+        let near = namespace.near;
         for (taken, &(hash, tier)) in blocks.iter().enumerate() {
             let key = namespace.pool_key(hash);
             if self.pool.find(&key).is_some() || self.flow.is_leaving(&key) {
                 continue;
             }
-            match self.pool.insert(key, Block::fetching(), namespace.slot_bytes(), true) {
+            match self.pool.insert(key, Block::fetching(), namespace.slot_bytes(), true, near) {
                 Ok(slot) => self.flow.read(slot, tier, deadline),
                 Err(NoRoom::Later) => return Ok(taken),
                 Err(NoRoom::Full(_)) => break,

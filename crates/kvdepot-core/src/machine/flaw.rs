@@ -33,6 +33,8 @@ pub enum Flaw {
     RemovalsByOrder,
     /// A tier that owes too many removals is used as if it owed none.
     ClosedTierUsed,
+    /// The region that is wished for a block is ignored.
+    RegionIgnored,
 }
 
 /// The mistake of a machine, if it has one.

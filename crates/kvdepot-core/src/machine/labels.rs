@@ -48,6 +48,7 @@ impl Request {
             Self::BeginAdvance { .. } => "begin_advance",
             Self::EndAdvance { .. } => "end_advance",
             Self::FollowEpoch { .. } => "follow_epoch",
+            Self::Near { .. } => "near",
             Self::Reserve { .. } => "reserve",
             Self::Commit { .. } => "commit",
             Self::Publish { .. } => "publish",

@@ -54,6 +54,7 @@ use hashbrown::HashMap;
 
 use crate::error::Result;
 use crate::limits::NAMESPACES_MAX;
+use crate::regions::RegionGauge;
 
 use catalog::Catalog;
 use claims::Claims;
@@ -173,6 +174,14 @@ impl Machine {
         self
     }
 
+    /// Divides the pool into regions of these sizes, one behind the other: multiples of `BLOCK_ALIGN_BYTES`, as many bytes in
+    /// all as the pool may have. To be called before the first event.
+    #[must_use]
+    pub fn with_regions(mut self, sizes: &[u64]) -> Self {
+        self.pool.divide(sizes);
+        self
+    }
+
     /// Cuts work into smaller pieces, so that a simulation sees what happens between them.
     #[cfg(any(test, feature = "model"))]
     pub const fn set_pace(&mut self, pace: Pace) {
@@ -229,9 +238,7 @@ impl Machine {
             Event::Probed { ask, outcome } => self.probed(ask, outcome, out),
             Event::TierForgot { tier, keys, lost } => self.tier_forgot(tier, &keys, lost),
             Event::Continue(job) => self.go_on(job, out),
-            Event::Populated { upto_bytes } => {
-                self.pool.grow(Some(upto_bytes));
-            }
+            Event::Populated { upto_bytes } => self.pool.populated(upto_bytes),
             Event::Ending => {
                 self.ending = true;
                 for token in self.flow.end_drains() {
@@ -352,6 +359,7 @@ impl Machine {
     /// Ends everything an owner holds (P4).
     fn owner_ended(&mut self, owner: Owner, out: &mut Effects) {
         self.users.end_owner(owner);
+        self.pool.forget_near(owner);
         self.loads.end_owner(&mut self.pool, owner, out);
         let (claims, mut rooms) = split(self);
         let claims = claims.end_owner(&mut rooms, owner, out);
@@ -393,6 +401,11 @@ impl Machine {
         &self.counters
     }
 
+    /// What each region of the pool holds now, in the order of the pool's bytes.
+    pub fn regions(&self) -> Vec<RegionGauge> {
+        self.pool.region_gauges()
+    }
+
     /// What is held now.
     pub fn gauges(&self) -> Gauges {
         Gauges {
@@ -429,6 +442,13 @@ impl Machine {
                 self.pool.free_bytes(),
                 self.pool.bytes()
             ));
+        }
+        for (region, (gauge, used)) in
+            self.pool.region_gauges().iter().zip(self.pool.recount_regions()).enumerate()
+        {
+            if used + gauge.free_bytes != gauge.bytes {
+                return Err(format!("region {region}: the slots hold {used} bytes, but it is {gauge:?}"));
+            }
         }
         self.check_spaces()
     }

@@ -97,7 +97,7 @@ impl Pace {
             queue_entries: pick(seed, 52, 4),
             replace_tries: pick(seed, 56, 4) as u32,
             removal_retry_ticks: pick(seed, 34, 3) as u32,
-            removals_owed: pick(seed, 30, 8),
+            removals_owed: pick(seed, 30, 3),
         }
     }
 }

@@ -19,6 +19,7 @@ const fn begins_something(request: &Request) -> bool {
             | Request::FollowEpoch { .. }
             | Request::BeginAdvance { .. }
             | Request::EndAdvance { .. }
+            | Request::Near { .. }
             | Request::Commit { .. }
             | Request::Release { .. }
             | Request::SetChecksum { .. }
@@ -60,6 +61,7 @@ impl Machine {
                         (handle, None)
                     }
                 };
+                self.note_near(owner, handle);
                 self.namespace_moved(handle, left, out)?
             }
             Request::UseNamespace { namespace } => {
@@ -82,6 +84,10 @@ impl Machine {
                 let left = self.catalog.end_advance(namespace, epoch, stored)?;
                 self.namespace_moved(namespace, left, out)?
             }
+            Request::Near { region } => {
+                self.pool.set_near(owner, region);
+                Reply::Done
+            }
             Request::Reserve { namespace, id, hashes, how, runs_max } => {
                 self.users.touch(namespace);
                 let hashes = &hashes[..hashes.len().min(blocks_max)];
@@ -100,6 +106,7 @@ impl Machine {
             }
             Request::Load { namespace, id, hashes, fetch_deadline, last, runs_max } => {
                 self.users.touch(namespace);
+                self.note_near(owner, namespace);
                 let namespace = self.catalog.get_as(namespace, id)?.clone();
                 let Self { catalog, pool, flow, counters, loads, .. } = self;
                 let mut rooms = Rooms { catalog, pool, flow, counters };
@@ -130,6 +137,7 @@ impl Machine {
             }
             Request::Prefetch { namespace, blocks, deadline } => {
                 let blocks = &blocks[..blocks.len().min(blocks_max)];
+                self.note_near(owner, namespace);
                 Reply::Took(self.prefetch(namespace, blocks, deadline)?)
             }
             Request::Remove { keys, locations } => {
@@ -176,6 +184,13 @@ impl Machine {
         };
         out.replies.push((token, Ok(reply)));
         Ok(())
+    }
+
+    /// What is fetched for a namespace is wished where who uses it wishes its blocks, whoever asks for it.
+    pub(super) fn note_near(&mut self, owner: Owner, namespace: NamespaceHandle) {
+        if let Some(region) = self.pool.near(owner) {
+            self.catalog.set_near(namespace, region);
+        }
     }
 
     /// Leases blocks to look at their bytes. That is no use of them: it changes neither the order of eviction nor what tiers

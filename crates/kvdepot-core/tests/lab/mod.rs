@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use kvdepot_core::machine::{
-    Closed, Command, Effects, Event, Location, Machine, Outcome, PoolConfig, RemovalId, Reply, Request,
-    Reserve, TierIndex,
+    Closed, Command, Effects, Event, Location, Machine, Outcome, Owner, PoolConfig, RemovalId, Reply,
+    Request, Reserve, TierIndex,
 };
 use kvdepot_core::{BlockHash, BlockKey, BlockLayout, NamespaceSpec, eviction};
 
@@ -80,8 +80,12 @@ impl Lab {
     }
 
     pub(crate) fn send(&mut self, request: Request) -> u64 {
+        self.send_as(OWNER, request)
+    }
+
+    pub(crate) fn send_as(&mut self, owner: Owner, request: Request) -> u64 {
         self.tokens += 1;
-        self.feed(Event::Request { token: self.tokens, owner: OWNER, request });
+        self.feed(Event::Request { token: self.tokens, owner, request });
         self.tokens
     }
 

@@ -89,6 +89,7 @@ impl Attachment {
         let this = Self::new(Target::Embedded(depot, user), Duration::from_millis(config.timeout_ms));
         let welcome = Welcome {
             depot: id,
+            is_divided: pool.regions().len() > 1,
             timeout_ms: config.timeout_ms,
             waiting_queue_depth: config.waiting_queue_depth as u64,
             running_queue_depth: config.running_queue_depth as u64,
@@ -543,6 +544,12 @@ impl LaneGuard {
         let call = |lane: &mut Lane| lane.call(request, deadline);
         let response = self.attachment.call_on(&self.generation, &mut self.lane, call)?;
         self.generation.checked(&named, response)
+    }
+
+    /// Has blocks that are asked for on this lane lie near a NUMA node, where the depot has room there.
+    pub(crate) fn wish_near(&mut self, node: Option<u32>, deadline: Instant) -> Result<()> {
+        let tell = |lane: &mut Lane| lane.wish_near(node, deadline);
+        self.attachment.call_on(&self.generation, &mut self.lane, tell)
     }
 
     /// As `call`, of a request that may wait for tiers: a depot that answers nobody is lost after `call_timeout`, not only

@@ -1,5 +1,6 @@
 //! A copy engine and the pool that it was told about: shared by all stores whose pages are in one device's memory.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,7 +9,7 @@ use kvdepot_core::Result;
 use parking_lot::Mutex;
 
 use crate::client::attached_pool::AttachedPool;
-use crate::pool::PoolMapping;
+use crate::pool::{PoolMapping, own_node};
 
 /// Names of this library's threads begin with this.
 const OWN_THREADS: &str = "kvd";
@@ -18,6 +19,8 @@ const OWN_THREADS: &str = "kvd";
 pub struct DeviceEngine {
     registered: Mutex<Option<Arc<RegisteredPool>>>,
     decoding: AtomicBool,
+    /// The NUMA node that its device, or this process, is at.
+    node: Option<u32>,
     /// None only while it is dropped.
     engine: Option<Arc<dyn CopyEngine>>,
 }
@@ -58,6 +61,7 @@ impl DeviceEngine {
         Arc::new(Self {
             registered: Mutex::new(None),
             decoding: AtomicBool::new(false),
+            node: engine.numa_node().or_else(|| own_node(Path::new("/"))),
             engine: Some(engine),
         })
     }
@@ -65,6 +69,11 @@ impl DeviceEngine {
     /// The engine.
     pub fn engine(&self) -> &Arc<dyn CopyEngine> {
         self.engine.as_ref().expect("an engine is there until it is dropped")
+    }
+
+    /// The NUMA node near which its blocks are to lie; none where there is no such.
+    pub(crate) const fn node(&self) -> Option<u32> {
+        self.node
     }
 
     /// Says whether the device decodes for somebody: then copies leave its multiprocessors alone.

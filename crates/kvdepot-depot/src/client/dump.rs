@@ -68,7 +68,7 @@ fn run_whole(work: &Work) -> Result<()> {
 fn dump_chunks(work: &Work, rest: &mut Vec<usize>) -> Result<()> {
     let attachment = &work.store.attachment;
     let generation = attachment.generation()?;
-    let mut lane = attachment.lane(&generation, time_left(work)?)?;
+    let mut lane = lane_of(work, &generation)?;
     let chunk = chunk_blocks(work, &generation, CHUNK_BYTES);
     while !rest.is_empty() {
         let now: Vec<usize> = rest[..chunk.min(rest.len())].to_vec();
@@ -86,6 +86,16 @@ fn dump_chunks(work: &Work, rest: &mut Vec<usize>) -> Result<()> {
     }
     lane.finish();
     Ok(())
+}
+
+/// A lane for a task, which the depot knows to be that of the task's device.
+pub(crate) fn lane_of(work: &Work, generation: &Arc<Generation>) -> Result<LaneGuard> {
+    let left = time_left(work)?;
+    let mut lane = work.store.attachment.lane(generation, left)?;
+    if generation.welcome.is_divided {
+        lane.wish_near(work.store.device.node(), Instant::now() + left)?;
+    }
+    Ok(lane)
 }
 
 /// What is left of the task's time.

@@ -11,7 +11,7 @@ use rustix::process::Pid;
 
 use crate::client::starved::is_runnable;
 use crate::message::{HELLO_MAGIC, PROTOCOL_VERSION, Request, Response, decode, encode};
-use crate::pool::PoolMapping;
+use crate::pool::{PoolMapping, PoolRegion};
 use crate::seqpacket::{FrameBuffer, SeqPacket};
 use crate::session::Session;
 
@@ -25,6 +25,8 @@ const STARVED_LOOK: Duration = Duration::from_millis(5);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Welcome {
     pub(crate) depot: u64,
+    /// Whether the pool has several regions.
+    pub(crate) is_divided: bool,
     pub(crate) timeout_ms: u64,
     pub(crate) waiting_queue_depth: u64,
     pub(crate) running_queue_depth: u64,
@@ -50,13 +52,13 @@ struct Socket {
 #[derive(Debug)]
 pub(crate) struct PassedPool {
     fd: OwnedFd,
-    bytes: u64,
+    regions: Vec<PoolRegion>,
 }
 
 impl PassedPool {
     /// Maps it.
     pub(crate) fn map(self) -> Result<Arc<PoolMapping>> {
-        PoolMapping::map(self.fd, self.bytes).map(Arc::new)
+        PoolMapping::map_regions(self.fd, self.regions).map(Arc::new)
     }
 }
 
@@ -64,11 +66,13 @@ impl PassedPool {
 #[derive(Debug)]
 pub(crate) struct Lane {
     way: Way,
+    /// The NUMA node near which the depot was told to have this lane's blocks.
+    near: Option<u32>,
 }
 
 impl Lane {
     pub(crate) const fn embedded(session: Session) -> Self {
-        Self { way: Way::Embedded(session) }
+        Self { way: Way::Embedded(session), near: None }
     }
 
     /// Connects and shakes hands; returns the pool that the depot passes as well.
@@ -77,20 +81,22 @@ impl Lane {
         let depot = peer_process(socket.as_fd());
         let process = std::process::id();
         let buffer = FrameBuffer::default();
-        let mut lane = Self { way: Way::Socket(Socket { socket, buffer, request_id: 0, depot, process }) };
+        let way = Way::Socket(Socket { socket, buffer, request_id: 0, depot, process });
+        let mut lane = Self { way, near: None };
         let Way::Socket(socket) = &mut lane.way else { return Err(unexpected()) };
         let hello = Request::Hello { magic: HELLO_MAGIC, version: PROTOCOL_VERSION, pid: process };
         socket.ask(&hello, deadline)?;
         let (response, fd) = socket.answer(deadline)?;
         let Response::Welcome {
-            depot, pool_bytes, timeout_ms, waiting_queue_depth, running_queue_depth, ..
+            depot, regions, timeout_ms, waiting_queue_depth, running_queue_depth, ..
         } = response.into_result()?
         else {
             return Err(unexpected());
         };
         let fd = fd.ok_or_else(|| Error::new(ErrorKind::Protocol, "the depot did not pass its pool"))?;
-        let welcome = Welcome { depot, timeout_ms, waiting_queue_depth, running_queue_depth };
-        Ok((lane, welcome, PassedPool { fd, bytes: pool_bytes }))
+        let is_divided = regions.len() > 1;
+        let welcome = Welcome { depot, is_divided, timeout_ms, waiting_queue_depth, running_queue_depth };
+        Ok((lane, welcome, PassedPool { fd, regions }))
     }
 
     /// Asks and waits for the answer until the deadline. After an error of the way itself (not a `Failed` answer) the
@@ -135,6 +141,15 @@ impl Lane {
             Way::Embedded(session) => session.handle(request).into_result().map(drop),
             Way::Socket(socket) => socket.ask(&request, deadline),
         }
+    }
+
+    /// Has blocks that are asked for on this lane lie near a NUMA node, where the depot has room there.
+    pub(crate) fn wish_near(&mut self, node: Option<u32>, deadline: Instant) -> Result<()> {
+        if self.near != node {
+            self.tell(Request::Near { node }, deadline)?;
+            self.near = node;
+        }
+        Ok(())
     }
 
     /// Whether the depot at the other end has gone, as far as can be told without asking it.

@@ -7,7 +7,7 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
 use crate::client::attach::{Generation, LaneGuard};
-use crate::client::dump::{CHUNK_BLOCKS, Placed, Reserved, commit, copy, reserve, time_left};
+use crate::client::dump::{CHUNK_BLOCKS, Placed, Reserved, commit, copy, lane_of, reserve};
 use crate::client::store::{Kept, Work};
 use crate::message::Shards;
 
@@ -61,7 +61,7 @@ impl LayerDumpState {
         if self.begun.is_none() {
             self.copied = vec![false; work.layout().shard_count()];
             let generation = work.store.attachment.generation()?;
-            let mut lane = work.store.attachment.lane(&generation, time_left(work)?)?;
+            let mut lane = lane_of(work, &generation)?;
             let items: Vec<usize> = (0..work.items.len()).collect();
             for chunk in items.chunks(CHUNK_BLOCKS) {
                 let Reserved { placed, full } = reserve(work, &generation, &mut lane, chunk)?;

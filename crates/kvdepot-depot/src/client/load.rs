@@ -61,7 +61,7 @@ fn load_chunks(work: &Work, rest: &mut Vec<usize>, under_way: &mut Vec<Arc<Sink>
     let attachment = &work.store.attachment;
     let generation = attachment.generation()?;
     let namespace = attachment.handle(&generation, &work.store.spec)?;
-    let mut lane = attachment.lane(&generation, time_left(work)?)?;
+    let mut lane = dump::lane_of(work, &generation)?;
     let layered = work.layout().shard_count() > 1;
     let chunk = chunk_blocks(work, &generation, if layered { LAYERED_CHUNK_BYTES } else { CHUNK_BYTES });
     // Where the processor copies, there is nothing to overlap. Two chunks are no larger together than one.
@@ -138,7 +138,7 @@ impl Load<'_> {
         let attachment = &work.store.attachment;
         let mut lane = match self.spare.pop() {
             Some(lane) => lane,
-            None => match attachment.lane(&generation, time_left(work)?) {
+            None => match dump::lane_of(work, &generation) {
                 Ok(lane) => lane,
                 // One lane will do: it is free again when what moves has been copied.
                 Err(_) if !self.moving.is_empty() => return Ok(false),

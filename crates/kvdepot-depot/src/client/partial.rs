@@ -6,7 +6,7 @@ use hashbrown::HashMap;
 use kvdepot_core::{BlockHash, ErrorKind, Result};
 
 use crate::client::attach::{Generation, LaneGuard};
-use crate::client::dump::{CHUNK_BLOCKS, Placed, Reserved, commit, copy, reserve, time_left};
+use crate::client::dump::{CHUNK_BLOCKS, Placed, Reserved, commit, copy, lane_of, reserve};
 use crate::client::store::Work;
 use crate::message::Shards;
 use kvdepot_core::runs::Runs;
@@ -43,7 +43,7 @@ impl Partial {
         let current = work.store.attachment.generation()?;
         if !self.lane.as_ref().is_some_and(|(generation, _)| Arc::ptr_eq(generation, &current)) {
             self.open.clear();
-            self.lane = Some((Arc::clone(&current), work.store.attachment.lane(&current, time_left(work)?)?));
+            self.lane = Some((Arc::clone(&current), lane_of(work, &current)?));
         }
         let Some((generation, lane)) = &mut self.lane else { return Ok(()) };
         let new: Vec<usize> =

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   head         magic, version, bytes of the pool, salt, records there may be, checksum of these; records and namespaces
-//!                used so far; whether it still holds; clients that may copy, with a check
+//!                used so far; whether it still holds; clients that may copy, with a check; the pool's regions: how many,
+//!                checksum, and of each its bytes and its node
 //!   namespaces   each: epoch with a check, checksum and length of the text, the text that was fingerprinted
 //!   records      one for each slot number: checksum (0: none), key, checksum of the block, its bytes, its place
 //! ```
@@ -10,15 +11,17 @@
 //! A checksum covers the salt and the number of what it stands in, so nothing is taken for something else. It is written
 //! last, and cleared first.
 
-use kvdepot_core::limits::{BLOCK_ALIGN_BYTES, NAMESPACE_SPEC_BYTES_MAX, NAMESPACES_MAX};
+use kvdepot_core::limits::{BLOCK_ALIGN_BYTES, NAMESPACE_SPEC_BYTES_MAX, NAMESPACES_MAX, POOL_REGIONS_MAX};
 use kvdepot_core::machine::Whole;
 use kvdepot_core::runs::{Run, Runs};
 use kvdepot_core::{BlockHash, BlockKey, NamespaceId};
 use kvdepot_io::checksum::crc64;
 
+use crate::pool::PoolRegion;
+
 pub(super) const MAGIC: u64 = 0x5244_474c_4456_4b00;
 /// Version of the layout. Another one is not read.
-pub(super) const VERSION: u64 = 1;
+pub(super) const VERSION: u64 = 2;
 
 pub(super) const HEAD_MAGIC: usize = 0;
 pub(super) const HEAD_VERSION: usize = 1;
@@ -30,7 +33,11 @@ pub(super) const HEAD_RECORDS: usize = 6;
 pub(super) const HEAD_NAMESPACES: usize = 7;
 pub(super) const HEAD_HOLDS: usize = 8;
 pub(super) const HEAD_CLIENTS: usize = 9;
+pub(super) const HEAD_REGIONS: usize = 10;
+pub(super) const HEAD_REGIONS_CHECKSUM: usize = 11;
+const HEAD_REGION: usize = 12;
 const HEAD_WORDS: usize = 512;
+const _: () = assert!(HEAD_REGION + 2 * POOL_REGIONS_MAX <= HEAD_WORDS);
 
 pub(super) const NAMESPACE_EPOCH: usize = 0;
 pub(super) const NAMESPACE_CHECKSUM: usize = 1;
@@ -42,6 +49,25 @@ const NAMESPACE_WORDS: usize = NAMESPACE_TEXT + NAMESPACE_SPEC_BYTES_MAX.div_cei
 const RUNS_MAX: usize = 8;
 pub(super) const RECORD_WORDS: usize = 16;
 const _: () = assert!(8 + RUNS_MAX == RECORD_WORDS);
+
+/// The number by which the list of regions is checked: the head has 0.
+pub(super) const REGIONS_NUMBER: usize = 1;
+
+/// Where what is said of this region begins.
+pub(super) const fn region_at(number: usize) -> usize {
+    HEAD_REGION + 2 * number
+}
+
+/// The words of a region. What is not on one node has node 0, and others one more than their own.
+pub(super) fn region_words(region: &PoolRegion) -> [u64; 2] {
+    [region.bytes, region.node.map_or(0, |node| u64::from(node) + 1)]
+}
+
+/// The region of these words.
+pub(super) fn region_of([bytes, node]: [u64; 2]) -> Option<PoolRegion> {
+    let node = node.checked_sub(1).map(u32::try_from).transpose().ok()?;
+    Some(PoolRegion::memory(bytes, node))
+}
 
 /// Where the namespace of this number begins.
 pub(super) const fn namespace_at(number: usize) -> usize {

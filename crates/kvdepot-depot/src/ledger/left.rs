@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use kvdepot_core::limits::{NAMESPACE_SPEC_BYTES_MAX, NAMESPACES_MAX, POOL_EXTENT_BYTES};
+use kvdepot_core::limits::{NAMESPACE_SPEC_BYTES_MAX, NAMESPACES_MAX, POOL_EXTENT_BYTES, POOL_REGIONS_MAX};
 use kvdepot_core::machine::Whole;
 use kvdepot_core::runs::Run;
 use kvdepot_core::{Error, ErrorKind, Result};
@@ -12,11 +12,12 @@ use kvdepot_io::checksum::crc64_slot;
 
 use super::layout::{
     HEAD_CHECKSUM, HEAD_CLIENTS, HEAD_HOLDS, HEAD_MAGIC, HEAD_NAMESPACES, HEAD_POOL_BYTES, HEAD_RECORDS,
-    HEAD_RECORDS_MAX, HEAD_SALT, HEAD_VERSION, MAGIC, NAMESPACE_BYTES, NAMESPACE_CHECKSUM, NAMESPACE_EPOCH,
-    NAMESPACE_TEXT, RECORD_WORDS, VERSION, block_of, checksum, clients_of, epoch_of, namespace_at, record_at,
-    records_max, text_checksum,
+    HEAD_RECORDS_MAX, HEAD_REGIONS, HEAD_REGIONS_CHECKSUM, HEAD_SALT, HEAD_VERSION, MAGIC, NAMESPACE_BYTES,
+    NAMESPACE_CHECKSUM, NAMESPACE_EPOCH, NAMESPACE_TEXT, RECORD_WORDS, REGIONS_NUMBER, VERSION, block_of,
+    checksum, clients_of, epoch_of, namespace_at, record_at, records_max, region_at, region_of,
+    text_checksum,
 };
-use crate::pool::{PoolMapping, SharedWords};
+use crate::pool::{PoolMapping, PoolRegion, SharedWords, region_bytes};
 
 /// Threads that read the pool, at most.
 const THREADS_MAX: usize = 8;
@@ -28,6 +29,7 @@ const PIECE: usize = 64;
 pub struct LeftLedger {
     words: SharedWords,
     pool_bytes: u64,
+    regions: Vec<PoolRegion>,
     salt: u64,
 }
 
@@ -56,12 +58,24 @@ impl LeftLedger {
         if get(HEAD_HOLDS) != 1 {
             return Err(bad("the ledger was closed before its depot ended"));
         }
-        Ok(Self { words, pool_bytes: of_bytes, salt })
+        let count = usize::try_from(get(HEAD_REGIONS)).unwrap_or(usize::MAX).min(POOL_REGIONS_MAX);
+        let said: Vec<u64> = (region_at(0)..region_at(count)).map(get).collect();
+        let regions: Option<Vec<_>> = said.as_chunks::<2>().0.iter().map(|&words| region_of(words)).collect();
+        let is_right = get(HEAD_REGIONS_CHECKSUM) == checksum(salt, REGIONS_NUMBER, &said);
+        let regions = regions.filter(|regions| is_right && region_bytes(regions).ok() == Some(of_bytes));
+        let regions =
+            regions.ok_or_else(|| bad("the list of the pool's regions in the ledger is damaged"))?;
+        Ok(Self { words, pool_bytes: of_bytes, regions, salt })
     }
 
     /// Bytes of the pool that it is of.
     pub const fn pool_bytes(&self) -> u64 {
         self.pool_bytes
+    }
+
+    /// The regions of that pool.
+    pub fn regions(&self) -> &[PoolRegion] {
+        &self.regions
     }
 
     /// Clients that could copy when it was left.
@@ -160,8 +174,14 @@ fn is_right(block: &Whole, pool: &std::sync::Arc<PoolMapping>) -> bool {
 }
 
 /// Takes out blocks whose places overlap with one before, and says what of the pool none of them has: pieces that lie in
-/// one extent each.
-pub(crate) fn places(blocks: &mut Vec<Whole>, pool_bytes: u64) -> Vec<Run> {
+/// one extent and one region each.
+pub(crate) fn places(blocks: &mut Vec<Whole>, regions: &[u64]) -> Vec<Run> {
+    let mut ends = Vec::with_capacity(regions.len());
+    let mut pool_bytes = 0;
+    for bytes in regions {
+        pool_bytes += bytes;
+        ends.push(pool_bytes);
+    }
     let mut taken: BTreeMap<u64, u64> = BTreeMap::new();
     blocks.retain(|block| {
         let mut own: Vec<Run> = Vec::new();
@@ -181,7 +201,8 @@ pub(crate) fn places(blocks: &mut Vec<Whole>, pool_bytes: u64) -> Vec<Run> {
     let mut from = 0;
     for (start, end) in taken.into_iter().chain([(pool_bytes, pool_bytes)]) {
         while from < start {
-            let stop = start.min((from / POOL_EXTENT_BYTES + 1) * POOL_EXTENT_BYTES);
+            let region_end = ends[ends.partition_point(|&end| end <= from)];
+            let stop = start.min(region_end).min((from / POOL_EXTENT_BYTES + 1) * POOL_EXTENT_BYTES);
             gaps.push(Run { offset: from, len: stop - from });
             from = stop;
         }

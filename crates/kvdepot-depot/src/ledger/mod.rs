@@ -19,13 +19,13 @@ use kvdepot_core::machine::{NamespaceHandle, Opened, Proof, Whole};
 use kvdepot_core::{BlockKey, Result};
 use parking_lot::{Condvar, Mutex};
 
-use crate::pool::SharedWords;
+use crate::pool::{PoolRegion, SharedWords, region_bytes};
 use crate::random::random;
 use layout::{
     HEAD_CHECKSUM, HEAD_CLIENTS, HEAD_HOLDS, HEAD_MAGIC, HEAD_NAMESPACES, HEAD_POOL_BYTES, HEAD_RECORDS,
-    HEAD_RECORDS_MAX, HEAD_SALT, HEAD_VERSION, MAGIC, NAMESPACE_BYTES, NAMESPACE_CHECKSUM, NAMESPACE_EPOCH,
-    NAMESPACE_TEXT, VERSION, checksum, clients_word, epoch_word, namespace_at, record_at, record_words,
-    records_max, text_checksum,
+    HEAD_RECORDS_MAX, HEAD_REGIONS, HEAD_REGIONS_CHECKSUM, HEAD_SALT, HEAD_VERSION, MAGIC, NAMESPACE_BYTES,
+    NAMESPACE_CHECKSUM, NAMESPACE_EPOCH, NAMESPACE_TEXT, REGIONS_NUMBER, VERSION, checksum, clients_word,
+    epoch_word, namespace_at, record_at, record_words, records_max, region_at, region_words, text_checksum,
 };
 
 /// Blocks that wait for their checksum, at most; the oldest are left without a record.
@@ -80,8 +80,9 @@ impl Numbers {
 }
 
 impl Ledger {
-    /// An empty ledger of a pool of so many bytes.
-    pub(crate) fn create(pool_bytes: u64) -> Result<Self> {
+    /// An empty ledger of a pool of these regions.
+    pub(crate) fn create(regions: &[PoolRegion]) -> Result<Self> {
+        let pool_bytes = region_bytes(regions)?;
         let records_max = records_max(pool_bytes);
         let words = SharedWords::create("kvdepot-ledger", record_at(records_max))?;
         let this = Self {
@@ -100,6 +101,10 @@ impl Ledger {
             this.set(at, word);
         }
         this.set(HEAD_CHECKSUM, checksum(this.salt, 0, &head));
+        let regions: Vec<u64> = regions.iter().flat_map(region_words).collect();
+        regions.iter().enumerate().for_each(|(n, &word)| this.set(region_at(0) + n, word));
+        this.set(HEAD_REGIONS, regions.len() as u64 / 2);
+        this.set(HEAD_REGIONS_CHECKSUM, checksum(this.salt, REGIONS_NUMBER, &regions));
         this.set(HEAD_HOLDS, 1);
         Ok(this)
     }

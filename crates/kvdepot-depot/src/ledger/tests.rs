@@ -11,6 +11,8 @@ use super::*;
 use crate::pool::PoolMapping;
 
 const POOL: u64 = 1 << 20;
+const REGIONS: [PoolRegion; 2] =
+    [PoolRegion::memory(POOL / 4, Some(0)), PoolRegion::memory(POOL - POOL / 4, Some(1))];
 
 fn block(slot: u32, pages: &[u64]) -> Whole {
     let runs: Runs = pages.iter().map(|&page| Run { offset: page * 4096, len: 4096 }).collect();
@@ -31,7 +33,7 @@ fn left(ledger: &Ledger) -> Result<LeftLedger> {
 
 #[test]
 fn what_was_written_is_read_and_what_is_gone_is_not() {
-    let ledger = Ledger::create(POOL).unwrap();
+    let ledger = Ledger::create(&REGIONS).unwrap();
     ledger.opened(&opened(0));
     ledger.opened(&opened(3));
     for slot in 0..4 {
@@ -56,13 +58,15 @@ fn what_was_written_is_read_and_what_is_gone_is_not() {
 /// Every bit of every word that is in use, one at a time: blocks and namespaces are lost by it, and never become others.
 #[test]
 fn no_flipped_bit_makes_another_block_or_another_epoch() {
-    let ledger = Ledger::create(POOL).unwrap();
+    let ledger = Ledger::create(&REGIONS).unwrap();
     ledger.opened(&opened(3));
     ledger.apply(Proof::Whole(block(0, &[0, 1])));
     ledger.apply(Proof::Whole(block(1, &[4])));
     let before = left(&ledger).unwrap();
     let (blocks, namespaces) = (before.records(), before.namespaces());
-    let words = (0..9).chain(namespace_at(0)..namespace_at(0) + 20).chain(record_at(0)..record_at(2));
+    assert_eq!(before.regions(), REGIONS);
+    let words =
+        (0..9).chain(10..16).chain(namespace_at(0)..namespace_at(0) + 20).chain(record_at(0)..record_at(2));
     let (mut lost, mut refused) = (0, 0);
     for at in words {
         for bit in 0..64 {
@@ -71,6 +75,7 @@ fn no_flipped_bit_makes_another_block_or_another_epoch() {
             match left(&ledger) {
                 Ok(after) => {
                     let (left, known) = (after.records(), after.namespaces());
+                    assert_eq!(after.regions(), REGIONS, "word {at}, bit {bit}");
                     assert!(
                         left.iter().all(|block| blocks.contains(block)),
                         "word {at}, bit {bit}: {left:?}"
@@ -108,15 +113,18 @@ fn only_bytes_with_the_recorded_checksum_are_proved() {
 #[test]
 fn every_page_belongs_to_one_block_or_to_a_gap() {
     let mut blocks = vec![block(0, &[0, 1]), block(1, &[1]), block(2, &[5, 5]), block(3, &[8])];
-    let gaps = places(&mut blocks, 10 * 4096);
+    let gaps = places(&mut blocks, &[10 * 4096]);
     assert_eq!(blocks.iter().map(|block| block.slot).collect::<Vec<_>>(), [0, 3]);
     let gaps: Vec<(u64, u64)> = gaps.iter().map(|run| (run.offset / 4096, run.len / 4096)).collect();
     assert_eq!(gaps, [(2, 6), (9, 1)]);
+    let gaps = places(&mut blocks, &[3 * 4096, 3 * 4096, 4 * 4096]);
+    let gaps: Vec<(u64, u64)> = gaps.iter().map(|run| (run.offset / 4096, run.len / 4096)).collect();
+    assert_eq!(gaps, [(2, 1), (3, 3), (6, 2), (9, 1)], "no gap crosses a region");
 }
 
 #[test]
 fn more_namespaces_than_there_are_places_take_turns() {
-    let ledger = Ledger::create(POOL).unwrap();
+    let ledger = Ledger::create(&REGIONS).unwrap();
     let layout = BlockLayout::uniform(1, &[4096]).unwrap();
     let opened = |handle: u64, epoch| {
         let spec = NamespaceSpec::new(&format!("{{\"model\":\"{handle}\"}}"), layout.clone()).unwrap();

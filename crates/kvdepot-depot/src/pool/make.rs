@@ -7,7 +7,7 @@ use rustix::mm::MlockFlags;
 use rustix::process::{Resource, getrlimit};
 
 use super::cgroup::{self, Memory, Sizes};
-use super::numa::{self, NumaPlacement};
+use super::numa::{self, NumaPlacement, Placed};
 use super::{PoolMapping, pages};
 use crate::config::DepotConfig;
 
@@ -24,6 +24,7 @@ pub(crate) enum Reach {
 pub(crate) fn make(config: &mut DepotConfig, reach: Reach) -> Result<PoolMapping> {
     let root = Path::new("/");
     let placement = NumaPlacement::parse(&config.pool_numa)?;
+    let machine = config.numa_nodes.as_deref().map_or_else(|| numa::Nodes::of(root), numa::Nodes::stand_in);
     let memory = Memory::read(root);
     let mut sizes = Sizes { pool_bytes: config.pool_bytes, pool_bytes_max: config.pool_bytes_max };
     for tight in cgroup::fit(&mut sizes, &memory, cgroup::available_bytes(root))? {
@@ -35,14 +36,19 @@ pub(crate) fn make(config: &mut DepotConfig, reach: Reach) -> Result<PoolMapping
         Reach::Shared => PoolMapping::create(bytes)?,
         Reach::Private => PoolMapping::create_private(bytes)?,
     };
-    let nodes = numa::place(&pool, &placement, root)?;
+    let placed = numa::place(&pool, &placement, config.pool_bytes_max > config.pool_bytes, &machine)?;
+    let told = placed.to_string();
+    let pool = match placed {
+        Placed::Divided(regions) => pool.divided(regions)?,
+        Placed::InTurn(_) | Placed::ByKernel => pool,
+    };
     if config.pool_mlock {
         lock(&pool)?;
     }
     tracing::info!(
         "the pool has {bytes} bytes in {}{}{}; they count for the cgroup {}{}",
         pool.pages().describe(bytes),
-        nodes.map_or_else(String::new, |nodes| format!(", on the NUMA nodes {nodes:?} in turn")),
+        told,
         if config.pool_mlock { ", locked" } else { "" },
         memory.path.as_deref().unwrap_or("(none)"),
         memory.limit.map_or_else(String::new, |limit| format!(", which may have {} bytes", limit.bytes)),

@@ -7,6 +7,7 @@ mod numa;
 mod pages;
 mod populate;
 mod present;
+mod regions;
 mod words;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,6 +16,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use kvdepot_copy::{CopyEngine, PoolRegistration};
+use kvdepot_core::regions::RegionIndex;
 use kvdepot_core::runs::Run;
 use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_io::fork::Private;
@@ -25,8 +27,10 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 pub(crate) use lent::{Readable, Writable};
 pub(crate) use make::{Reach, describe, lock, make};
 pub(crate) use numa::NumaPlacement;
+pub(crate) use numa::own_node;
 pub(crate) use populate::{Population, THREADS_MAX as POPULATE_THREADS_MAX, threads as populate_threads};
-
+pub use regions::{PoolRegion, RegionKind};
+pub(crate) use regions::{describe as describe_regions, sizes as region_sizes, total_bytes as region_bytes};
 pub(crate) use words::SharedWords;
 
 use pages::{HUGE_PAGE_BYTES, Pages};
@@ -52,6 +56,7 @@ pub struct PoolMapping {
     base: NonNull<u8>,
     bytes: u64,
     pages: Pages,
+    regions: Vec<PoolRegion>,
     /// Where touching a page first can end a process: those that cannot any more.
     present: Option<PresentPages>,
     /// A forked child must not keep the memory of a pool whose depot has ended. Dropped before the descriptor.
@@ -112,7 +117,34 @@ impl PoolMapping {
         Self::mapped(base, bytes, Pages::of_private(Path::new("/")), None)
     }
 
-    /// Maps a pool that another process made; `bytes` is what that process said.
+    /// Maps a pool that another process made; the regions are what that process said.
+    pub fn map_regions(fd: OwnedFd, regions: Vec<PoolRegion>) -> Result<Self> {
+        Self::map(fd, regions::total_bytes(&regions)?)?.divided(regions)
+    }
+
+    /// Says of what regions the memory is made, which have as many bytes as all of it.
+    pub fn divided(mut self, regions: Vec<PoolRegion>) -> Result<Self> {
+        let bytes = regions::total_bytes(&regions)?;
+        if bytes != self.bytes {
+            return Err(Error::new(ErrorKind::Protocol, "the regions of the pool are not the pool")
+                .with("regions_bytes", bytes)
+                .with("pool_bytes", self.bytes));
+        }
+        self.regions = regions;
+        Ok(self)
+    }
+
+    /// The regions of the memory, one behind the other.
+    pub fn regions(&self) -> &[PoolRegion] {
+        &self.regions
+    }
+
+    /// The region that is nearest to a NUMA node.
+    pub(crate) fn near(&self, node: u32) -> Option<RegionIndex> {
+        regions::nearest(&self.regions, node, || numa::distances(Path::new("/"), node))
+    }
+
+    /// Maps a pool of one region that another process made; `bytes` is what that process said.
     pub fn map(fd: OwnedFd, bytes: u64) -> Result<Self> {
         let len = length(bytes)?;
         let real =
@@ -157,7 +189,8 @@ impl PoolMapping {
         let private = fd.as_ref().map(|fd| Private::of(fd.as_fd()));
         let is_charged = pages == Pages::Huge && fd.is_some();
         let present = is_charged.then(|| PresentPages::unknown(bytes, HUGE_PAGE_BYTES));
-        Ok(Self { base, bytes, pages, present, _private: private, fd })
+        let regions = vec![PoolRegion::memory(bytes, None)];
+        Ok(Self { base, bytes, pages, regions, present, _private: private, fd })
     }
 
     /// Size in bytes.

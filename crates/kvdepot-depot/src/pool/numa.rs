@@ -1,22 +1,28 @@
 //! On which NUMA nodes a pool's memory lies.
 
+use std::fmt;
 use std::path::Path;
+use std::ptr::NonNull;
 
+use kvdepot_core::limits::POOL_REGIONS_MAX;
 use kvdepot_core::{Error, ErrorKind, Result};
 
-use super::PoolMapping;
+use super::pages::HUGE_PAGE_BYTES;
+use super::{PoolMapping, PoolRegion};
 
 /// Highest number of a node, as the kernel is built at most.
 const NODES_MAX: u32 = 1024;
+/// More processors than the kernel is built for.
+const PROCESSORS_MAX: u32 = 1 << 16;
 
 /// What `pool_numa` asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NumaPlacement {
-    /// Over all nodes in turn where there are several.
+    /// A region on each node where there are several; the kernel's choice where that fails.
     Auto,
-    /// The same, and an error where that fails.
+    /// One region over all nodes in turn, and an error where that fails.
     Interleave,
-    /// Over these nodes in turn.
+    /// A region on each of these nodes, and an error where that fails.
     Nodes(Vec<u32>),
 }
 
@@ -57,11 +63,15 @@ impl NumaPlacement {
 
 /// Numbers as the kernel lists them: `0-3,8`. Ascending, each once; none for anything else.
 fn parse_list(text: &str) -> Option<Vec<u32>> {
+    parse_numbers(text, NODES_MAX)
+}
+
+fn parse_numbers(text: &str, below: u32) -> Option<Vec<u32>> {
     let mut nodes = Vec::new();
     for part in text.trim().split(',') {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let (first, last) = (first.trim().parse::<u32>().ok()?, last.trim().parse::<u32>().ok()?);
-        if first > last || last >= NODES_MAX {
+        if first > last || last >= below {
             return None;
         }
         nodes.extend(first..=last);
@@ -104,41 +114,178 @@ fn mask(nodes: &[u32]) -> Vec<libc::c_ulong> {
     mask
 }
 
-/// Places a pool's memory, of which nothing may be touched yet: the nodes in use, none where the kernel chooses.
-///
-/// The nodes take pages in turn. When one is full, others give them: memory elsewhere is slower, and no memory at all
-/// would end processes.
-pub(crate) fn place(pool: &PoolMapping, placement: &NumaPlacement, root: &Path) -> Result<Option<Vec<u32>>> {
-    let present = present(root);
-    let Some(nodes) = placement.nodes(&present, &usual(root, &present))? else { return Ok(None) };
-    let mask = mask(&nodes);
-    let len = pool.mapped_len();
-    // SAFETY: the range is the mapping, and the mask has `NODES_MAX` bits; the call moves no memory.
+/// How a range of memory is placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Policy {
+    /// The nodes give pages in turn.
+    Interleave,
+    /// The node gives pages as long as it has some.
+    Prefer,
+}
+
+/// What places a range of memory, of which nothing may be touched yet, on nodes.
+type Bind = dyn Fn(NonNull<u8>, usize, Policy, &[u32]) -> std::io::Result<()>;
+
+/// A machine's nodes.
+pub(crate) struct Nodes<'a> {
+    /// Those that have memory.
+    present: Vec<u32>,
+    /// Those of them that are taken unless the configuration names others.
+    usual: Vec<u32>,
+    bind: &'a Bind,
+}
+
+impl Nodes<'_> {
+    /// Those of this machine, by what the kernel writes below `root`.
+    pub(crate) fn of(root: &Path) -> Self {
+        let present = present(root);
+        Self { usual: usual(root, &present), present, bind: &bind }
+    }
+
+    /// Nodes that tests say there are. All of their memory is that of the first node that there really is.
+    pub(crate) fn stand_in(nodes: &[u32]) -> Self {
+        Self { present: nodes.to_vec(), usual: nodes.to_vec(), bind: &bind_to_first }
+    }
+}
+
+/// As on a machine that has nodes which this one has not. A container, or a kernel without nodes, may refuse any.
+fn bind_to_first(base: NonNull<u8>, len: usize, policy: Policy, _: &[u32]) -> std::io::Result<()> {
+    let first: Vec<u32> = present(Path::new("/")).into_iter().take(1).collect();
+    match bind(base, len, policy, &first) {
+        Err(error) if !matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn bind(base: NonNull<u8>, len: usize, policy: Policy, nodes: &[u32]) -> std::io::Result<()> {
+    let mask = mask(nodes);
+    let mode = match policy {
+        Policy::Interleave => libc::MPOL_INTERLEAVE,
+        Policy::Prefer => libc::MPOL_PREFERRED,
+    };
+    // SAFETY: the mask has `NODES_MAX` bits; the call moves no memory and fails where the range is not mapped.
     let outcome = unsafe {
         libc::syscall(
             libc::SYS_mbind,
-            pool.base.as_ptr(),
+            base.as_ptr(),
             len,
-            libc::MPOL_INTERLEAVE,
+            mode,
             mask.as_ptr(),
             // The kernel counts one bit less than it is told.
             libc::c_ulong::from(NODES_MAX + 1),
             0,
         )
     };
-    if outcome == 0 {
-        return Ok(Some(nodes));
+    if outcome == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}
+
+/// Where a pool's memory lies.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Placed {
+    /// A region on each node.
+    Divided(Vec<PoolRegion>),
+    /// One region, for which these nodes give pages in turn.
+    InTurn(Vec<u32>),
+    /// One region, for which the kernel chooses.
+    ByKernel,
+}
+
+impl fmt::Display for Placed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Divided(regions) => {
+                let nodes: Vec<u32> = regions.iter().filter_map(|region| region.node).collect();
+                write!(f, ", in a region on each of the NUMA nodes {nodes:?}")
+            }
+            Self::InTurn(nodes) => write!(f, ", on the NUMA nodes {nodes:?} in turn"),
+            Self::ByKernel => Ok(()),
+        }
     }
-    let error = Error::io(
-        "cannot place the pool on NUMA nodes (a container needs the capability SYS_NICE for it)",
-        std::io::Error::last_os_error(),
-    )
-    .with("nodes", format!("{nodes:?}"));
+}
+
+/// A region on each node, of whole huge pages and as equal as they can be; none where that gives a node nothing.
+fn divide(bytes: u64, nodes: &[u32]) -> Option<Vec<PoolRegion>> {
+    let each = bytes / nodes.len().max(1) as u64 / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
+    let (last, others) = nodes.split_last()?;
+    if each == 0 || others.is_empty() || nodes.len() > POOL_REGIONS_MAX {
+        return None;
+    }
+    let mut regions: Vec<_> = others.iter().map(|&node| PoolRegion::memory(each, Some(node))).collect();
+    regions.push(PoolRegion::memory(bytes - each * others.len() as u64, Some(*last)));
+    Some(regions)
+}
+
+/// Places a pool's memory, of which nothing may be touched yet. A pool that `grows` is used from its beginning, so it is not
+/// divided.
+///
+/// When a node is full, others give its pages: memory elsewhere is slower, and no memory at all would end processes.
+pub(crate) fn place(
+    pool: &PoolMapping,
+    placement: &NumaPlacement,
+    grows: bool,
+    machine: &Nodes<'_>,
+) -> Result<Placed> {
+    let Some(nodes) = placement.nodes(&machine.present, &machine.usual)? else {
+        return Ok(Placed::ByKernel);
+    };
+    let is_divided = !grows && *placement != NumaPlacement::Interleave;
+    let placed = match divide(pool.bytes(), &nodes).filter(|_| is_divided) {
+        Some(regions) => bind_each(pool, &regions, machine.bind).map(|()| Placed::Divided(regions)),
+        None => (machine.bind)(pool.base, pool.mapped_len(), Policy::Interleave, &nodes)
+            .map(|()| Placed::InTurn(nodes.clone())),
+    };
+    let error = match placed {
+        Ok(placed) => return Ok(placed),
+        Err(error) => Error::io(
+            "cannot place the pool on NUMA nodes (a container needs the capability SYS_NICE for it)",
+            error,
+        )
+        .with("nodes", format!("{nodes:?}")),
+    };
     if *placement == NumaPlacement::Auto {
         tracing::info!("the kernel chooses the pool's NUMA nodes: {error}");
-        return Ok(None);
+        return Ok(Placed::ByKernel);
     }
     Err(error)
+}
+
+fn bind_each(pool: &PoolMapping, regions: &[PoolRegion], bind: &Bind) -> std::io::Result<()> {
+    let mut start = 0;
+    for (number, region) in regions.iter().enumerate() {
+        let end = if number + 1 == regions.len() { pool.mapped_len() } else { start + region.bytes as usize };
+        let nodes: Vec<u32> = region.node.into_iter().collect();
+        // SAFETY: `start` lies in the mapping, whose length was a `usize` when it was mapped.
+        let base = unsafe { pool.base.add(start) };
+        bind(base, end - start, Policy::Prefer, &nodes)?;
+        start = end;
+    }
+    Ok(())
+}
+
+/// How far other nodes are from one, in the kernel's measure; empty where it does not say.
+pub(crate) fn distances(root: &Path, node: u32) -> Vec<(u32, u32)> {
+    let nodes = root.join("sys/devices/system/node");
+    let online = std::fs::read_to_string(nodes.join("online")).ok().and_then(|text| parse_list(&text));
+    let text = std::fs::read_to_string(nodes.join(format!("node{node}/distance"))).unwrap_or_default();
+    let distances = text.split_ascii_whitespace().filter_map(|word| word.parse().ok());
+    online.unwrap_or_default().into_iter().zip(distances).collect()
+}
+
+/// The node that has all processors that this process may use; none where several nodes have them.
+pub(crate) fn own_node(root: &Path) -> Option<u32> {
+    let status = std::fs::read_to_string(root.join("proc/self/status")).ok()?;
+    let own = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).and_then(parse_cpus)?;
+    let nodes = root.join("sys/devices/system/node");
+    let online = std::fs::read_to_string(nodes.join("online")).ok().and_then(|text| parse_list(&text))?;
+    online.into_iter().find(|node| {
+        let text = std::fs::read_to_string(nodes.join(format!("node{node}/cpulist"))).unwrap_or_default();
+        parse_cpus(&text).is_some_and(|cpus| own.iter().all(|own| cpus.contains(own)))
+    })
+}
+
+/// Numbers of processors as the kernel lists them. There may be more of them than nodes.
+fn parse_cpus(text: &str) -> Option<Vec<u32>> {
+    parse_numbers(text, PROCESSORS_MAX)
 }
 
 #[cfg(test)]
@@ -198,18 +345,91 @@ mod tests {
         assert_eq!(super::usual(root.path(), &present), [1], "as numactl --membind says");
     }
 
+    /// What was placed where, from the pool's beginning.
+    type Calls = std::cell::RefCell<Vec<(usize, usize, Policy, Vec<u32>)>>;
+
+    fn placed(pool: &PoolMapping, placement: &NumaPlacement, grows: bool) -> (Placed, Calls) {
+        let calls = std::rc::Rc::new(Calls::default());
+        let start = pool.base.as_ptr().addr();
+        let noted = std::rc::Rc::clone(&calls);
+        let note = move |base: NonNull<u8>, len: usize, policy: Policy, nodes: &[u32]| {
+            noted.borrow_mut().push((base.as_ptr().addr() - start, len, policy, nodes.to_vec()));
+            bind_to_first(base, len, policy, nodes)
+        };
+        let placed =
+            place(pool, placement, grows, &Nodes { bind: &note, ..Nodes::stand_in(&[0, 1]) }).unwrap();
+        let calls = calls.take();
+        (placed, Calls::new(calls))
+    }
+
     #[test]
-    fn the_kernel_takes_the_call() {
+    fn each_node_has_a_region_of_whole_huge_pages() {
+        const MIB: u64 = 1 << 20;
+        let pool = PoolMapping::create(7 * MIB + 4096).unwrap();
+        for placement in [NumaPlacement::Auto, NumaPlacement::Nodes(vec![0, 1])] {
+            let (placed, calls) = placed(&pool, &placement, false);
+            let regions =
+                vec![PoolRegion::memory(2 * MIB, Some(0)), PoolRegion::memory(5 * MIB + 4096, Some(1))];
+            assert_eq!(placed, Placed::Divided(regions), "{placement:?}");
+            let first = (2 * MIB) as usize;
+            let expected = [
+                (0, first, Policy::Prefer, vec![0]),
+                (first, pool.mapped_len() - first, Policy::Prefer, vec![1]),
+            ];
+            assert_eq!(calls.into_inner(), expected);
+        }
+        pool.populate(0, pool.bytes()).unwrap();
+    }
+
+    #[test]
+    fn one_region_has_its_pages_in_turn() {
+        let pool = PoolMapping::create(8 << 20).unwrap();
+        let small = PoolMapping::create(3 << 20).unwrap();
+        for (pool, placement, grows) in [
+            (&pool, NumaPlacement::Interleave, false),
+            (&pool, NumaPlacement::Auto, true),
+            (&small, NumaPlacement::Auto, false),
+        ] {
+            let (placed, calls) = placed(pool, &placement, grows);
+            assert_eq!(placed, Placed::InTurn(vec![0, 1]), "{placement:?}, grows: {grows}");
+            let expected = [(0, pool.mapped_len(), Policy::Interleave, vec![0, 1])];
+            assert_eq!(calls.into_inner(), expected);
+        }
+    }
+
+    #[test]
+    fn a_kernel_that_refuses_chooses_itself_unless_nodes_were_asked_for() {
+        let pool = PoolMapping::create(8 << 20).unwrap();
+        let refuse = |_: NonNull<u8>, _: usize, _: Policy, _: &[u32]| {
+            Err(std::io::Error::from_raw_os_error(libc::EPERM))
+        };
+        let nodes = Nodes { bind: &refuse, ..Nodes::stand_in(&[0, 1]) };
+        assert_eq!(place(&pool, &NumaPlacement::Auto, false, &nodes).unwrap(), Placed::ByKernel);
+        for placement in [NumaPlacement::Interleave, NumaPlacement::Nodes(vec![0, 1])] {
+            let error = place(&pool, &placement, false, &nodes).unwrap_err();
+            assert!(error.to_string().contains("SYS_NICE"), "{error}");
+        }
+    }
+
+    #[test]
+    fn distances_and_the_node_of_a_process_are_read_from_the_kernel_s_files() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("sys/devices/system/node");
         std::fs::create_dir_all(&dir).unwrap();
-        // A machine that says it has two nodes: the kernel takes those that are there, or refuses as a whole.
-        std::fs::write(dir.join("has_memory"), "0-1\n").unwrap();
-        let pool = PoolMapping::create(4 << 20).unwrap();
-        match place(&pool, &NumaPlacement::Nodes(vec![0]), root.path()) {
-            Ok(nodes) => assert_eq!(nodes, Some(vec![0])),
-            Err(error) => assert!(error.to_string().contains("SYS_NICE"), "{error}"),
+        std::fs::write(dir.join("online"), "0-1\n").unwrap();
+        for (node, distances, cpus) in [(0, "10 21\n", "0-3,8\n"), (1, "21 10\n", "4-7\n")] {
+            std::fs::create_dir_all(dir.join(format!("node{node}"))).unwrap();
+            std::fs::write(dir.join(format!("node{node}/distance")), distances).unwrap();
+            std::fs::write(dir.join(format!("node{node}/cpulist")), cpus).unwrap();
         }
-        pool.populate(0, 4 << 20).unwrap();
+        assert_eq!(distances(root.path(), 1), [(0, 21), (1, 10)]);
+        assert_eq!(distances(root.path(), 9), []);
+        assert_eq!(own_node(root.path()), None, "no list of processors");
+        std::fs::create_dir_all(root.path().join("proc/self")).unwrap();
+        for (own, node) in [("5-6", Some(1)), ("2,8", Some(0)), ("3-4", None)] {
+            let status = format!("Cpus_allowed_list:\t{own}\n");
+            std::fs::write(root.path().join("proc/self/status"), status).unwrap();
+            assert_eq!(own_node(root.path()), node, "{own}");
+        }
     }
 }

@@ -72,7 +72,7 @@ fn open(found: &Found, config: &mut DepotConfig) -> Result<(LeftLedger, PoolMapp
     if !(config.pool_bytes..=configured).contains(&bytes) {
         return Err(other_size(bytes, configured));
     }
-    let pool = PoolMapping::map(duplicate(&found.pool)?, bytes)?;
+    let pool = PoolMapping::map_regions(duplicate(&found.pool)?, left.regions().to_vec())?;
     if bytes < configured {
         tracing::warn!("the pool that was left may grow to {bytes} bytes, not to {configured}");
         config.pool_bytes_max = bytes;

@@ -68,6 +68,7 @@ impl Counters {
             }
         }
         write_servers(&mut depot, stats).map_err(bad)?;
+        write_regions(&mut depot, stats).map_err(bad)?;
         // What ends the text must stand at its end.
         let end = text.rfind("# EOF").unwrap_or(text.len());
         text.insert_str(end, &depot);
@@ -92,6 +93,22 @@ fn write_servers(out: &mut String, stats: &serde_json::Value) -> std::fmt::Resul
     Ok(())
 }
 
+/// What the regions of a depot's pool hold.
+fn write_regions(out: &mut String, stats: &serde_json::Value) -> std::fmt::Result {
+    let regions = stats["pool_regions"].as_array().map_or(&[][..], Vec::as_slice);
+    for name in ["bytes", "free_bytes"] {
+        if !regions.is_empty() {
+            writeln!(out, "# TYPE kvdepot_pool_region_{name} gauge")?;
+        }
+        for (number, region) in regions.iter().enumerate() {
+            let node = region["node"].as_u64().map_or_else(String::new, |node| node.to_string());
+            let value = region[name].as_u64().unwrap_or(0);
+            writeln!(out, "kvdepot_pool_region_{name}{{region=\"{number}\",node=\"{node}\"}} {value}")?;
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,5 +127,19 @@ mod tests {
             assert!(text.lines().any(|other| other == line), "{line} is not in\n{text}");
         }
         assert!(text.ends_with("# EOF\n"));
+    }
+
+    #[test]
+    fn regions_of_the_pool_are_told() {
+        let regions = serde_json::json!([{"node": 1, "bytes": 9, "free_bytes": 5}, {"node": null, "bytes": 7, "free_bytes": 0}]);
+        let text = Counters::new().text(&serde_json::json!({"pool_regions": regions})).expect("text");
+        for line in [
+            "kvdepot_pool_region_bytes{region=\"0\",node=\"1\"} 9",
+            "kvdepot_pool_region_free_bytes{region=\"0\",node=\"1\"} 5",
+            "kvdepot_pool_region_bytes{region=\"1\",node=\"\"} 7",
+            "# TYPE kvdepot_pool_region_free_bytes gauge",
+        ] {
+            assert!(text.lines().any(|other| other == line), "{line} is not in\n{text}");
+        }
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use kvdepot_copy::HostEngine;
+use kvdepot_copy::{CopyEngine, HostEngine};
 use kvdepot_core::{BlockHash, BlockLayout, NamespaceSpec};
 use kvdepot_depot::client::{Attachment, DeviceEngine, Store};
 use kvdepot_depot::{Depot, DepotConfig};
@@ -98,12 +98,23 @@ impl Engine {
         pages: usize,
         timeout: Duration,
     ) -> Self {
+        Self::copied_by(Arc::new(HostEngine::new(2).unwrap()), attachment, spec, pages, timeout)
+    }
+
+    /// One whose bytes are copied by this engine.
+    pub(crate) fn copied_by(
+        engine: Arc<dyn CopyEngine>,
+        attachment: &Arc<Attachment>,
+        spec: &Arc<NamespaceSpec>,
+        pages: usize,
+        timeout: Duration,
+    ) -> Self {
         let layout = spec.layout();
         let sizes: Vec<usize> = (0..layout.shard_count())
             .flat_map(|s| layout.tensor_sizes(s).iter().map(|&b| b as usize))
             .collect();
         let tensors: Vec<Vec<u8>> = sizes.iter().map(|size| vec![0; size * pages]).collect();
-        let engine = DeviceEngine::new(Arc::new(HostEngine::new(2).unwrap()));
+        let engine = DeviceEngine::new(engine);
         let store = Store::new(attachment, Arc::clone(spec), engine, timeout).unwrap();
         let bases = tensors.iter().map(|tensor| tensor.as_ptr() as u64).collect();
         let strides = sizes.iter().map(|&size| size as i64).collect();

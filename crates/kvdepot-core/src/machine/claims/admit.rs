@@ -220,7 +220,8 @@ impl Claims {
             None if !fetch || rooms.flow.is_leaving(&key) => {}
             None => {
                 let Some(tier) = known.tier() else { return true };
-                match rooms.pool.insert(key, Block::fetching(), claim.bytes(spot), true) {
+                let near = rooms.catalog.near(key.space);
+                match rooms.pool.insert(key, Block::fetching(), claim.bytes(spot), true, near) {
                     Ok(slot) => {
                         self.keep_promise(claim, spot);
                         rooms.flow.read(slot, tier, claim.deadline);

@@ -306,7 +306,7 @@ impl Load {
             Want::Unlocated if full => Want::NoRoom(tier),
             Want::Unlocated => {
                 let (key, bytes) = (self.key(place), self.namespace.slot_bytes());
-                match rooms.pool.insert(key, Block::fetching(), bytes, true) {
+                match rooms.pool.insert(key, Block::fetching(), bytes, true, self.namespace.near) {
                     Ok(slot) => {
                         rooms.flow.read(slot, tier, self.fetch_deadline);
                         self.wait_for(rooms, place, slot)

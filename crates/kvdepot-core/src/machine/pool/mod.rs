@@ -2,9 +2,11 @@
 //!
 //! - *room*: space taken in use, and made by eviction; slots that come and go.
 //! - *leases*: who holds which slots.
+//! - *near*: who wishes its blocks in which region.
 //! - *totals*: what every byte counts as.
 
 mod leases;
+mod near;
 mod room;
 mod totals;
 
@@ -12,9 +14,9 @@ use hashbrown::HashMap;
 
 use crate::eviction::{EvictionPolicy, SlotId};
 use crate::lease::LeaseTable;
-use crate::limits::POOL_EXTENT_BYTES;
-use crate::runs::RunAllocator;
+use crate::regions::{RegionIndex, Regions};
 
+use super::event::Owner;
 use super::fills::Fills;
 use super::flaw::{Flaw, Flaws};
 use super::index::Index;
@@ -61,13 +63,16 @@ pub struct Held {
     pub pinned: u64,
 }
 
-/// Blocks that a search for an eviction has passed over, because a tier is to have them first.
+/// Blocks that a search for an eviction has passed over: because a tier is to have them first, or because they lie in another
+/// region than room is wished in.
 #[derive(Clone, Copy, Debug, Default)]
-struct Unwritten {
+struct PassedOver {
     /// `Pool::released` when the search began.
     released: u64,
     unwritten: usize,
     first_unwritten: Option<SlotId>,
+    elsewhere: usize,
+    first_elsewhere: Option<SlotId>,
 }
 
 /// Slots and all that is known about them.
@@ -75,7 +80,9 @@ struct Unwritten {
 pub(crate) struct Pool {
     slots: Slots,
     index: Index,
-    alloc: RunAllocator,
+    regions: Regions,
+    /// Who wishes its blocks in which region.
+    near: HashMap<Owner, RegionIndex>,
     policy: Box<dyn EvictionPolicy>,
     leases: LeaseTable,
     fills: Fills,
@@ -84,7 +91,6 @@ pub(crate) struct Pool {
     pool_bytes: u64,
     pool_bytes_max: u64,
     grow_step_bytes: u64,
-    grown_bytes: u64,
     keeps: bool,
     serials: u32,
     evicted: u64,
@@ -98,7 +104,7 @@ pub(crate) struct Pool {
     /// Blocks that eviction passed over, because such a tier is to have them first.
     passed_over: Vec<SlotId>,
     /// The eviction whose search has not ended.
-    search: Option<Unwritten>,
+    search: Option<PassedOver>,
     /// How often a block that could not be evicted could again: a search that found none may have passed it before.
     released: u64,
     /// The last of them.
@@ -126,7 +132,8 @@ impl Pool {
         Self {
             slots: Slots::new(),
             index: Index::new(config.seed),
-            alloc: RunAllocator::new(POOL_EXTENT_BYTES),
+            regions: Regions::new(&[config.pool_bytes_max.max(config.pool_bytes)]),
+            near: HashMap::new(),
             policy: config.policy,
             leases: LeaseTable::new(),
             fills: Fills::default(),
@@ -135,7 +142,6 @@ impl Pool {
             pool_bytes: config.pool_bytes,
             pool_bytes_max: config.pool_bytes_max.max(config.pool_bytes),
             grow_step_bytes: config.grow_step_bytes,
-            grown_bytes: 0,
             keeps: config.keeps,
             serials: 0,
             evicted: 0,
@@ -186,7 +192,7 @@ impl Pool {
     }
 
     pub(crate) fn free_bytes(&self) -> u64 {
-        self.alloc.free_bytes() + (self.pool_bytes - self.grown_bytes)
+        self.regions.free_bytes() + (self.pool_bytes - self.regions.grown_bytes())
     }
 
     /// Bytes that could be had now, by eviction too.

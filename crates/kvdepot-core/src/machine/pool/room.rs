@@ -1,11 +1,14 @@
 //! Space of the pool: how it is taken in use, and how room is made for a block by eviction.
 
+use super::super::flaw::Flaw;
 use super::super::names::PoolKey;
 use super::super::slots::{Slot, Standing};
-use super::{Pool, Unwritten};
+use super::{PassedOver, Pool};
 use crate::block::Block;
 use crate::error::{Error, ErrorKind, Result};
 use crate::eviction::{Search, SlotId};
+use crate::limits::EVICTION_PASSED_OVER_MAX;
+use crate::regions::RegionIndex;
 use crate::runs::Runs;
 
 /// Space that the pool takes in use at a time, when it grows into memory that nobody has touched yet.
@@ -26,6 +29,10 @@ const LOOKS_PER_EVICTION: usize = 8;
 const COLD_FREE_DIVISOR: u64 = 8;
 /// Blocks that one eviction passes over because a tier is to have them first. Beyond them it takes what comes.
 const UNWRITTEN_PASSED_OVER_MAX: usize = 64;
+/// Blocks that one eviction passes over because they lie in another region than room is wished in. It stays among the coldest.
+const ELSEWHERE_PASSED_OVER_MAX: usize = 32;
+// Beyond that, blocks that were passed over would count as used.
+const _: () = assert!(UNWRITTEN_PASSED_OVER_MAX + ELSEWHERE_PASSED_OVER_MAX < EVICTION_PASSED_OVER_MAX);
 
 /// Why there is no room for a block.
 #[derive(Debug)]
@@ -37,16 +44,14 @@ pub(crate) enum NoRoom {
 }
 
 impl Pool {
-    /// Takes the next piece of the pool in use; `upto` is where a background thread has populated to.
-    pub(crate) fn grow(&mut self, upto: Option<u64>) -> bool {
-        let start = self.grown_bytes;
-        let end = upto.unwrap_or(start + GROW_BYTES).min(self.pool_bytes);
-        if end <= start {
-            return false;
-        }
-        self.alloc.add_extent(start, end - start);
-        self.grown_bytes = end;
-        true
+    /// Bytes of the pool that were not taken in use yet.
+    fn ungrown_bytes(&self) -> u64 {
+        self.pool_bytes - self.regions.grown_bytes()
+    }
+
+    /// Takes in use what a background thread has populated.
+    pub(crate) fn populated(&mut self, upto: u64) {
+        self.regions.grow_upto(upto, self.ungrown_bytes());
     }
 
     /// Lets the pool have more memory, where that was agreed.
@@ -91,16 +96,23 @@ impl Pool {
     }
 
     /// Evicts the coldest block that may go. One that a tier is to have first goes when no other does, or many do not.
-    fn evict_one(&mut self) -> Search {
+    /// Room `near` a region is made there, if one of the coldest blocks lies in it.
+    fn evict_one(&mut self, near: Option<RegionIndex>) -> Search {
         let cold = self.cold_tiers;
         let victim = loop {
-            let Self { slots, passed_over, released, looks, .. } = self;
+            let Self { slots, regions, passed_over, released, looks, .. } = self;
             let mut search =
-                self.search.take().unwrap_or(Unwritten { released: *released, ..Unwritten::default() });
+                self.search.take().unwrap_or(PassedOver { released: *released, ..PassedOver::default() });
             let victim = self.policy.victim(looks, &mut |id| {
                 let Some(slot) = slots.get(id).filter(|slot| slot.block.is_evictable()) else { return false };
                 if search.unwritten == UNWRITTEN_PASSED_OVER_MAX || !slot.owes(cold) {
-                    return true;
+                    let is_near = near.is_none() || regions.of(slot.first_byte()) == near;
+                    if is_near || search.elsewhere == ELSEWHERE_PASSED_OVER_MAX {
+                        return true;
+                    }
+                    search.elsewhere += 1;
+                    search.first_elsewhere.get_or_insert(id);
+                    return false;
                 }
                 search.unwritten += 1;
                 search.first_unwritten.get_or_insert(id);
@@ -110,10 +122,15 @@ impl Pool {
                 false
             });
             let unwritten = search.first_unwritten.filter(|&id| self.is_evictable(id));
-            match (victim, unwritten) {
+            let elsewhere = search.first_elsewhere.filter(|&id| self.is_evictable(id));
+            match (victim, elsewhere.or(unwritten)) {
                 (Search::Later, _) => {
                     self.search = Some(search);
                     return Search::Later;
+                }
+                // None of the coldest lies where room is wished: the first of them goes.
+                (Search::Found(victim), _) if !self.lies_near(victim, near) => {
+                    break elsewhere.unwrap_or(victim);
                 }
                 (Search::Found(victim), _) | (Search::Nothing, Some(victim)) => break victim,
                 // The search may have begun steps ago, for somebody else: what may go now may lie behind it. It is searched
@@ -132,6 +149,10 @@ impl Pool {
         self.evicted_unwritten += u64::from(!slot.is_value() && cold & !slot.saved != 0);
         self.free(victim);
         Search::Found(victim)
+    }
+
+    fn lies_near(&self, id: SlotId, near: Option<RegionIndex>) -> bool {
+        near.is_none() || self.regions.of(self.slots.at(id).first_byte()) == near
     }
 
     fn is_evictable(&self, id: SlotId) -> bool {
@@ -163,7 +184,7 @@ impl Pool {
             if self.pool_bytes - self.free_bytes() <= bytes {
                 return (gone, false);
             }
-            match self.evict_one() {
+            match self.evict_one(None) {
                 Search::Found(_) => {}
                 search => return (gone, search == Search::Later),
             }
@@ -171,14 +192,44 @@ impl Pool {
         (blocks_max, true)
     }
 
+    /// Free room of a region, of memory that nobody has touched yet if need be.
+    fn take_in(&mut self, region: RegionIndex, bytes: u64) -> Option<Runs> {
+        loop {
+            if let Some(runs) = self.regions.alloc_in(region, bytes) {
+                return Some(runs);
+            }
+            if self.regions.grow(region, GROW_BYTES.min(self.ungrown_bytes())) == 0 {
+                return None;
+            }
+        }
+    }
+
+    /// Free room: of the region that is wished, else of the one with most of it, else of the others, else of several. A block
+    /// that lies elsewhere is copied more slowly; one that is evicted is computed or read again, which costs far more.
+    fn take_free(&mut self, near: Option<RegionIndex>, bytes: u64) -> Option<Runs> {
+        let count = self.regions.count() as RegionIndex;
+        let first = near.unwrap_or_else(|| self.regions.emptiest());
+        let rest = (0..count).filter(|&region| region != first);
+        std::iter::once(first)
+            .chain(rest)
+            .find_map(|region| self.take_in(region, bytes))
+            .or_else(|| self.regions.alloc_across(bytes))
+    }
+
     /// Room for a block, made by eviction where needed. None when what is left is in use.
-    fn allocate(&mut self, key: PoolKey, bytes: u64) -> std::result::Result<Runs, NoRoom> {
+    fn allocate(
+        &mut self,
+        key: PoolKey,
+        bytes: u64,
+        near: Option<RegionIndex>,
+    ) -> std::result::Result<Runs, NoRoom> {
+        let near = near.filter(|_| !self.flaws.has(Flaw::RegionIgnored));
         let mut evictions = self.unfinished.remove(&key).unwrap_or(0);
         loop {
-            if let Some(runs) = self.alloc.alloc(bytes) {
+            if let Some(runs) = self.take_free(near, bytes) {
                 return Ok(runs);
             }
-            if self.grow(None) || self.enlarge() {
+            if self.enlarge() {
                 continue;
             }
             // Without anything to evict, no walk over the slots finds it.
@@ -187,7 +238,7 @@ impl Pool {
             {
                 return Err(self.full(bytes));
             }
-            match self.evict_one() {
+            match self.evict_one(near) {
                 Search::Found(_) => evictions += 1,
                 Search::Nothing => return Err(self.full(bytes)),
                 Search::Later => {
@@ -212,15 +263,17 @@ impl Pool {
         NoRoom::Full(error)
     }
 
-    /// Makes room for a block. `indexed`: the index names it from now on; its key must not be there yet.
+    /// Makes room for a block. `indexed`: the index names it from now on; its key must not be there yet. `near`: the region that
+    /// is wished for it.
     pub(crate) fn insert(
         &mut self,
         key: PoolKey,
         block: Block,
         bytes: u64,
         indexed: bool,
+        near: Option<RegionIndex>,
     ) -> std::result::Result<SlotId, NoRoom> {
-        let runs = self.allocate(key, bytes)?;
+        let runs = self.allocate(key, bytes, near)?;
         self.serials = self.serials.wrapping_add(1);
         self.cold_due |= self.cold_tiers != 0 && self.free_bytes() < self.pool_bytes / COLD_FREE_DIVISOR;
         let mut slot = Slot::new(key, block, &runs, self.serials, indexed);
@@ -230,7 +283,7 @@ impl Pool {
         }
         let after = slot.standing();
         let Some(id) = self.slots.insert(slot) else {
-            self.alloc.free(&runs);
+            self.regions.free(&runs);
             return Err(self.full(bytes));
         };
         self.count(id, Standing::NONE, after, bytes, key);
@@ -245,20 +298,23 @@ impl Pool {
     /// A slot that another depot left at this place of the pool's memory. None when the place is not free, or the index
     /// names another slot for its key.
     pub(crate) fn adopt(&mut self, key: PoolKey, block: Block, runs: &Runs, indexed: bool) -> Option<SlotId> {
-        if indexed && self.find(&key).is_some() {
+        if runs.is_empty() || (indexed && self.find(&key).is_some()) {
             return None;
         }
-        let end = runs.iter().map(|run| run.offset.saturating_add(run.len)).max()?;
-        self.enlarge_to(end);
-        self.grow(Some(end));
-        if !self.alloc.take(runs) {
+        for &run in runs {
+            let missing = self.regions.missing(run)?;
+            self.enlarge_to(self.regions.grown_bytes() + missing);
+            let region = self.regions.of(run.offset)?;
+            self.regions.grow(region, missing.min(self.ungrown_bytes()));
+        }
+        if !self.regions.take(runs) {
             return None;
         }
         self.serials = self.serials.wrapping_add(1);
         let slot = Slot::new(key, block, runs, self.serials, indexed);
         let (after, bytes) = (slot.standing(), slot.bytes());
         let Some(id) = self.slots.insert(slot) else {
-            self.alloc.free(runs);
+            self.regions.free(runs);
             return None;
         };
         self.count(id, Standing::NONE, after, bytes, key);
@@ -286,7 +342,7 @@ impl Pool {
         if before.listed {
             self.policy.remove(id);
         }
-        self.alloc.free(&slot.runs());
+        self.regions.free(&slot.runs());
         self.room_came = true;
     }
 

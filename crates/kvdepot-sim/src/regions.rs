@@ -1,0 +1,93 @@
+//! Regions of the pool: clients wish their blocks in one, and a block lies there while there is room.
+
+use kvdepot_core::RegionIndex;
+use kvdepot_core::limits::BLOCK_ALIGN_BYTES;
+use kvdepot_core::machine::Request;
+
+use crate::fail::{Fail, Rule, fail};
+use crate::plan::Feature;
+use crate::replies::Asked;
+use crate::rng::Rng;
+use crate::world::World;
+
+/// Most regions of a simulated pool.
+const REGIONS_MAX: usize = 3;
+
+/// Pages of each region of a pool. Its own random numbers leave those of the plan as they are.
+pub(crate) fn drawn(seed: u64, pages: usize) -> Vec<usize> {
+    let mut rng = Rng::new(seed ^ 0x4E61_0935);
+    let mut left = pages;
+    let mut regions = Vec::new();
+    for others in (0..rng.between(1, REGIONS_MAX)).rev() {
+        let region = if others == 0 { left } else { rng.between(1, left - others) };
+        left -= region;
+        regions.push(region);
+    }
+    regions
+}
+
+/// Sizes of the regions in bytes.
+pub(crate) fn bytes(regions: &[usize]) -> Vec<u64> {
+    regions.iter().map(|&pages| pages as u64 * BLOCK_ALIGN_BYTES).collect()
+}
+
+impl World {
+    /// A client tells the depot its wish, or another one than before.
+    pub(crate) fn tell_wish(&mut self, client: usize) -> Result<(), Fail> {
+        if !self.has(Feature::Wishes) {
+            return Ok(());
+        }
+        let mut rng = Rng::new(self.plan.seed ^ (self.clients[client].owner << 20) ^ self.at as u64);
+        if self.clients[client].near.is_some() && rng.chance(80) {
+            return Ok(());
+        }
+        // One number in four names no region.
+        let region = rng.below(REGIONS_MAX + 1) as RegionIndex;
+        self.request_of(Some(client), Request::Near { region: Some(region) }, Asked::Done)?;
+        self.clients[client].near = Some(region);
+        Ok(())
+    }
+
+    /// What a client is to be given first by what it reserves next, of so many pages each.
+    pub(crate) fn wished(&self, client: usize, pages: usize) -> Wished {
+        let shape = &self.plan.shape;
+        // In a pool that grows, memory of the region may be there and not allowed yet.
+        let is_whole = shape.pool_pages == shape.pool_pages_max;
+        let near = self.clients[client].near.filter(|_| is_whole);
+        let has_room = |near: &RegionIndex| {
+            let gauge = self.machine.regions().get(usize::from(*near)).copied();
+            gauge.is_some_and(|gauge| gauge.free_bytes >= pages as u64 * BLOCK_ALIGN_BYTES)
+        };
+        Wished { client, first: self.clients[client].fills.len(), region: near.filter(has_room) }
+    }
+
+    /// The first block that a client was given lies in the region that it wished.
+    pub(crate) fn check_wish(&mut self, wished: &Wished) -> Result<(), Fail> {
+        let fill = self.clients[wished.client].fills.get(wished.first);
+        let (Some(number), Some(fill)) = (wished.region, fill) else { return Ok(()) };
+        let regions = &self.plan.shape.regions;
+        let start: usize = regions[..usize::from(number)].iter().sum();
+        let region = start..start + regions[usize::from(number)];
+        let pages = crate::memory::pages(&fill.runs);
+        if let Some(page) = pages.iter().find(|page| !region.contains(page)) {
+            return fail(
+                Rule::Regions,
+                format!("page {page} is given where region {number} had room: {region:?}"),
+            );
+        }
+        if regions.len() > 1 {
+            self.reached.insert("in the wished region");
+        }
+        Ok(())
+    }
+}
+
+/// See [`World::wished`].
+#[derive(Debug)]
+pub(crate) struct Wished {
+    client: usize,
+    /// Which of its slots is the first that it is given.
+    first: usize,
+    /// Where that must lie; none while the depot may choose.
+    region: Option<RegionIndex>,
+}
