@@ -63,16 +63,13 @@ pub struct Held {
     pub pinned: u64,
 }
 
-/// Blocks that a search for an eviction has passed over: because a tier is to have them first, or because they lie in another
-/// region than room is wished in.
+/// Blocks that a search for an eviction has passed over, because a tier is to have them first.
 #[derive(Clone, Copy, Debug, Default)]
-struct PassedOver {
+struct Unwritten {
     /// `Pool::released` when the search began.
     released: u64,
     unwritten: usize,
     first_unwritten: Option<SlotId>,
-    elsewhere: usize,
-    first_elsewhere: Option<SlotId>,
 }
 
 /// Slots and all that is known about them.
@@ -104,7 +101,7 @@ pub(crate) struct Pool {
     /// Blocks that eviction passed over, because such a tier is to have them first.
     passed_over: Vec<SlotId>,
     /// The eviction whose search has not ended.
-    search: Option<PassedOver>,
+    search: Option<Unwritten>,
     /// How often a block that could not be evicted could again: a search that found none may have passed it before.
     released: u64,
     /// The last of them.

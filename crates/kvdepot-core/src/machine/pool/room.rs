@@ -3,7 +3,7 @@
 use super::super::flaw::Flaw;
 use super::super::names::PoolKey;
 use super::super::slots::{Slot, Standing};
-use super::{PassedOver, Pool};
+use super::{Pool, Unwritten};
 use crate::block::Block;
 use crate::error::{Error, ErrorKind, Result};
 use crate::eviction::{Search, SlotId};
@@ -29,11 +29,6 @@ const LOOKS_PER_EVICTION: usize = 8;
 const COLD_FREE_DIVISOR: u64 = 8;
 /// Blocks that one eviction passes over because a tier is to have them first. Beyond them it takes what comes.
 const UNWRITTEN_PASSED_OVER_MAX: usize = 64;
-/// Blocks that one eviction passes over because they lie in another region than room is wished in. It stays among the coldest.
-const ELSEWHERE_PASSED_OVER_MAX: usize = 32;
-// Beyond that, blocks that were passed over would count as used.
-const _: () = assert!(UNWRITTEN_PASSED_OVER_MAX + ELSEWHERE_PASSED_OVER_MAX < EVICTION_PASSED_OVER_MAX);
-
 /// Why there is no room for a block.
 #[derive(Debug)]
 pub(crate) enum NoRoom {
@@ -95,24 +90,18 @@ impl Pool {
         self.looks = looks;
     }
 
-    /// Evicts the coldest block that may go. One that a tier is to have first goes when no other does, or many do not.
-    /// Room `near` a region is made there, if one of the coldest blocks lies in it.
-    fn evict_one(&mut self, near: Option<RegionIndex>) -> Search {
+    /// Evicts the coldest block that may go, wherever it lies. One that a tier is to have first goes when no other does, or many
+    /// do not.
+    fn evict_one(&mut self) -> Search {
         let cold = self.cold_tiers;
         let victim = loop {
-            let Self { slots, regions, passed_over, released, looks, .. } = self;
+            let Self { slots, passed_over, released, looks, .. } = self;
             let mut search =
-                self.search.take().unwrap_or(PassedOver { released: *released, ..PassedOver::default() });
+                self.search.take().unwrap_or(Unwritten { released: *released, ..Unwritten::default() });
             let victim = self.policy.victim(looks, &mut |id| {
                 let Some(slot) = slots.get(id).filter(|slot| slot.block.is_evictable()) else { return false };
                 if search.unwritten == UNWRITTEN_PASSED_OVER_MAX || !slot.owes(cold) {
-                    let is_near = near.is_none() || regions.of(slot.first_byte()) == near;
-                    if is_near || search.elsewhere == ELSEWHERE_PASSED_OVER_MAX {
-                        return true;
-                    }
-                    search.elsewhere += 1;
-                    search.first_elsewhere.get_or_insert(id);
-                    return false;
+                    return true;
                 }
                 search.unwritten += 1;
                 search.first_unwritten.get_or_insert(id);
@@ -122,15 +111,10 @@ impl Pool {
                 false
             });
             let unwritten = search.first_unwritten.filter(|&id| self.is_evictable(id));
-            let elsewhere = search.first_elsewhere.filter(|&id| self.is_evictable(id));
-            match (victim, elsewhere.or(unwritten)) {
+            match (victim, unwritten) {
                 (Search::Later, _) => {
                     self.search = Some(search);
                     return Search::Later;
-                }
-                // None of the coldest lies where room is wished: the first of them goes.
-                (Search::Found(victim), _) if !self.lies_near(victim, near) => {
-                    break elsewhere.unwrap_or(victim);
                 }
                 (Search::Found(victim), _) | (Search::Nothing, Some(victim)) => break victim,
                 // The search may have begun steps ago, for somebody else: what may go now may lie behind it. It is searched
@@ -149,10 +133,6 @@ impl Pool {
         self.evicted_unwritten += u64::from(!slot.is_value() && cold & !slot.saved != 0);
         self.free(victim);
         Search::Found(victim)
-    }
-
-    fn lies_near(&self, id: SlotId, near: Option<RegionIndex>) -> bool {
-        near.is_none() || self.regions.of(self.slots.at(id).first_byte()) == near
     }
 
     fn is_evictable(&self, id: SlotId) -> bool {
@@ -184,7 +164,7 @@ impl Pool {
             if self.pool_bytes - self.free_bytes() <= bytes {
                 return (gone, false);
             }
-            match self.evict_one(None) {
+            match self.evict_one() {
                 Search::Found(_) => {}
                 search => return (gone, search == Search::Later),
             }
@@ -238,7 +218,7 @@ impl Pool {
             {
                 return Err(self.full(bytes));
             }
-            match self.evict_one(near) {
+            match self.evict_one() {
                 Search::Found(_) => evictions += 1,
                 Search::Nothing => return Err(self.full(bytes)),
                 Search::Later => {
