@@ -7,7 +7,6 @@ use super::{Pool, Unwritten};
 use crate::block::Block;
 use crate::error::{Error, ErrorKind, Result};
 use crate::eviction::{Search, SlotId};
-use crate::limits::EVICTION_PASSED_OVER_MAX;
 use crate::regions::RegionIndex;
 use crate::runs::Runs;
 
