@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import checks
@@ -219,6 +220,20 @@ def test_heads_that_several_ranks_hold_are_cut_only_where_every_layer_has_as_man
     config.to_dict = lambda: named
     with pytest.raises(WholeError, match="it is not known that every layer has 4 KV heads"):
         slices_of(engine.vllm_config, group.spec, 4, 1)
+
+
+def test_quantised_weights_and_drafts_with_a_model_are_stored_by_rank() -> None:
+    engine = build(BASE)
+    (group,) = checks.groups_of(engine, engine.workers[0])
+    config = engine.vllm_config
+    config.speculative_config = SimpleNamespace(draft_model_config=config.model_config)
+    slices_of(config, group.spec, 4, 0)  # n-grams
+    config.speculative_config = SimpleNamespace(draft_model_config=SimpleNamespace())
+    with pytest.raises(WholeError, match="a draft model"):
+        slices_of(config, group.spec, 4, 0)
+    config.speculative_config, config.model_config.quantization = None, "fp8"
+    with pytest.raises(WholeError, match="scales of quantised weights"):
+        slices_of(config, group.spec, 4, 0)
 
 
 @pytest.mark.parametrize("case", [Case(V3, "FLASHMLA", None, 64, tp=8), Case(V3, "FLASHMLA", None, 64)], ids=str)

@@ -100,12 +100,8 @@ def slices_of(vllm_config: Any, spec: Any, wanted: int, rank: int) -> HeadSlices
     """
     from vllm.v1 import kv_cache_interface as kinds
 
-    parallel = vllm_config.parallel_config
-    if parallel.decode_context_parallel_size > 1:
-        raise WholeError("decode context parallelism shares out tokens, not heads")
-    if getattr(getattr(vllm_config, "speculative_config", None), "draft_model_config", None) is not None:
-        raise WholeError("a draft model has KV heads of its own")
-    model = vllm_config.model_config
+    _check_engine(vllm_config)
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
     heads = int(model.get_total_num_kv_heads())
     found = head_slices(heads, wanted, parallel.tensor_parallel_size, rank)
     if found.replicas > 1 and kv_head_counts(model.hf_text_config.to_dict()) != {heads}:
@@ -123,6 +119,23 @@ def slices_of(vllm_config: Any, spec: Any, wanted: int, rank: int) -> HeadSlices
         if layer.num_kv_heads != found.rank_heads:
             raise WholeError(f"a layer has {layer.num_kv_heads} KV heads on this rank, not {found.rank_heads}")
     return found
+
+
+def _check_engine(vllm_config: Any) -> None:
+    """Refuses an engine whose KV is not known to be the same for every number of ranks.
+
+    Raises:
+        WholeError: its blocks are stored by rank.
+    """
+    if vllm_config.parallel_config.decode_context_parallel_size > 1:
+        raise WholeError("decode context parallelism shares out tokens, not heads")
+    model = vllm_config.model_config
+    # Drafts without a model, such as n-grams, name the engine's own.
+    draft = getattr(getattr(vllm_config, "speculative_config", None), "draft_model_config", None)
+    if draft is not None and draft is not model:
+        raise WholeError("a draft model has KV heads of its own")
+    if getattr(model, "quantization", None):
+        raise WholeError("scales of quantised weights may be made for each rank, so that its KV depends on the ranks")
 
 
 def kv_head_counts(config: Any) -> set[int]:
