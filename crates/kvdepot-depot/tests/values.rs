@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use kvdepot_core::pipeline::PoolKind;
@@ -76,6 +77,34 @@ fn content(value: &Value) -> Sum {
 
 fn get(values: &Values, key: &str) -> Option<Sum> {
     values.get(Values::hash(key.as_bytes()), LONG).unwrap().map(|value| content(&value))
+}
+
+/// A value that is stored again is never absent meanwhile, though it moves between classes: neither for who reads it nor for
+/// who asks whether it is there.
+#[test]
+fn a_value_that_changes_its_class_is_never_absent() {
+    const ROUNDS: usize = 60;
+    let hash = Values::hash(b"hot");
+    for _ in 0..ROUNDS {
+        // In a new depot every class is empty: its first value is what a look that has begun does not know of.
+        let depot = depot(serde_json::json!({}));
+        let values = values(&depot);
+        put(&values, "hot", &bytes(16 << 10, 0));
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Acquire) {
+                    assert!(matches!(values.get_now(hash), Found::Here(_)), "a reader found nothing");
+                    assert_eq!(values.exist_now(&[hash]), Some(vec![true]));
+                    assert_eq!(values.exist(&[hash]), [true]);
+                }
+            });
+            for class in (1..12).chain((1..12).rev()) {
+                put(&values, "hot", &bytes(class * (16 << 10), 0));
+            }
+            stop.store(true, Ordering::Release);
+        });
+    }
 }
 
 fn exists(values: &Values, key: &str) -> bool {

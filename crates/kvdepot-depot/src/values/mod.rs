@@ -5,6 +5,7 @@
 //! whoever opens the same tiers. Storing a key again takes the place of its value in whichever class that was.
 
 mod class;
+mod moves;
 mod slot;
 mod stamps;
 
@@ -18,6 +19,7 @@ use sha2::{Digest, Sha256};
 use crate::direct::{Direct, Now, ReadSlot, Removed};
 use crate::locate::Locator;
 use crate::message::NamespaceHandle;
+use moves::Moves;
 
 pub use class::VALUE_BYTES_MAX;
 pub use slot::{Value, ValueSlot};
@@ -43,6 +45,7 @@ struct Shared {
     has_tiers: bool,
     /// A bit for each class that values of this process's pool may be in.
     used: AtomicU64,
+    moves: Moves,
     stamp: AtomicU64,
 }
 
@@ -115,6 +118,7 @@ impl Values {
             value_bytes_min,
             has_tiers: direct.has_tiers(),
             used: AtomicU64::new(0),
+            moves: Moves::default(),
             stamp: AtomicU64::new(stamps::first(&direct, since_1970)),
         };
         Ok(Self { direct, shared: Arc::new(shared) })
@@ -176,9 +180,8 @@ impl Values {
 
     /// What can be said of a value without waiting; it is leased if it is in the pool.
     pub fn get_now(&self, hash: BlockHash) -> Found {
-        let in_pool = self.keys(hash, self.shared.used.load(Ordering::Acquire));
-        if let Some(found) = self.first_here(&in_pool) {
-            return found;
+        if let Some(value) = self.get_in_pool(hash) {
+            return Found::Here(value);
         }
         if !self.shared.has_tiers {
             return Found::Absent;
@@ -199,9 +202,22 @@ impl Values {
         if ask { Found::Ask } else { Found::Absent }
     }
 
-    fn first_here(&self, keys: &[BlockKey]) -> Option<Found> {
-        let slots = self.direct.read_pool(keys);
-        slots.into_iter().find_map(|(index, slot)| self.whole(&keys[index], slot)).map(Found::Here)
+    /// A value, leased, if it is in the pool.
+    fn get_in_pool(&self, hash: BlockHash) -> Option<Value> {
+        let used = || self.shared.used.load(Ordering::Acquire);
+        let mut mask = used();
+        loop {
+            let keys = self.keys(hash, mask);
+            // One step looks into all of these classes: a value moves from one to another before it or after it.
+            let slots = self.direct.read_pool(&keys);
+            let value = slots.into_iter().find_map(|(index, slot)| self.whole(&keys[index], slot));
+            // It may have moved to a class that was empty when this began.
+            let now = used();
+            if value.is_some() || now == mask {
+                return value;
+            }
+            mask = now;
+        }
     }
 
     /// A value whose end record is right; another one is removed, and a miss (P1).
@@ -225,6 +241,7 @@ impl Values {
             Found::Absent => return Ok(None),
             Found::Ask => {}
         }
+        let since = self.shared.moves.now();
         let keys = self.keys(hash, u64::MAX);
         let there = self.direct.exist(&keys);
         let mut best: Option<(BlockKey, Value)> = None;
@@ -251,7 +268,8 @@ impl Values {
                 }
             }
         }
-        Ok(best.map(|(_, value)| value))
+        let value = best.map(|(_, value)| value);
+        Ok(value.or_else(|| if self.shared.moves.none_since(since) { None } else { self.get_in_pool(hash) }))
     }
 
     fn note_used(&self, key: &BlockKey) {
@@ -262,16 +280,31 @@ impl Values {
 
     /// Which of these are there, where that is known without waiting.
     pub fn exist_now(&self, hashes: &[BlockHash]) -> Option<Vec<bool>> {
-        let keys: Vec<Vec<BlockKey>> = hashes.iter().map(|&hash| self.keys_to_ask(hash)).collect();
-        let flat: Vec<BlockKey> = keys.iter().flatten().copied().collect();
-        self.direct.exist_now(&flat).map(|there| any_of_each(&keys, &there))
+        self.look_for(hashes, |keys| self.direct.exist_now(keys))
     }
 
     /// Which of these are there; waits for tiers that cannot tell without I/O, within bounds.
     pub fn exist(&self, hashes: &[BlockHash]) -> Vec<bool> {
+        let there = self.look_for(hashes, |keys| Some(self.direct.exist(keys)));
+        there.unwrap_or_else(|| vec![false; hashes.len()])
+    }
+
+    /// Which of these are in one of their classes, by what `exist` says of each class.
+    fn look_for(
+        &self,
+        hashes: &[BlockHash],
+        exist: impl FnOnce(&[BlockKey]) -> Option<Vec<bool>>,
+    ) -> Option<Vec<bool>> {
+        let since = self.shared.moves.now();
         let keys: Vec<Vec<BlockKey>> = hashes.iter().map(|&hash| self.keys_to_ask(hash)).collect();
         let flat: Vec<BlockKey> = keys.iter().flatten().copied().collect();
-        any_of_each(&keys, &self.direct.exist(&flat))
+        let mut there = any_of_each(&keys, &exist(&flat)?);
+        if !self.shared.moves.none_since(since) {
+            for (there, &hash) in there.iter_mut().zip(hashes) {
+                *there = *there || self.get_in_pool(hash).is_some();
+            }
+        }
+        Some(there)
     }
 
     /// How many leading ones are there; waits as `exist` does. Asks for a few at a time, because tiers that cannot tell

@@ -52,6 +52,7 @@ impl ValueSlot {
         }
         self.slot.write_at(class_bytes, &self.end.encode())?;
         let Self { slot, class, end, shared } = self;
+        let _move = shared.moves.begin();
         // Looked up in the moment of replacing: whatever became visible before then has marked its class.
         slot.replace(|| shared.keys(BlockHash(end.hash), shared.classes_to_ask() & !(1 << class)))
     }
