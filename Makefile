@@ -99,7 +99,7 @@ test-rust: ## Test the Rust crates (ARGS: for cargo test)
 	@$(STEP) "build the tests" cargo test --workspace --quiet --no-run
 	@# Tests sync small files, which would wait for all that the build has written.
 	@sync
-	@cargo test --workspace --quiet $(ARGS)
+	@cargo test --workspace --quiet --no-fail-fast $(ARGS)
 
 .PHONY: test-rdma
 test-rdma: ## Test RDMA on a software device in a virtual machine
