@@ -168,10 +168,10 @@ class Claim:
         depot at most every half millisecond; a claim that nobody polls for ``timeout_ms`` ends by itself."""
     def wait(self, timeout_ms: int) -> tuple[bool, int, int]:
         """Polls until settled or the time has passed."""
-    def arriving(self) -> tuple[int, int, int, int] | None:
-        """``(units, units_from_tier, blocks_come, blocks_left)`` as of the last poll, while every block of the hit is
-        in the pool or on its way there: ``units`` if all of them come. A load may begin then: it waits for each block
-        itself, and fails those that never come."""
+    def arriving(self) -> tuple[int, int, int, int, int] | None:
+        """``(units, units_now, units_from_tier, blocks_come, blocks_left)`` as of the last poll, while every block of the
+        hit is in the pool or on its way there: ``units`` if all of them come, at least ``units_now`` if the claim were
+        settled now. A load may begin then: it waits for each block itself, and fails those that never come."""
     def settle_now(self) -> tuple[bool, int, int]:
         """Takes what has come so far (best effort): settled from now on."""
     def release(self) -> None:

@@ -184,6 +184,31 @@ fn a_hit_in_a_tier_is_fetched_and_a_failed_block_cuts_it() {
 }
 
 #[test]
+fn a_claim_tells_what_it_would_hit_if_it_were_settled_now() {
+    let mut lab = Lab::new(8, 1);
+    let namespace = lab.open("a");
+    lab.located = |_| Location::Tier(0);
+    let token = lab.claim(namespace, &[1, 2, 3, 4]);
+    let Some(Reply::Claim(progress)) = lab.reply(token) else { panic!("no claim") };
+    let claim = progress.claim;
+    assert_eq!(progress.arriving.map(|arriving| (arriving.units, arriving.units_now)), Some((4, 0)));
+    let mut reads = lab.reads();
+    reads.sort_by_key(|(_, _, key)| key.hash.0[0]);
+    // The third comes before the second: a hit is a prefix.
+    for (read, now) in [(0, 1), (2, 1), (1, 3)] {
+        let (tier, slot, _) = reads[read];
+        lab.feed(Event::ReadEnded { tier, slot, outcome: Ok(Fetched::Whole) });
+        let poll = Request::ClaimPoll { claim, settle: false };
+        let Reply::Claim(progress) = lab.ask(poll) else { panic!("no claim") };
+        assert_eq!(progress.arriving.map(|arriving| arriving.units_now), Some(now), "after read {read}");
+    }
+    let Reply::Claim(progress) = lab.ask(Request::ClaimPoll { claim, settle: true }) else {
+        panic!("no claim")
+    };
+    assert_eq!((progress.settled, progress.units), (true, 3));
+}
+
+#[test]
 fn claims_that_do_not_fit_together_take_turns() {
     let mut lab = Lab::new(10, 1);
     let namespace = lab.open("a");

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::pool::PoolRegion;
 
 /// Version of the local door; both sides must speak the same.
-pub const PROTOCOL_VERSION: u32 = 5;
+pub const PROTOCOL_VERSION: u32 = 6;
 /// First field of the first frame: whoever sends something else is not a client of ours.
 pub const HELLO_MAGIC: u64 = 0x3154_4f50_4544_564b;
 
@@ -194,6 +194,8 @@ pub enum Grant {
 pub struct Arriving {
     /// The hit if all of them come, in hash units.
     pub units: u32,
+    /// The hit if the claim were settled now, in hash units: at least that.
+    pub units_now: u32,
     /// Units of it that come from below the pool.
     pub units_from_tier: u32,
     /// Blocks that have come from a tier.

@@ -69,7 +69,7 @@ impl Presence {
 
     pub(crate) fn contains(&self, key: &BlockKey) -> bool {
         let (table, fingerprint) = self.place(key);
-        table.read().find(spread(&fingerprint), |other| *other == fingerprint).is_some()
+        holds(&table.read(), &fingerprint)
     }
 
     /// Which of these blocks can be served.
@@ -83,21 +83,26 @@ impl Presence {
     }
 
     /// Looks for up to `AT_A_TIME` blocks. No look depends on another, and none takes a lock after the first, so the processor
-    /// waits for the memory of all of them together. The locks are those of readers, and whoever changes a table has one lock
-    /// at a time: nobody waits for somebody who waits.
+    /// waits for the memory of all of them together. Who cannot have all locks at once takes one at a time: a reader never
+    /// waits with a lock in its hands, and never passes a writer that waits.
     fn look<'a>(&self, keys: impl Iterator<Item = &'a BlockKey>) -> SmallVec<[bool; AT_A_TIME]> {
         type Place<'a> = (&'a RwLock<HashTable<Fingerprint>>, Fingerprint);
         let places: SmallVec<[Place<'_>; AT_A_TIME]> = keys.map(|key| self.place(key)).collect();
         std::hint::black_box(places.iter().fold(false, |any, (table, _)| any | table.is_locked()));
-        let tables: SmallVec<[RwLockReadGuard<'_, _>; AT_A_TIME]> =
-            places.iter().map(|(table, _)| table.read_recursive()).collect();
-        let looks = tables.iter().zip(&places);
-        looks
-            .map(|(table, (_, fingerprint))| {
-                table.find(spread(fingerprint), |other| other == fingerprint).is_some()
-            })
-            .collect()
+        let tables: Option<SmallVec<[RwLockReadGuard<'_, _>; AT_A_TIME]>> =
+            places.iter().map(|(table, _)| table.try_read()).collect();
+        match tables {
+            Some(tables) => {
+                let looks = tables.iter().zip(&places);
+                looks.map(|(table, (_, fingerprint))| holds(table, fingerprint)).collect()
+            }
+            None => places.iter().map(|(table, fingerprint)| holds(&table.read(), fingerprint)).collect(),
+        }
     }
+}
+
+fn holds(table: &HashTable<Fingerprint>, fingerprint: &Fingerprint) -> bool {
+    table.find(spread(fingerprint), |other| other == fingerprint).is_some()
 }
 
 /// Tables use the lowest bits and the highest of a hash, so all of them depend on the whole fingerprint.
@@ -124,5 +129,28 @@ mod tests {
         assert!(there[..200].iter().all(|there| *there) && !there[200]);
         presence.set(&[(key(7), false)]);
         assert!(!presence.contains(&key(7)) && presence.prefix(&keys) == 7);
+    }
+
+    /// Readers whose looks overlap without end would starve who holds the depot's lock.
+    #[test]
+    fn a_reader_does_not_pass_a_writer_that_waits() {
+        let presence = Presence::new();
+        let keys: Vec<_> =
+            (0..4).map(|n| BlockKey { namespace: NamespaceId([1; 16]), hash: BlockHash([n; 16]) }).collect();
+        presence.set(&[(keys[0], true)]);
+        let held = presence.place(&keys[0]).0.read();
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| presence.set(&[(keys[0], false)]));
+            // The writer waits for `held` from here on.
+            while presence.place(&keys[0]).0.try_read().is_some() {
+                std::thread::yield_now();
+            }
+            let reader = scope.spawn(|| presence.contain(&keys).collect::<Vec<_>>());
+            // Time for a reader that passes.
+            (0..1000).for_each(|_| std::thread::yield_now());
+            drop(held);
+            writer.join().unwrap();
+            assert_eq!(reader.join().unwrap(), [false; 4], "it looked behind the writer");
+        });
     }
 }

@@ -434,6 +434,7 @@ fn answer(reply: Reply) -> Result<Response> {
     let short = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
     let arriving = arriving.map(|arriving| Arriving {
         units: short(arriving.units),
+        units_now: short(arriving.units_now),
         units_from_tier: short(arriving.units_from_tier),
         blocks_come: short(arriving.blocks_come),
         blocks_left: short(arriving.blocks_left),

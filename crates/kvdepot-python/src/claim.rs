@@ -35,9 +35,9 @@ impl Claim {
         self.with(py, |claim| claim.wait(Duration::from_millis(timeout_ms)))
     }
 
-    fn arriving(&self, py: Python<'_>) -> PyResult<Option<(u32, u32, u32, u32)>> {
+    fn arriving(&self, py: Python<'_>) -> PyResult<Option<(u32, u32, u32, u32, u32)>> {
         let arriving = self.with(py, |claim| claim.arriving())?;
-        Ok(arriving.map(|it| (it.units, it.units_from_tier, it.blocks_come, it.blocks_left)))
+        Ok(arriving.map(|it| (it.units, it.units_now, it.units_from_tier, it.blocks_come, it.blocks_left)))
     }
 
     fn settle_now(&self, py: Python<'_>) -> PyResult<(bool, u32, u32)> {

@@ -11,6 +11,7 @@ mod ending;
 mod fail;
 mod forgetting;
 mod handover;
+mod interrupted;
 mod ledger;
 mod memory;
 mod mistakes;

@@ -448,6 +448,12 @@ impl World {
         if progress.units < wish.skip || progress.units > wish.limit {
             return bad(format!("a hit of {}..={}", wish.skip, wish.limit));
         }
+        if progress
+            .arriving
+            .is_some_and(|coming| coming.units_now < wish.skip || coming.units_now > coming.units)
+        {
+            return bad("a hit that is there now is not within what may come".to_owned());
+        }
         if progress.units_from_tier > progress.units - wish.skip {
             return bad("more from tiers than is hit".to_owned());
         }

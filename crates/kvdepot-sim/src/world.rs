@@ -12,6 +12,7 @@ use kvdepot_core::{BlockHash, BlockKey, NamespaceId, eviction};
 
 use crate::client::Client;
 use crate::fail::{Fail, Rule, fail};
+use crate::interrupted::Interrupted;
 use crate::memory::Memory;
 use crate::mistakes::Mistake;
 use crate::model::{Model, name};
@@ -77,6 +78,7 @@ pub(crate) struct World {
     pub(crate) removals_ended: Vec<(RemovalId, usize, BlockKey)>,
     pub(crate) forgotten: Vec<(usize, Vec<BlockKey>, bool)>,
     pub(crate) jobs: Vec<Job>,
+    pub(crate) interrupted: Interrupted,
     pub(crate) answers: Vec<Answer>,
     pub(crate) waiting: BTreeMap<Token, Waiting>,
     pub(crate) presence: HashSet<BlockKey>,
@@ -134,6 +136,7 @@ impl World {
             removals_ended: Vec::new(),
             forgotten: Vec::new(),
             jobs: Vec::new(),
+            interrupted: Interrupted::default(),
             answers: Vec::new(),
             waiting: BTreeMap::new(),
             presence: HashSet::new(),
@@ -239,6 +242,7 @@ impl World {
     /// One step of the machine, and all that must follow at once.
     pub(crate) fn feed(&mut self, event: Event) -> Result<(), Fail> {
         self.note(|| show_event(&event));
+        self.interrupted.step(&event, &self.jobs);
         let mut out = Effects::default();
         self.machine.step(self.now, event, &mut out);
         self.steps += 1;
@@ -339,10 +343,10 @@ impl World {
         }
         self.check_dirty(held.dirty)?;
         self.note_room(&gauges);
-        // Between the steps of one claim a dump may take the room that it was promised, and a block that was pinned when
-        // the claim looked may have become free: then its hit is shorter than it could be.
+        let failures = self.machine.counters().failures.iter().filter(|failure| failure.0 == "claim");
+        let cut = failures.map(|failure| failure.2).sum();
         let at_once = !self.has(Feature::SmallSteps) && !self.has(Feature::StaleAnswers);
-        if at_once && self.machine.counters().failures.iter().any(|failure| failure.0 == "claim") {
+        if self.interrupted.claims_cut(cut) && at_once {
             return fail(Rule::Claims, "a claim was admitted, and found no room");
         }
         Ok(())
@@ -383,6 +387,7 @@ impl World {
     /// Another depot begins, which numbers everything anew.
     pub(crate) fn replace_machine(&mut self) {
         self.machine = machine(&self.plan, self.mistake);
+        self.interrupted = Interrupted::default();
         self.clients.iter_mut().for_each(|client| client.near = None);
         self.removals_ended.clear();
     }

@@ -21,7 +21,7 @@ class FakeClaim:
         self.units, self.settled, self.skip, self.limit, self.released = units, settled, skip, limit, False
         self.polls = 0
         self.waits: list[int] = []
-        self.on_their_way: tuple[int, int, int, int] | None = None
+        self.on_their_way: tuple[int, int, int, int, int] | None = None
 
     def poll(self) -> tuple[bool, int, int]:
         self.polls += 1
@@ -31,7 +31,7 @@ class FakeClaim:
         self.waits.append(timeout_ms)
         return self.poll()
 
-    def arriving(self) -> tuple[int, int, int, int] | None:
+    def arriving(self) -> tuple[int, int, int, int, int] | None:
         return self.on_their_way
 
     def settle_now(self) -> tuple[bool, int, int]:

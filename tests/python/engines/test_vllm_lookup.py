@@ -16,7 +16,7 @@ from kvdepot.engines.vllm.scheduler import SchedulerSide
 
 def lookup(claim: FakeClaim, wait_ms: int = 1000, early: bool = True, dropped: int = 0) -> Lookup:
     bounds = Bounds(claim.skip, claim.limit, dropped)
-    return Lookup(claim, claim.skip * BLOCK, bounds, geometry(), Patience(wait_ms, early), 100.0)  # type: ignore[arg-type]
+    return Lookup(claim, claim.skip * BLOCK, bounds, geometry(), Patience(wait_ms, early), 100.0, Rates())  # type: ignore[arg-type]
 
 
 def idle(is_idle: bool = True) -> IdleTime:
@@ -28,24 +28,22 @@ def idle(is_idle: bool = True) -> IdleTime:
 def test_a_lookup_is_pending_until_the_claim_is_settled() -> None:
     claim = FakeClaim(units=3, settled=False, skip=1, limit=4)
     one = lookup(claim)
-    assert one.poll(100.5, idle(False), Rates()) == PENDING
+    assert one.poll(100.5, idle(False)) == PENDING
     claim.settled = True
-    assert one.poll(100.6, idle(False), Rates()) == Hit(2 * BLOCK, 0)
+    assert one.poll(100.6, idle(False)) == Hit(2 * BLOCK, 0)
 
 
 def test_a_lookup_ends_when_the_time_of_the_policy_is_over() -> None:
     one = lookup(FakeClaim(units=3, settled=False, skip=0, limit=4))
-    assert one.poll(100.999, idle(False), Rates()) == PENDING
-    assert one.poll(101.0, idle(False), Rates()) == Hit(3 * BLOCK, 0)
-    assert lookup(FakeClaim(units=0, settled=False, skip=0, limit=4)).poll(101.0, idle(False), Rates()) == Miss(
-        "late", block=0
-    )
+    assert one.poll(100.999, idle(False)) == PENDING
+    assert one.poll(101.0, idle(False)) == Hit(3 * BLOCK, 0)
+    assert lookup(FakeClaim(units=0, settled=False, skip=0, limit=4)).poll(101.0, idle(False)) == Miss("late", block=0)
 
 
 def test_a_miss_says_which_block_is_not_there() -> None:
     claim = FakeClaim(units=2, settled=True, skip=2, limit=4)
-    assert lookup(claim).poll(100.0, idle(), Rates()) == Miss("unknown", block=2)
-    assert lookup(FakeClaim(units=1, settled=True, skip=0, limit=4), dropped=1).poll(100.0, idle(), Rates()) == Miss(
+    assert lookup(claim).poll(100.0, idle()) == Miss("unknown", block=2)
+    assert lookup(FakeClaim(units=1, settled=True, skip=0, limit=4), dropped=1).poll(100.0, idle()) == Miss(
         "unknown", block=1
     )
 
@@ -54,23 +52,23 @@ def test_a_steps_idle_time_is_given_once() -> None:
     claims = [FakeClaim(units=3, settled=False, skip=0, limit=4) for _ in range(3)]
     time = idle()
     for claim in claims:
-        assert lookup(claim).poll(100.0, time, Rates()) == PENDING
+        assert lookup(claim).poll(100.0, time) == PENDING
     assert [len(claim.waits) for claim in claims] == [1, 0, 0]
     time.begin_step(idle=True)
-    lookup(claims[2]).poll(100.0, time, Rates())
+    lookup(claims[2]).poll(100.0, time)
     assert len(claims[2].waits) == 1
 
 
 def test_a_claim_that_is_settled_leaves_the_idle_time_to_others() -> None:
     time = idle()
-    lookup(FakeClaim(units=3, settled=True, skip=0, limit=4)).poll(100.0, time, Rates())
+    lookup(FakeClaim(units=3, settled=True, skip=0, limit=4)).poll(100.0, time)
     assert time.take_ms() > 0
 
 
 def test_blocks_of_a_tier_count_no_more_than_the_hit() -> None:
     claim = FakeClaim(units=3, settled=True, skip=1, limit=4)
     claim.poll = lambda: (True, 3, 9)  # type: ignore[method-assign]
-    assert lookup(claim).poll(100.0, idle(), Rates()) == Hit(2 * BLOCK, 2 * BLOCK)
+    assert lookup(claim).poll(100.0, idle()) == Hit(2 * BLOCK, 2 * BLOCK)
 
 
 def why(side: SchedulerSide, req: Any, local: int = 0, external: int | None = None) -> str:

@@ -138,7 +138,7 @@ def nearly_there(left: int, idle: bool = True, **values: Any) -> tuple[FakeDepot
     assert side.match(req, 0)[0] is None
     side.build_step((Step() if idle else Step().starts("other", 0, BLOCK, [9])).output())
     side._requests["r"].lookup.started_s -= 1.0  # type: ignore[union-attr]
-    depot.claims[0].on_their_way = (3, 3, 1000 - left, left)
+    depot.claims[0].on_their_way = (3, 0, 3, 1000 - left, left)
     return depot, side.match(req, 0)
 
 
@@ -164,7 +164,7 @@ def test_a_hit_that_is_arriving_becomes_a_load_that_keeps_its_claim() -> None:
     side.match(req, 0)
     side.build_step(Step().output())
     side._requests["r"].lookup.started_s -= 1.0  # type: ignore[union-attr]
-    depot.claims[0].on_their_way = (3, 2, 999, 1)
+    depot.claims[0].on_their_way = (3, 2, 2, 999, 1)
     assert admit(side, req, 0, [7, 8, 9, 10]) == 3 * BLOCK
     assert side.hit_tier_tokens(req) == 2 * BLOCK
     (load,) = side.build_step(Step().output()).loads

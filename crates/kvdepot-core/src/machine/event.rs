@@ -287,6 +287,8 @@ pub enum Now {
 pub struct Arriving {
     /// The hit if all of them come, in hash units.
     pub units: usize,
+    /// The hit if the claim were settled now, in hash units: at least that.
+    pub units_now: usize,
     /// Units of it that come from below the pool.
     pub units_from_tier: usize,
     /// Blocks that have come from a tier.

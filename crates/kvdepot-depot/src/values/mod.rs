@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 use crate::direct::{Direct, Now, ReadSlot, Removed};
 use crate::locate::Locator;
 use crate::message::NamespaceHandle;
-use moves::Moves;
+use moves::{Moves, Since};
 
 pub use class::VALUE_BYTES_MAX;
 pub use slot::{Value, ValueSlot};
@@ -180,6 +180,7 @@ impl Values {
 
     /// What can be said of a value without waiting; it is leased if it is in the pool.
     pub fn get_now(&self, hash: BlockHash) -> Found {
+        let since = self.shared.moves.now();
         if let Some(value) = self.get_in_pool(hash) {
             return Found::Here(value);
         }
@@ -199,7 +200,15 @@ impl Values {
                 Now::Absent => {}
             }
         }
-        if ask { Found::Ask } else { Found::Absent }
+        if ask {
+            return Found::Ask;
+        }
+        self.get_if_moved(hash, since).map_or(Found::Absent, Found::Here)
+    }
+
+    /// A value that was not found, if it may have moved from one class to another since then and is in the pool.
+    fn get_if_moved(&self, hash: BlockHash, since: Since) -> Option<Value> {
+        if self.shared.moves.none_since(since) { None } else { self.get_in_pool(hash) }
     }
 
     /// A value, leased, if it is in the pool.
@@ -258,18 +267,17 @@ impl Values {
             };
             self.note_used(&key);
             let Some(value) = self.whole(&key, slot) else { continue };
-            // Two classes hold the key only when a crash came between a value and the removal of its predecessor.
-            match &best {
-                Some((_, other)) if other.stamp() > value.stamp() => drop(self.direct.remove(&[key])),
-                _ => {
-                    if let Some((older, _)) = best.replace((key, value)) {
-                        self.direct.remove(&[older]);
-                    }
-                }
+            // Two classes hold the key when a crash came between a value and the removal of its predecessor, or when the value
+            // was stored again meanwhile: then what lies in the older one's class now may be the latest.
+            let older = match &best {
+                Some((_, other)) if other.stamp() > value.stamp() => Some(key),
+                _ => best.replace((key, value)).map(|(older, _)| older),
+            };
+            if let Some(older) = older.filter(|_| self.shared.moves.none_since(since)) {
+                self.direct.remove(&[older]);
             }
         }
-        let value = best.map(|(_, value)| value);
-        Ok(value.or_else(|| if self.shared.moves.none_since(since) { None } else { self.get_in_pool(hash) }))
+        Ok(best.map(|(_, value)| value).or_else(|| self.get_if_moved(hash, since)))
     }
 
     fn note_used(&self, key: &BlockKey) {

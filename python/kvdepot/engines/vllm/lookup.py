@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvdepot.engines.vllm.groups import Geometry
-from kvdepot.engines.vllm.rates import Arriving, Rates
+from kvdepot.engines.vllm.rates import Rates
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -185,6 +185,7 @@ class Lookup:
         geometry: Geometry,
         patience: Patience,
         started_s: float,
+        rates: Rates,
     ) -> None:
         self.claim = claim
         self.local_tokens = local_tokens
@@ -193,39 +194,50 @@ class Lookup:
         self._bounds = bounds
         self._geometry = geometry
         self._patience = patience
+        self._rates = rates
         self._over = "unknown"
-        self._expected_tokens = 0
-        self._looked_s = started_s
+        self._expected_tokens = self._at_stake_tokens = 0
 
-    def poll(self, now_s: float, idle: IdleTime, rates: Rates) -> Pending | Miss | Hit:
+    def release(self) -> None:
+        """Drops the claim and its leases."""
+        self._rates.reads.over(self)
+        self.claim.release()
+
+    def poll(self, now_s: float, idle: IdleTime) -> Pending | Miss | Hit:
         """Asks the claim; a claim that is not settled may take the step's idle time."""
+        answer = self._poll(now_s, idle)
+        if not isinstance(answer, Pending):
+            self._rates.reads.over(self)
+        return answer
+
+    def _poll(self, now_s: float, idle: IdleTime) -> Pending | Miss | Hit:
         settled, units, from_tier = self.claim.poll()
         if not settled and (wait_ms := idle.take_ms()):
             settled, units, from_tier = self.claim.wait(wait_ms)
         if not settled and (now_s - self.started_s) * 1e3 >= self._patience.wait_ms:
             self._over = self._patience.over
             settled, units, from_tier = self.claim.settle_now()
-        elif not settled and self._patience.while_faster and self._is_slower(now_s, rates):
+        elif not settled and self._patience.while_faster and self._is_slower(now_s):
             self._over = "slower"
             settled, units, from_tier = self.claim.settle_now()
         if settled:
-            if self.hit is None and from_tier:
-                # They may have come at any moment since the last look, which was a step earlier.
-                rates.waited(from_tier * self._geometry.hash_tokens, self._looked_s - self.started_s, now_s)
             return self._found(units, from_tier)
-        self._looked_s = now_s
         return self._nearly_there(now_s) if idle.idle and self._patience.begins_early else PENDING
 
-    def _is_slower(self, now_s: float, rates: Rates) -> bool:
+    def _is_slower(self, now_s: float) -> bool:
         """Whether computing would be faster than waiting on: what has come is taken then, and the rest is computed."""
-        waited_s, arriving = now_s - self.started_s, self.claim.arriving()
+        waited_s, arriving, rates = now_s - self.started_s, self.claim.arriving(), self._rates
         if arriving is None:
             # Not even known how much there is.
+            rates.reads.over(self)
             return rates.loses((self._bounds.limit - self._bounds.skip) * self._geometry.hash_tokens, waited_s)
-        units, _, come, left = arriving
-        tokens = self._tokens(units)
-        self._expected_tokens = max(self._expected_tokens, tokens)
-        return rates.loses(tokens, waited_s) or rates.will_lose(Arriving(tokens, come, left, waited_s), now_s)
+        units, units_now, _, come, left = arriving
+        rates.reads.look(self, come, left, now_s)
+        self._expected_tokens = max(self._expected_tokens, self._tokens(units))
+        # What would have to be computed if the hit ended here.
+        rest = max(0, self._tokens(units)) - max(0, self._tokens(units_now))
+        self._at_stake_tokens = max(self._at_stake_tokens, rest)
+        return rates.loses(self._at_stake_tokens, waited_s) or rates.will_lose(rest, left, now_s)
 
     def _nearly_there(self, now_s: float) -> Pending | Miss | Hit:
         """The hit, when its load may begin before the last blocks have been read.
@@ -236,7 +248,7 @@ class Lookup:
         arriving = self.claim.arriving()
         if arriving is None:
             return PENDING
-        units, from_tier, come, left = arriving
+        units, _, from_tier, come, left = arriving
         rest_ms = (now_s - self.started_s) * 1e3 * left / come if come else math.inf
         return self._found(units, from_tier) if rest_ms <= REST_MS_MAX else PENDING
 

@@ -3,13 +3,16 @@
 Nothing here reads a clock.
 """
 
-from dataclasses import dataclass
+from kvdepot.engines.vllm.reads import Reads
 
 STEP_TOKENS_MIN = 256
-"""Steps with fewer tokens are not measured: most of their time does not depend on how many there are."""
+"""Steps with fewer tokens of prompts are not measured: most of their time does not depend on how many there are."""
+
+DECODE_SHARE_MAX = 0.25
+"""Steps in which more of the tokens are decoded are not measured: those cost something else."""
 
 SAMPLES_MIN = 3
-"""So many steps, or reads, are seen before anything is concluded from them."""
+"""So many steps are seen before anything is concluded from them."""
 
 DECAY = 0.8
 """What a new sample leaves of the weight of those before it."""
@@ -20,9 +23,6 @@ STEPS_MAX = 16
 LOSS_FACTOR = 1.5
 """Waiting has to take so many times as long as computing before it is given up: a request that waits keeps no other
 request from the device, and one that computes does."""
-
-FORGET_S = 60.0
-"""After so long without a read, what was known of tiers is forgotten and they are tried again."""
 
 
 class Cost:
@@ -40,47 +40,50 @@ class Cost:
         self._tokens = self._tokens * DECAY + tokens
         self._samples += 1
 
+    def add_at_most(self, tokens: float, seconds: float) -> None:
+        """So many tokens took no longer than that: counts when it is news, or nothing is known."""
+        known = self.of(tokens)
+        if known is None or seconds < known:
+            self.add(tokens, seconds)
+
     def of(self, tokens: float) -> float | None:
         """Seconds that so many tokens take; ``None`` while too little is known."""
         return tokens * self._seconds / self._tokens if self._samples >= SAMPLES_MIN else None
 
 
-@dataclass(frozen=True)
-class Arriving:
-    """Blocks of a hit on their way from tiers.
+class Rates:
+    """What an engine has measured.
 
     Attributes:
-        tokens: the hit, when all have come.
-        come: blocks that have come.
-        left: blocks that have not.
-        for_s: how long that has taken so far.
+        compute: seconds a token of a prompt.
+        reads: seconds a block from tiers.
     """
-
-    tokens: int
-    come: int
-    left: int
-    for_s: float
-
-
-class Rates:
-    """What an engine has measured."""
 
     def __init__(self) -> None:
         self.compute = Cost()
-        self._read = Cost()
-        self._read_s = 0.0
-        self._steps: dict[int, tuple[int, float]] = {}
+        self.reads = Reads()
+        self._steps: dict[int, tuple[int, float, bool]] = {}
         self._number = 0
         self._ended_s = 0.0
+        self._after_untimed = False
 
     # Computing. Steps may overlap in their planning, not on the device: one takes from the end of the one before.
 
-    def step_began(self, tokens: int, now_s: float) -> int:
-        """A step with so many tokens is handed to the workers; its number, or 0 if it is not worth measuring."""
-        if tokens < STEP_TOKENS_MIN:
+    def step_began(self, tokens: int, decoding: int, now_s: float, *, waits: bool = False) -> int:
+        """A step is handed to the workers; its number, or 0 if it is not worth measuring.
+
+        Args:
+            tokens: all that it computes.
+            decoding: those of them that are decoded.
+            now_s: the time.
+            waits: whether it waits for a load, which tells nothing of what computing takes.
+        """
+        after_untimed, self._after_untimed = self._after_untimed, tokens > 0
+        if waits or tokens - decoding < STEP_TOKENS_MIN or decoding > tokens * DECODE_SHARE_MAX:
             return 0
+        self._after_untimed = False
         self._number += 1
-        self._steps[self._number] = (tokens, now_s)
+        self._steps[self._number] = (tokens, now_s, after_untimed)
         if len(self._steps) > STEPS_MAX:
             self._steps.pop(next(iter(self._steps)))
         return self._number
@@ -88,35 +91,22 @@ class Rates:
     def step_ended(self, number: int, now_s: float) -> None:
         """All workers have ended that step."""
         step = self._steps.pop(number, None)
-        if step is not None:
-            tokens, began_s = step
-            self.compute.add(tokens, now_s - max(began_s, self._ended_s))
-            self._ended_s = now_s
+        if step is None:
+            return
+        tokens, began_s, after_untimed = step
+        seconds = now_s - max(began_s, self._ended_s)
+        # With asynchronous scheduling the step before, whose end nobody told, may have run into this one's time.
+        (self.compute.add_at_most if after_untimed else self.compute.add)(tokens, seconds)
+        self._ended_s = now_s
 
     # Waiting.
-
-    def waited(self, tokens: int, seconds: float, now_s: float) -> None:
-        """So many tokens came from tiers within this time."""
-        self._read.add(tokens, seconds)
-        self._read_s = now_s
 
     def loses(self, tokens: int, for_s: float) -> bool:
         """Whether a request has waited for longer than computing these tokens takes."""
         compute_s = self.compute.of(tokens)
         return compute_s is not None and for_s > compute_s * LOSS_FACTOR
 
-    def will_lose(self, arriving: Arriving, now_s: float) -> bool:
-        """Whether what has not come yet will take longer to come than to compute."""
-        blocks = arriving.come + arriving.left
-        rest = arriving.tokens * arriving.left / blocks if blocks else 0.0
-        compute_s = self.compute.of(rest)
-        if compute_s is None:
-            return False
-        if arriving.come:
-            rest_s: float | None = arriving.for_s * arriving.left / arriving.come
-        elif now_s - self._read_s <= FORGET_S:
-            known_s = self._read.of(rest)
-            rest_s = None if known_s is None else known_s - arriving.for_s
-        else:
-            rest_s = None
-        return rest_s is not None and rest_s > compute_s * LOSS_FACTOR
+    def will_lose(self, tokens: int, blocks_left: int, now_s: float) -> bool:
+        """Whether these blocks will take longer to come than computing the tokens takes that depend on them."""
+        compute_s, rest_s = self.compute.of(tokens), self.reads.seconds(blocks_left, now_s)
+        return compute_s is not None and rest_s is not None and rest_s > compute_s * LOSS_FACTOR

@@ -22,6 +22,7 @@ class RequestState:
         miss: why the last lookup found nothing beyond ``local_tokens``; ``None`` after a hit.
         loaded_tokens: what the depot gave beyond ``local_tokens`` when the request was admitted.
         missed_tokens: local hit of the last lookup that found nothing beyond it, -1 when there was none.
+        expected_tokens: what a tier had beyond ``local_tokens`` when it gave up waiting (P9); 0 = it never did.
         saved_blocks: by group, leading blocks that need no dump: they were hit, loaded, dumped, or are about to be.
         load_failed: a load of this request has failed once; it is computed from now on, whatever the depot has (P2).
         adapter: digest of the LoRA adapter that it is computed with; ``None`` = it is not known, and nothing of the
@@ -37,6 +38,7 @@ class RequestState:
     missed_tokens: int = -1
     missed_s: float = 0.0
     tier_tokens: int = 0
+    expected_tokens: int = 0
     saved_blocks: dict[int, int] = field(default_factory=dict)
     load_failed: bool = False
     logged: bool = False
@@ -58,5 +60,5 @@ class RequestState:
     def drop_lookup(self) -> None:
         """Gives up what was asked and found, and its leases."""
         if self.lookup is not None:
-            self.lookup.claim.release()
+            self.lookup.release()
             self.lookup = None

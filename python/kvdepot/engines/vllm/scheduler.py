@@ -147,10 +147,12 @@ class SchedulerSide:
                 return begun
             state.lookup = begun
         known = state.lookup.hit is not None  # then the request waits for admission
-        answer = state.lookup.poll(now_s, self._idle, self._rates)
+        answer = state.lookup.poll(now_s, self._idle)
         if not known and not isinstance(answer, Pending):
             self.stats.observe("lookup_seconds", time.monotonic() - state.lookup.started_s)
-            self.stats.add("declined_tokens", answer.declined_tokens)
+            if answer.declined_tokens:
+                found = answer.tokens if isinstance(answer, Hit) else 0
+                state.expected_tokens = found + answer.declined_tokens
         if isinstance(answer, Miss):
             state.missed_tokens, state.missed_s = local_tokens, now_s
             if not self._depot.attached:
@@ -168,10 +170,13 @@ class SchedulerSide:
         claim = self._depot.claim(groups, hashes, skip=bounds.skip, limit=bounds.limit)
         if state.ask.pool_only:
             patience = Patience(0, begins_early=False, over="asked")
+        elif state.expected_tokens:
+            # It has waited for them before, as long as that paid.
+            patience = Patience(0, begins_early=False, over="slower")
         else:
             early = self.loads_before_forward and self._options.waits_for_all
             patience = Patience(self._options.wait_ms, early, while_faster=self._options.waits_while_faster)
-        return Lookup(claim, local_tokens, bounds, self._geometry, patience, now_s)
+        return Lookup(claim, local_tokens, bounds, self._geometry, patience, now_s, self._rates)
 
     def _refusal(self, state: RequestState) -> str:
         """Why the request is computed whatever the depot has, by a word of ``MISSES``; empty when it is not."""
@@ -204,7 +209,7 @@ class SchedulerSide:
             self._step.fresh_pages += [page for page in pages if page]
         if external_tokens <= 0 or lookup is None:
             if lookup is not None:
-                lookup.claim.release()
+                lookup.release()
             return
         end_tokens = lookup.local_tokens + external_tokens
         plan, unproven = planned_blocks(self._geometry, state.hashes, page_ids, lookup.local_tokens, end_tokens)
@@ -225,6 +230,7 @@ class SchedulerSide:
         if state.logged:
             return
         state.logged = True
+        self.stats.add("declined_tokens", max(0, state.expected_tokens - max(0, external_tokens)))
         request, unit = state.request, self._geometry.hit_tokens
         hit_blocks = max(0, external_tokens) // unit
         log_hit(request.request_id, request.num_tokens // unit, state.local_tokens // unit, hit_blocks)
@@ -256,9 +262,12 @@ class SchedulerSide:
         # Not in a step that only ends requests: an engine that is paused for an update has the old weights still.
         step.examine = weights.examining and (self._waited or not self._idle.idle)
         self._waited = False
-        # A step that waits for a load tells nothing of what computing takes.
-        if not any(load.before_forward for load in step.loads):
-            step.timed = self._rates.step_began(output.total_num_scheduled_tokens, time.monotonic())
+        step.timed = self._rates.step_began(
+            output.total_num_scheduled_tokens,
+            sum(tokens for tokens in output.num_scheduled_tokens.values() if tokens <= DECODE_TOKENS_MAX),
+            time.monotonic(),
+            waits=any(load.before_forward for load in step.loads),
+        )
         # Also without a namespace: dumps of an earlier step may still read these pages.
         self._add_fresh_pages(step, output)
         if not self._namespaces.groups:

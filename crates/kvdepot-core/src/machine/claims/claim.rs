@@ -12,6 +12,9 @@ use super::super::event::{Arriving, ClaimId, Location, Nanos, Owner, Progress, T
 use super::super::names::{PoolKey, SpaceId};
 use super::super::probe::RunProbe;
 
+/// Units that [`Claim::progress`] looks at in one call to know how many of the leading ones are leased.
+const LEAD_UNITS_PER_LOOK: usize = 2048;
+
 /// What is known of one place of a claim. A byte, because a claim may have a hundred thousand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Known(u8);
@@ -175,6 +178,8 @@ pub(super) struct Claim {
     pub(super) promised: u64,
     /// Hit aimed at while filling, final once settled; in hash units.
     pub(super) hit: usize,
+    /// Leading hash units known to be leased whole, as far as [`Self::follow_lead`] has looked.
+    pub(super) lead: usize,
     pub(super) needed: usize,
     pub(super) leased: usize,
     pub(super) waiting: usize,
@@ -315,11 +320,33 @@ impl Claim {
         (blocks / self.width()).min(end - self.skip)
     }
 
-    pub(super) fn progress(&self) -> Progress {
+    pub(super) fn progress(&mut self) -> Progress {
+        self.follow_lead();
         let settled = self.phase == Phase::Settled;
         let units = if settled { self.hit } else { self.skip };
         let units_from_tier = self.units_of(self.fetched, units);
         Progress { claim: self.id, settled, units, units_from_tier, arriving: self.arriving() }
+    }
+
+    /// Looks how far the leading units are leased, a few further each time. What is leased stays so while a claim fills. With
+    /// windows a shorter hit needs other blocks than a longer one, which nobody fetched: then nothing is certain.
+    fn follow_lead(&mut self) {
+        let windows = self.groups.iter().any(|group| group.shape.window_blocks > 0);
+        if self.phase != Phase::Filling || windows {
+            return;
+        }
+        let end = self.hit.min(self.lead + LEAD_UNITS_PER_LOOK);
+        while self.lead < end && self.holds_unit(self.lead) {
+            self.lead += 1;
+        }
+    }
+
+    /// Whether the block of each group that a unit lies in is leased on all ranks.
+    fn holds_unit(&self, unit: usize) -> bool {
+        self.groups.iter().enumerate().all(|(index, group)| {
+            let block = unit / group.shape.units_per_block;
+            group.blocks.contains(&block) && self.all_ranks(index, block, |known| known == Known::LEASED)
+        })
     }
 
     /// Nothing once a block of the hit has failed: then only settling tells how long the hit is.
@@ -329,6 +356,7 @@ impl Claim {
         }
         Some(Arriving {
             units: self.hit,
+            units_now: self.lead.min(self.hit),
             units_from_tier: self.units_of(self.fetched + self.waiting, self.hit),
             blocks_come: self.fetched,
             blocks_left: self.waiting,
@@ -339,6 +367,7 @@ impl Claim {
     pub(super) fn survey_again(&mut self) {
         self.phase = Phase::Survey;
         self.cursor = 0;
+        self.lead = self.skip;
     }
 
     /// When it ends if nothing happens before.

@@ -461,6 +461,7 @@ fn new_claim(rooms: &Rooms<'_>, id: ClaimId, open: Open) -> Result<Claim> {
         need: 0,
         promised: 0,
         hit: skip,
+        lead: skip,
         needed: 0,
         leased: 0,
         waiting: 0,
