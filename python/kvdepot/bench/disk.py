@@ -5,7 +5,9 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from statistics import median
 
@@ -18,6 +20,7 @@ Row = dict[str, object]
 
 SHAPES = (Shape(256, 1, 1024), Shape(1024, 1, 256), Shape(4096, 1, 64), Shape(64, 32, 128))
 DRAIN_MS = 120_000
+REMOVE_S = 10
 
 
 def drop_from_page_cache(directory: str) -> None:
@@ -60,11 +63,23 @@ def fio_read_s(directory: str, shape: Shape, *, threads: int, direct: bool) -> f
     return float(read["runtime"]) / 1e3 * shape.bytes / float(read["io_bytes"])
 
 
+@contextmanager
+def scratch(directory: str | None) -> Iterator[str]:
+    """A temporary directory, removed at the end. The last threads of a depot that was closed may still write there."""
+    root = tempfile.mkdtemp(dir=directory, prefix="kvdepot-bench-")
+    try:
+        yield root
+    finally:
+        end_s = time.monotonic() + REMOVE_S
+        while os.path.exists(root):
+            shutil.rmtree(root, ignore_errors=time.monotonic() < end_s)
+
+
 def cold(shapes: Sequence[Shape], directory: str | None, *, rounds: int, threads: int) -> Iterator[Row]:
     """One row a shape and way of reading: GB/s to disk and cold from disk, and the ratio to fio."""
     for direct in (True, False):
         for shape in shapes:
-            with tempfile.TemporaryDirectory(dir=directory, prefix="kvdepot-bench-") as root:
+            with scratch(directory) as root:
                 yield _cold(root, shape, direct=direct, rounds=rounds, threads=threads)
 
 
