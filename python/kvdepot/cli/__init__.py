@@ -11,9 +11,14 @@ from kvdepot.errors import ConfigError, KVDepotError
 VERBS: Mapping[str, str] = {
     "bench": "kvdepot.cli.bench",
     "config": "kvdepot.cli.config",
+    "depots": "kvdepot.cli.depots",
     "doctor": "kvdepot.cli.doctor",
+    "inspect": "kvdepot.cli.inspect",
+    "namespaces": "kvdepot.cli.namespaces",
     "serve": "kvdepot.cli.serve",
     "stat": "kvdepot.cli.stat",
+    "stop": "kvdepot.cli.stop",
+    "verify": "kvdepot.cli.verify",
 }
 """Verb -> module whose attribute ``command`` is its click command; imported only when the verb is used."""
 

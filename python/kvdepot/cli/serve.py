@@ -10,10 +10,11 @@ import click
 
 from kvdepot import _native
 from kvdepot.cli import wire
+from kvdepot.cli.running import peer_pid
 from kvdepot.config import load_config
 from kvdepot.config.environment import LOG_LEVELS
 from kvdepot.config.machine import Machine
-from kvdepot.errors import config_error
+from kvdepot.errors import UnavailableError, config_error
 
 
 @click.command()
@@ -72,8 +73,11 @@ def command(
 
     On these signals it writes blocks that are in no tier yet, for at most --drain-timeout, and ends with status 0.
     Engines with the same configuration find it by themselves. Ends with status 0 when another depot already serves the
-    socket, with status 1 when another process holds its lock and no depot answers. With --service-port or any other
-    option of the wire door, clients on other machines find it, too, and so do InfiniStore's.
+    socket, with status 1 when another process holds its lock and no depot answers.
+
+    With --service-port or any other option of the wire door, clients on other machines find it, too, and so do
+    InfiniStore's. Such a depot keeps everything in memory unless --config gives it a tier, and ends with status 1
+    when another depot already serves the socket, because that one does not have its ports.
 
     With --detach it becomes no descendant of the process that started it, so a server that ends all of its children, as
     vLLM's does, leaves it alone. Use --log-file then. The exit status says nothing about whether the depot could start.
@@ -91,14 +95,20 @@ def command(
         )
     if core_json is not None and (file is not None or socket is None):
         raise config_error("--core-json: goes with --socket and without --config")
-    config = load_config(file)
+    wire_json = wire.wire_json(said) if wire.wanted(said) else None
+    # A pool server without a file is what InfiniStore is: memory, and nothing on disk that nobody asked for.
+    config = load_config({"pipeline": "Cache"} if file is None and wire_json is not None else file)
     if core_json is None:
         core_json = config.to_core_json(block_bytes)
     if socket is None:
         socket = config.socket_path(block_bytes)
-    wire_json = wire.wire_json(said) if wire.wanted(said) else None
     if wire_json is not None:
         core_json = wire.with_pool(core_json, said, Machine.here())
+        if not (take_over or wait_for_lock) and (pid := peer_pid(socket)) is not None:
+            raise UnavailableError(
+                f"a depot (pid {pid or 'unknown'}) already serves {socket}, without the ports that were asked for: "
+                "stop it, add --take-over, or name another --socket"
+            )
     if drain_timeout is not None:
         core_json = json.dumps(json.loads(core_json) | {"drain_timeout_ms": drain_timeout * 1000})
     if detach:

@@ -111,7 +111,8 @@ def options(command: F) -> F:
 
 def wanted(said: Mapping[str, Any]) -> bool:
     """Whether any option asks for a wire door."""
-    return any(said[name] not in {None, False} for name in OPENING)
+    # Port 0 is one that the system chooses, and equal to False.
+    return any(said[name] is not None and said[name] is not False for name in OPENING)
 
 
 def wire_json(said: Mapping[str, Any]) -> str:

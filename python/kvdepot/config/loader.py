@@ -41,11 +41,12 @@ def load_config(
     """
     machine = machine or Machine.here()
     if isinstance(source, KVDepotConfig):
-        config, document, said = source, Document("configuration", {}), []
+        config, document = source, Document("configuration", {})
+        said: list[Said] = []
     else:
         document = _document(source)
-        said = _read(document)
-        config = _validate(document, said)
+        said, found = _read(document)
+        config = _validate(document, said, found)
     problem = core.memory_problem(config, machine) if owns_pool or config.start_depot else None
     if problem:
         raise config_error(_problem_text(document, said, problem))
@@ -58,18 +59,19 @@ def _document(source: str | os.PathLike[str] | Mapping[str, object] | None) -> D
     return read_document(Path(source))
 
 
-def _read(document: Document) -> list[Said]:
+def _read(document: Document) -> tuple[list[Said], list[str]]:
+    """The keys that are known, and what is wrong with the others."""
     if "ucm_connectors" in document.root:
         reader = SeedReader(document, KVDepotConfig.key_table())
         reader.read()
-        said, problems = reader.said, reader.problems
+        if reader.problems:
+            raise config_error("\n".join(reader.problems))
+        said, problems = reader.said, []
     else:
         known = {key.name for key in KVDepotConfig.key_table()}
         said = [Said(name, value, (name,)) for name, value in document.root.items() if name in known]
         problems = [_unknown_text(document, name) for name in document.root if name not in known]
-    if problems:
-        raise config_error("\n".join(problems))
-    return said
+    return said, problems
 
 
 def _unknown_text(document: Document, name: str) -> str:
@@ -82,20 +84,30 @@ def _unknown_text(document: Document, name: str) -> str:
     return f"{document.at((name,))}: unknown key: {said}"
 
 
-def _validate(document: Document, said: Sequence[Said]) -> KVDepotConfig:
-    try:
-        config = KVDepotConfig.model_validate({one.field: one.value for one in said})
-    except ValidationError as error:
-        problems: list[str] = []
-        for details in error.errors():
-            problems += _texts(document, said, details)
-        raise config_error("\n".join(dict.fromkeys(problems))) from None
+def _validate(document: Document, said: Sequence[Said], found: list[str]) -> KVDepotConfig:
+    problems, wrong = list(found), set[str]()
+    while True:
+        try:
+            config = KVDepotConfig.model_validate({one.field: one.value for one in said if one.field not in wrong})
+            break
+        except ValidationError as error:
+            errors = error.errors()
+            # Rules that name a key whose value was left out speak of its default.
+            problems += [text for details in errors for text in _texts(document, said, details, wrong)]
+            bad = {str(details["loc"][0]) for details in errors if details["type"] != "rules"}
+            if not bad - wrong:
+                raise config_error("\n".join(dict.fromkeys(problems))) from None
+            wrong |= bad
+    if problems:
+        raise config_error("\n".join(dict.fromkeys(problems)))
     return config.with_origins({one.field: document.where(one.path) for one in said})
 
 
-def _texts(document: Document, said: Sequence[Said], details: ErrorDetails) -> list[str]:
+def _texts(document: Document, said: Sequence[Said], details: ErrorDetails, wrong: set[str]) -> list[str]:
     if details["type"] == "rules":
-        return [_problem_text(document, said, problem) for problem in details["ctx"]["problems"]]
+        problems = details["ctx"]["problems"]
+        known = [one for one in problems if one.key not in wrong and not any(key in one.text for key in wrong)]
+        return [_problem_text(document, said, problem) for problem in known]
     name = str(details["loc"][0])
     text = details["msg"].replace("Input should be", "must be").replace("Input should have", "must have")
     return [_problem_text(document, said, Problem(name, text))]

@@ -44,6 +44,13 @@ def runtime_directory(machine: Machine) -> str:
     return own_directory(_short_directory())
 
 
+def runtime_directories(machine: Machine) -> list[str]:
+    """The directories that sockets may lie in: of this user, as far as they are there."""
+    base = machine.environ.get("XDG_RUNTIME_DIR", "")
+    places = [os.path.join(base, "kvdepot")] if os.path.isabs(base) else []
+    return [path for path in (*places, _short_directory()) if os.path.isdir(path)]
+
+
 def own_directory(path: str) -> str:
     """Makes ``path`` with mode 0700 when it is missing, and checks that nobody else can reach into it.
 

@@ -1,8 +1,8 @@
 """How fast blocks come from tiers, measured over all lookups that wait for them. Nothing here reads a clock.
 
-Lookups share the tiers, so their waits are measured together: while any of them waits for a block the tiers are busy, and
-that time counts once. An engine looks at its lookups between steps, and a step may be long. So time counts only if blocks
-are still missing at its end: what came in the last stretch of a wait came at a moment that nobody saw.
+Lookups share the tiers, so their waits are measured together: while any of them waits for a block the tiers are busy,
+and that time counts once. An engine looks at its lookups between steps, and a step may be long. So time counts only if
+blocks are still missing at its end: what came in the last stretch of a wait came at a moment that nobody saw.
 """
 
 HALF_LIFE_S = 1.0

@@ -1,0 +1,43 @@
+"""``kvdepot depots``: which depots run here."""
+
+import click
+
+from kvdepot.cli.output import print_json, print_table
+from kvdepot.cli.places import size_text
+from kvdepot.cli.running import RunningDepot, running_depots
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(as_json: bool) -> None:
+    """Lists the depots of this user that answer, with their pools and sockets.
+
+    Depots at a socket that a configuration names (`socket:`) are not found; `kvdepot stat --socket PATH` shows those.
+    """
+    found = list(running_depots())
+    if as_json:
+        print_json([{"socket": one.socket, "pid": one.pid or None, **_facts(one)} for one in found])
+        return
+    if not found:
+        click.echo("no depot runs")
+        return
+    print_table(
+        ["pid", "pipeline", "pool", "in use", "blocks", "on disk", "socket"],
+        [
+            (
+                one.pid or "-",
+                one.stats["pipeline"],
+                size_text(one.stats["pool_bytes"]),
+                size_text(one.stats["pool_bytes"] - one.stats["pool_free_bytes"]),
+                one.stats["pool_blocks"],
+                size_text(sum(int(tier.get("bytes", 0)) for tier in one.stats["tiers"])),
+                one.socket,
+            )
+            for one in found
+        ],
+    )
+
+
+def _facts(one: RunningDepot) -> dict[str, object]:
+    keys = ("pipeline", "pool_bytes", "pool_free_bytes", "pool_blocks", "tiers")
+    return {key: one.stats[key] for key in keys}

@@ -1,0 +1,69 @@
+"""``kvdepot inspect``: what a block file says of itself, and whether it is whole."""
+
+import dataclasses
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+
+import click
+
+from kvdepot.cli.output import print_json, print_table
+from kvdepot.errors import StorageError, config_error
+from kvdepot.stored.header import BrokenBlockError, check_block, parse_header
+from kvdepot.stored.namespaces import find_namespaces
+
+SUFFIXES = (".kvb", ".bad")
+
+
+@click.command()
+@click.argument("file", type=click.Path(dir_okay=False))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(file: str, as_json: bool) -> None:
+    r"""Shows the header of a block FILE, and checks the file as a depot does. Exit status 1 when it is broken.
+
+    \b
+    kvdepot inspect /mnt/nvme0/kvdepot/3f2a…/e0/5c/5c17….kvb
+    """
+    path = Path(file)
+    if path.suffix not in SUFFIXES:
+        raise config_error(f"{file}: not a block file: those end in .kvb, or in .bad when they were set aside")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        failure = StorageError(f"{file}: cannot be read: {error.strerror}")
+        failure.kind = "io"
+        raise failure from error
+    try:
+        header = parse_header(data)
+    except BrokenBlockError as error:
+        if as_json:
+            print_json({"file": file, "whole": False, "problem": str(error)})
+        else:
+            click.echo(f"{file}: {error}")
+        sys.exit(1)
+    problem = _problem(path, data)
+    shown = dataclasses.asdict(header) | {"file_bytes": len(data), "whole": not problem, "problem": problem or None}
+    if as_json:
+        print_json({"file": file, **shown})
+    else:
+        created = datetime.fromtimestamp(header.created_unix_s, tz=timezone.utc)
+        shown["created_unix_s"] = f"{header.created_unix_s} ({created:%Y-%m-%dT%H:%M:%SZ})"
+        shown["shard_checksums"] = f"{len(header.shard_checksums)} of CRC-64/NVME"
+        print_table(["", ""], shown.items())
+    if problem:
+        sys.exit(1)
+
+
+def _problem(path: Path, data: bytes) -> str:
+    """What is wrong with the file, by its namespace's description; an empty string when nothing is."""
+    for parent in path.absolute().parents:
+        if (parent / "namespace.json").is_file():
+            namespace = next(one for one in find_namespaces([parent.parent]) if one.root == parent.name)
+            if namespace.problem:
+                return namespace.problem
+            try:
+                check_block(data, path.stem, namespace.key_id(), namespace.shard_bytes)
+            except BrokenBlockError as error:
+                return str(error)
+            return ""
+    return "there is no namespace.json above the file, so its payload was not checked"

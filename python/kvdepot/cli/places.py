@@ -1,0 +1,97 @@
+"""Which directories a verb looks at, and what it says of sizes and times."""
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvdepot.config import load_config
+from kvdepot.errors import ConfigError, StorageError, config_error
+from kvdepot.stored.namespaces import StoredNamespace, choose, find_namespaces
+
+UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+DAY_S = 86_400
+
+
+def options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that name directories: ``--config`` or ``--directory``."""
+    for option in (
+        click.option(
+            "--directory",
+            "directories",
+            multiple=True,
+            type=click.Path(file_okay=False),
+            help="A directory of the Posix tier; may be given several times. Overrides --config.",
+        ),
+        click.option(
+            "--config", "file", type=click.Path(dir_okay=False), help="Configuration file; defaults without one."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def chosen_directories(file: str | None, directories: Iterable[str]) -> list[Path]:
+    """The directories that were named, or those of the configuration.
+
+    Raises:
+        ConfigError: the configuration is wrong or has no Posix tier.
+    """
+    named = [Path(directory) for directory in directories]
+    if named:
+        return named
+    config = load_config(file, owns_pool=False)
+    if "Posix" not in config.tiers:
+        raise config_error(f"pipeline: {config.pipeline} has no Posix tier, so it has no directories: name --directory")
+    values = {setting.key: setting.value for setting in config.effective()}
+    found = values["directories"]
+    return [Path(str(one)) for one in (found if isinstance(found, list | tuple) else [found])]
+
+
+def stored_namespaces(file: str | None, directories: Iterable[str]) -> list[StoredNamespace]:
+    """All namespaces in the directories of a verb.
+
+    Raises:
+        StorageError: a directory cannot be read.
+    """
+    try:
+        return find_namespaces(chosen_directories(file, directories))
+    except OSError as error:
+        failure = StorageError(f"{error.filename}: cannot be read: {error.strerror}")
+        failure.kind = "io"
+        raise failure from error
+
+
+def one_namespace(namespaces: Iterable[StoredNamespace], prefix: str) -> StoredNamespace:
+    """The only namespace whose name begins so.
+
+    Raises:
+        ConfigError: there is none, or there are several.
+    """
+    found = choose(namespaces, prefix)
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise ConfigError(f"no namespace begins with {prefix}: `kvdepot namespaces` lists them")
+    raise ConfigError(f"{len(found)} namespaces begin with {prefix}: {', '.join(one.root for one in found[:4])} …")
+
+
+def size_text(count: int) -> str:
+    """A number of bytes for people."""
+    value, unit = float(count), 0
+    while value >= 1024 and unit < len(UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{count} bytes" if unit == 0 else f"{value:.1f} {UNITS[unit]}"
+
+
+def age_text(moment_unix_s: float | None, now_unix_s: float | None = None) -> str:
+    """How long ago that was, for people."""
+    if moment_unix_s is None:
+        return "-"
+    age_s = max(0.0, (time.time() if now_unix_s is None else now_unix_s) - moment_unix_s)
+    for unit, seconds in (("d", DAY_S), ("h", 3600), ("min", 60)):
+        if age_s >= 2 * seconds:
+            return f"{age_s / seconds:.0f} {unit}"
+    return f"{age_s:.0f} s"

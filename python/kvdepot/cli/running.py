@@ -1,0 +1,69 @@
+"""The depots that run on this machine, as far as their sockets lie where kvdepot puts them."""
+
+import json
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvdepot import _native
+from kvdepot.config.machine import Machine
+from kvdepot.config.socket_path import runtime_directories
+
+WAIT_MS = 1000
+
+
+@dataclass(frozen=True)
+class RunningDepot:
+    """A depot that answers.
+
+    Attributes:
+        socket: where it listens.
+        pid: its process, as this process sees it; 0 when the kernel does not tell.
+        stats: its counters and gauges.
+    """
+
+    socket: str
+    pid: int
+    stats: dict[str, Any]
+
+
+def running_depots() -> Iterator[RunningDepot]:
+    """All depots of this user that answer."""
+    for directory in runtime_directories(Machine.here()):
+        for path in sorted(Path(directory).glob("depot-*.sock")):
+            depot = ask(str(path))
+            if depot is not None:
+                yield depot
+
+
+def ask(path: str) -> RunningDepot | None:
+    """The depot at a socket; ``None`` when none answers within a second."""
+    pid = peer_pid(path)
+    if pid is None:
+        return None
+    depot = _native.Depot.connect(path, None, wait_ms=WAIT_MS, call_timeout_ms=WAIT_MS)
+    try:
+        if not depot.attached:
+            return None
+        stats = json.loads(depot.stats_json())["depot"]
+        # A depot that took the socket over is not the process that made it, and knows its own number.
+        return RunningDepot(path, stats["pid"] if pid else 0, stats)
+    finally:
+        depot.close()
+
+
+def peer_pid(path: str) -> int | None:
+    """The process that listens at a Unix socket: ``None`` when none does, 0 when it is in another pid namespace."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.settimeout(WAIT_MS / 1000)
+        try:
+            connection.connect(os.fspath(path))
+            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        except OSError:
+            return None
+    pid: int = struct.unpack("3i", credentials)[0]
+    return pid

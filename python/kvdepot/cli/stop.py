@@ -1,0 +1,81 @@
+"""``kvdepot stop``: ends depots in order."""
+
+import os
+import select
+import signal
+import sys
+import time
+
+import click
+
+from kvdepot.cli.output import print_json
+from kvdepot.cli.running import RunningDepot, ask, running_depots
+from kvdepot.config import load_config
+from kvdepot.errors import DepotTimeoutError, UnavailableError
+
+STEP_S = 0.5
+
+
+@click.command()
+@click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration file; defaults without one.")
+@click.option("--socket", type=click.Path(), help="Unix socket; made from the configuration when left out.")
+@click.option("--block-bytes", type=click.IntRange(min=1), help="Bytes of a block, as for serve.")
+@click.option("--all", "all_depots", is_flag=True, help="End all depots that `kvdepot depots` lists.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=0), default=60.0, show_default=True, help="Seconds to wait for the end."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    file: str | None, socket: str | None, block_bytes: int | None, all_depots: bool, timeout: float, as_json: bool
+) -> None:
+    r"""Ends a running depot in order: it writes blocks that are in no tier yet, then its process ends.
+
+    Engines that are attached go on without it, and start another one when they look again. Exit status 1 when a depot
+    has not ended within --timeout; it goes on ending.
+
+    \b
+    kvdepot stop --config /etc/kvdepot.yaml
+    kvdepot stop --all
+    """
+    if all_depots:
+        found = list(running_depots())
+    else:
+        if socket is None:
+            socket = load_config(file, owns_pool=False).socket_path(block_bytes)
+        depot = ask(socket)
+        if depot is None:
+            raise UnavailableError(f"no depot answers on {socket}: `kvdepot depots` lists those that run")
+        found = [depot]
+    end_s = time.monotonic() + timeout
+    late = [depot for depot in found if not _end(depot, end_s, as_json)]
+    if as_json:
+        print_json([{"socket": one.socket, "pid": one.pid, "ended": one not in late} for one in found])
+    if late:
+        pids = ", ".join(str(one.pid) for one in late)
+        raise DepotTimeoutError(f"depot {pids} has not ended within {timeout:g} s: it may still be writing blocks")
+
+
+def _end(depot: RunningDepot, end_s: float, quiet: bool) -> bool:
+    """Whether the depot has ended by then."""
+    if not depot.pid:
+        raise UnavailableError(f"the depot on {depot.socket} runs in another pid namespace: stop it there")
+    try:
+        process = os.pidfd_open(depot.pid)
+    except ProcessLookupError:
+        return True
+    try:
+        # The number may be somebody else's by now: the socket says whose it is.
+        if (now := ask(depot.socket)) is None or now.pid != depot.pid:
+            return True
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+        dirty = depot.stats["dirty_blocks"]
+        if not quiet:
+            click.echo(f"ending depot {depot.pid} on {depot.socket}" + (f": {dirty} blocks to write" if dirty else ""))
+        while not select.select([process], [], [], min(STEP_S, max(0.0, end_s - time.monotonic())))[0]:
+            if time.monotonic() >= end_s:
+                return False
+            if not quiet and sys.stderr.isatty():
+                click.echo(".", nl=False, err=True)
+        return True
+    finally:
+        os.close(process)

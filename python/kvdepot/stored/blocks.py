@@ -1,0 +1,82 @@
+"""Finds a namespace's block files."""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvdepot.stored.namespaces import StoredNamespace
+
+_BLOCK = re.compile(r"([0-9a-f]{32})\.kvb")
+_ASIDE = re.compile(r"[0-9a-f]{32}\.bad")
+
+
+@dataclass(frozen=True)
+class BlockFile:
+    """A block file as the directory shows it.
+
+    Attributes:
+        path: where it is.
+        hash: the block's hash, 32 hex digits.
+        bytes: the file's length.
+        used_unix_s: when the block was last used, within a minute.
+    """
+
+    path: Path
+    hash: str
+    bytes: int
+    used_unix_s: float
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a namespace holds.
+
+    Attributes:
+        blocks: files of its current epoch.
+        bytes: their length.
+        first_used_unix_s: last use of the block that was not used for longest; ``None`` without blocks.
+        last_used_unix_s: last use of the block that was used last; ``None`` without blocks.
+        aside: corrupt files that were kept for people.
+    """
+
+    blocks: int
+    bytes: int
+    first_used_unix_s: float | None
+    last_used_unix_s: float | None
+    aside: int
+
+
+def block_files(namespace: StoredNamespace) -> Iterator[BlockFile]:
+    """The block files of the current epoch; those that vanish meanwhile are left out."""
+    for entry in _entries(namespace):
+        match = _BLOCK.fullmatch(entry.name)
+        if match is None:
+            continue
+        try:
+            facts = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            continue
+        yield BlockFile(Path(entry.path), match[1], facts.st_size, facts.st_mtime)
+
+
+def contents(namespace: StoredNamespace) -> Contents:
+    """Counts a namespace's files; looks at each of them."""
+    blocks = total = 0
+    first: float | None = None
+    last: float | None = None
+    for file in block_files(namespace):
+        blocks += 1
+        total += file.bytes
+        first = file.used_unix_s if first is None else min(first, file.used_unix_s)
+        last = file.used_unix_s if last is None else max(last, file.used_unix_s)
+    aside = sum(1 for entry in _entries(namespace) if _ASIDE.fullmatch(entry.name))
+    return Contents(blocks, total, first, last, aside)
+
+
+def _entries(namespace: StoredNamespace) -> Iterator["os.DirEntry[str]"]:
+    for directory in namespace.block_directories():
+        with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
+            yield from entries

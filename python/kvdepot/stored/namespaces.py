@@ -1,0 +1,136 @@
+"""Finds the namespaces of directories, and what tells two of them apart."""
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvdepot import _native
+
+FORMAT_VERSION = 2
+_ROOT = re.compile(r"[0-9a-f]{32}")
+_EPOCH = re.compile(r"(?:e|below)(0|[1-9][0-9]{0,9})")
+_NAMESPACE_JSON_BYTES_MAX = 256 << 10
+
+
+@dataclass(frozen=True)
+class StoredNamespace:
+    """A namespace and the directories that hold it.
+
+    Attributes:
+        root: its name on disk, 32 hex digits.
+        directories: the configured directories that have it.
+        facts: what makes it a namespace of its own; empty if ``problem`` is set.
+        layout: ``[[shard count, [tensor bytes, ...]], ...]``.
+        epoch: the current one; blocks of earlier ones are unreachable.
+        problem: why it cannot be read, or an empty string.
+    """
+
+    root: str
+    directories: tuple[Path, ...]
+    facts: Mapping[str, Any]
+    layout: tuple[tuple[int, tuple[int, ...]], ...]
+    epoch: int
+    problem: str = ""
+
+    @property
+    def shard_bytes(self) -> tuple[int, ...]:
+        """Bytes of each shard of a block."""
+        return tuple(sum(tensors) for count, tensors in self.layout for _ in range(count))
+
+    def key_id(self) -> str:
+        """The id that keys of the current epoch carry, 32 hex digits.
+
+        Raises:
+            KVDepotError: facts or layout are none that a depot takes.
+        """
+        layout = [[count, list(tensors)] for count, tensors in self.layout]
+        return _native.namespace_id(json.dumps(self.facts), json.dumps(layout), epoch=self.epoch)
+
+    def block_directories(self) -> Iterator[Path]:
+        """Where the blocks of the current epoch lie."""
+        for directory in self.directories:
+            current = directory / self.root / f"e{self.epoch}"
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                yield current
+                yield from (Path(one.path) for one in os.scandir(current) if one.is_dir(follow_symlinks=False))
+
+
+def find_namespaces(directories: Iterable[Path]) -> list[StoredNamespace]:
+    """All namespaces in these directories, by name. A directory that cannot be read raises ``OSError``."""
+    holders: dict[str, list[Path]] = {}
+    for directory in directories:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                if _ROOT.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+                    holders.setdefault(entry.name, []).append(directory)
+    return [_read(root, tuple(holders[root])) for root in sorted(holders)]
+
+
+def choose(namespaces: Iterable[StoredNamespace], prefix: str) -> list[StoredNamespace]:
+    """The namespaces whose name begins with ``prefix``."""
+    return [namespace for namespace in namespaces if namespace.root.startswith(prefix.lower())]
+
+
+def differences(one: StoredNamespace, other: StoredNamespace) -> list[tuple[str, object, object]]:
+    """Facts that differ, as ``(dotted name, value of one, value of the other)``; ``None`` where one lacks it."""
+    left = dict(_flat({**one.facts, "layout": one.layout}))
+    right = dict(_flat({**other.facts, "layout": other.layout}))
+    names = [*left, *(name for name in right if name not in left)]
+    return [(name, left.get(name), right.get(name)) for name in names if left.get(name) != right.get(name)]
+
+
+def summary(facts: Mapping[str, Any]) -> str:
+    """Facts on one line: those that people tell models apart by, as far as they are there."""
+    flat = dict(_flat(facts))
+    known = [name for name in ("kind", "model", "dtype", "cache_dtype", "kv_shard", "rank", "group") if name in flat]
+    shown = known or list(flat)[:3]
+    return " ".join(f"{name}={str(flat[name])[:40]}" for name in shown)
+
+
+def _flat(value: object, name: str = "") -> Iterator[tuple[str, object]]:
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, value
+
+
+def _read(root: str, directories: tuple[Path, ...]) -> StoredNamespace:
+    epoch = max((_marked_epoch(directory / root) for directory in directories), default=0)
+    problem = "there is no namespace.json"
+    for directory in directories:
+        try:
+            with open(directory / root / "namespace.json", "rb") as file:
+                text = file.read(_NAMESPACE_JSON_BYTES_MAX + 1)
+            document = json.loads(text)
+            version = document["format_version"]
+            if version != FORMAT_VERSION:
+                problem = f"its format has version {version}, and this kvdepot reads {FORMAT_VERSION}"
+                continue
+            facts = document["namespace"]["facts"]
+            layout = tuple(
+                (int(count), tuple(int(tensor) for tensor in tensors))
+                for count, tensors in document["namespace"]["layout"]
+            )
+            epoch = max(epoch, int(document["epoch"]))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            problem = f"namespace.json cannot be read: {type(error).__name__}: {error}"
+            continue
+        if not isinstance(facts, dict):
+            problem = "namespace.json has no facts"
+            continue
+        return StoredNamespace(root, directories, facts, layout, epoch)
+    return StoredNamespace(root, directories, {}, (), epoch, problem)
+
+
+def _marked_epoch(path: Path) -> int:
+    with os.scandir(path) as entries:
+        marks = [_EPOCH.fullmatch(entry.name) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return max((int(mark[1]) for mark in marks if mark), default=0)

@@ -1,0 +1,113 @@
+"""Reads every block file of a namespace and compares its checksums: a scrub, with a bound on its rate."""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvdepot.stored.blocks import BlockFile, block_files
+from kvdepot.stored.header import BrokenBlockError, check_block
+from kvdepot.stored.namespaces import StoredNamespace
+
+ASIDE_MAX = 16
+"""Corrupt files that are kept for people, a namespace; more are removed. The depot has the same limit."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A file that is not the whole block that its name promises.
+
+    Attributes:
+        path: where it is.
+        namespace: the namespace's name on disk.
+        reason: what is wrong.
+        done: ``kept``, ``set aside`` (renamed to ``.bad``), ``removed`` or ``gone``.
+    """
+
+    path: Path
+    namespace: str
+    reason: str
+    done: str
+
+
+class Pace:
+    """Bounds the rate of reading.
+
+    Args:
+        bytes_per_s: the bound; ``None`` = none.
+        now_s: a clock.
+        sleep: waits for so many seconds.
+    """
+
+    def __init__(
+        self,
+        bytes_per_s: float | None,
+        now_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._bytes_per_s, self._now_s, self._sleep = bytes_per_s, now_s, sleep
+        self._due_s = now_s()
+
+    def read(self, count: int) -> None:
+        """Waits until ``count`` more bytes may have been read."""
+        if self._bytes_per_s is None:
+            return
+        now = self._now_s()
+        self._due_s = max(self._due_s, now) + count / self._bytes_per_s
+        if self._due_s > now:
+            self._sleep(self._due_s - now)
+
+
+def verify(
+    namespace: StoredNamespace, *, pace: Pace, set_aside: bool = False, checked: Callable[[BlockFile], object]
+) -> Iterator[Finding]:
+    """Checks all blocks of the current epoch, beside depots that use the directory.
+
+    Args:
+        namespace: which one.
+        pace: how fast.
+        set_aside: whether broken files are renamed to ``.bad``, or removed when there are enough of those.
+        checked: is told each file that was checked.
+
+    Yields:
+        The broken files. One that a depot removes or replaces meanwhile is none.
+    """
+    key_id, shard_bytes = namespace.key_id(), namespace.shard_bytes
+    for file in block_files(namespace):
+        reason = _broken(file, key_id, shard_bytes)
+        # A depot may have replaced the file while it was read: only what is wrong twice is wrong.
+        if reason and _broken(file, key_id, shard_bytes):
+            done = _set_aside(file, namespace) if set_aside else "kept"
+            yield Finding(file.path, namespace.root, reason, done)
+        checked(file)
+        pace.read(file.bytes)
+
+
+def _broken(file: BlockFile, key_id: str, shard_bytes: tuple[int, ...]) -> str:
+    try:
+        handle = os.open(file.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return f"it cannot be opened: {error.strerror}"
+    with open(handle, "rb") as opened:
+        try:
+            check_block(opened.read(), file.hash, key_id, shard_bytes)
+        except OSError as error:
+            return f"it cannot be read: {error.strerror}"
+        except BrokenBlockError as error:
+            return str(error)
+    return ""
+
+
+def _set_aside(file: BlockFile, namespace: StoredNamespace) -> str:
+    aside = sum(1 for directory in namespace.block_directories() for _ in directory.glob("*.bad"))
+    with contextlib.suppress(FileNotFoundError):
+        if aside < ASIDE_MAX:
+            os.rename(file.path, file.path.with_suffix(".bad"))
+            return "set aside"
+        os.unlink(file.path)
+        return "removed"
+    return "gone"

@@ -1,0 +1,115 @@
+"""Depots that run here: found, ended in order, and not started twice with doors that the first one does not have."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from kvdepot.cli import main
+from kvdepot.cli.running import ask
+
+LONG_S = 120
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A runtime directory of the test's own, with a short name."""
+    with tempfile.TemporaryDirectory(prefix="kvd") as directory:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
+        monkeypatch.setenv("XDG_CACHE_HOME", directory)
+        yield Path(directory)
+
+
+@pytest.fixture
+def serve(runtime: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """Starts depots, and ends those that the test has not ended."""
+    started = []
+
+    def serve(*arguments: str) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "kvdepot", "serve", *arguments]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ})
+        started.append(process)
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "serving " in line:
+                break
+        return process
+
+    yield serve
+    for process in started:
+        process.kill()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+def run(*arguments: object, status: int = 0) -> str:
+    result = CliRunner().invoke(main, [str(one) for one in arguments])
+    assert result.exit_code == status, (result.output, result.exception)
+    return result.output
+
+
+def config(runtime: Path, name: str, pool_gb: float) -> Path:
+    path = runtime / f"{name}.yaml"
+    path.write_text(f"pipeline: Cache\npool_gb: {pool_gb}\n")
+    return path
+
+
+def test_depots_are_listed_and_ended(runtime: Path, serve: Callable[..., "subprocess.Popen[str]"]) -> None:
+    assert "no depot runs" in run("depots")
+    small, large = config(runtime, "small", 0.0625), config(runtime, "large", 0.125)
+    first, second = serve("--config", str(small)), serve("--config", str(large))
+    # Left behind by one that was killed.
+    (runtime / "kvdepot" / "depot-000000000000.sock").touch()
+    listed = json.loads(run("depots", "--json"))
+    assert sorted((one["pid"], one["pool_bytes"]) for one in listed) == sorted(
+        [(first.pid, 64 << 20), (second.pid, 128 << 20)]
+    )
+    assert str(first.pid) in run("depots")
+    assert f"ending depot {first.pid}" in run("stop", "--config", small)
+    assert first.wait(LONG_S) == 0
+    run("stop", "--config", small, status=1)
+    assert [one["pid"] for one in json.loads(run("depots", "--json"))] == [second.pid]
+    (ended,) = json.loads(run("stop", "--all", "--json"))
+    assert (ended["pid"], ended["ended"]) == (second.pid, True)
+    assert second.wait(LONG_S) == 0
+
+
+def test_a_depot_that_does_not_end_in_time_is_named(
+    runtime: Path, serve: Callable[..., "subprocess.Popen[str]"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = config(runtime, "depot", 0.0625)
+    process = serve("--config", str(file))
+    monkeypatch.setattr("signal.pidfd_send_signal", lambda *_: None)
+    assert f"depot {process.pid} has not ended within 0.1 s" in run(
+        "stop", "--config", file, "--timeout", 0.1, status=1
+    )
+    assert process.poll() is None
+
+
+def test_ports_that_the_running_depot_does_not_have_are_an_error(
+    runtime: Path, serve: Callable[..., "subprocess.Popen[str]"]
+) -> None:
+    """It is not enough that some depot serves the socket: nobody would listen at the ports."""
+    file = config(runtime, "depot", 0.0625)
+    process = serve("--config", str(file))
+    said = run("serve", "--config", file, "--service-port", 0, "--manage-port", 0, status=1)
+    assert f"a depot (pid {process.pid}) already serves" in said
+    assert "--take-over" in said
+
+
+def test_a_pool_server_without_a_file_writes_nothing_to_disk(
+    runtime: Path, serve: Callable[..., "subprocess.Popen[str]"]
+) -> None:
+    socket = str(runtime / "depot.sock")
+    serve("--socket", socket, "--service-port", "0", "--manage-port", "0", "--prealloc-size", "0.0625")
+    depot = ask(socket)
+    assert depot is not None
+    assert (depot.stats["pipeline"], depot.stats["tiers"]) == ("Cache", [])
+    assert not any(runtime.rglob("namespace.json"))
