@@ -12,6 +12,8 @@ use crate::world::World;
 
 /// Rounds in which all work must have ended.
 const ROUNDS_MAX: usize = 3_000;
+/// Ticks after which what was put off must have been tried again.
+const TICKS_MAX: usize = 300;
 /// Share of the pool that a claim may take, in percent.
 const CLAIM_SHARE: usize = 90;
 
@@ -77,7 +79,8 @@ impl World {
 
     /// Lets everything under way end, delayed writes too.
     pub(crate) fn settle_down(&mut self) -> Result<(), Fail> {
-        for round in 0..ROUNDS_MAX {
+        let mut ticks = 0;
+        for _ in 0..ROUNDS_MAX {
             if self.is_quiet() {
                 let gauges = self.machine.gauges();
                 if gauges.writes_queued == 0 && gauges.removals_owed == 0 {
@@ -85,7 +88,8 @@ impl World {
                 }
                 // Writes of values that were put off are tried again, and removals that failed.
                 self.feed_and_answer(Event::Tick)?;
-                if self.is_quiet() && round > 300 {
+                ticks += 1;
+                if self.is_quiet() && ticks > TICKS_MAX {
                     break;
                 }
             }
