@@ -36,6 +36,10 @@ help: ## List the commands
 .PHONY: setup
 setup: $(STAMPS)/installed ## Make .venv, build the wheel and install it
 
+.PHONY: wheel
+wheel: $(STAMPS)/wheel ## Build the wheel into dist/
+	@mkdir -p dist && cp $(WHEELS)/*.whl dist/ && ls dist/*.whl
+
 .PHONY: demo
 demo: vllm-env ## Serve a model by real vLLM: cold, warm, and after kill -9
 	@$(VLLM_VENV)/bin/python -m tools.demo $(ARGS)
@@ -145,6 +149,7 @@ lint: setup $(CARGO_DENY) ## Check format, lints, types, stubs, spelling and lic
 	@$(STEP) "ruff format" $(BIN)/ruff format --check
 	@$(STEP) "mypy" $(BIN)/mypy
 	@$(STEP) "stubs match the module" $(BIN)/python -m mypy.stubtest kvdepot._native --mypy-config-file pyproject.toml
+	@$(STEP) "pictures belong to their figures" $(BIN)/python -m tools.plots.first_token --check
 	@$(STEP) "typos" $(BIN)/typos
 
 .PHONY: ptx-check
@@ -164,6 +169,7 @@ fix: setup ## Format, apply safe fixes, rewrite generated pages
 	@$(STEP) "ruff format" $(BIN)/ruff format
 	@$(STEP) "typos" $(BIN)/typos --write-changes
 	@$(BIN)/python -m kvdepot config keys --markdown > docs/configuration.md
+	@$(BIN)/python -m tools.plots.first_token
 
 ##@ Maintain
 

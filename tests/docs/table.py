@@ -58,6 +58,7 @@ CORE = '{{"pipeline":"Cache","pool_bytes":16777216}}'
 
 RUNS: tuple[Run | Serve, ...] = (
     Run("make help", "make help", says="make setup"),
+    Run("make wheel", "make wheel", says=".whl"),
     Run("version", "kvdepot --version", says="version"),
     Run("config check", "kvdepot config check {root}/tests/data/seeds/000_pipeline.yaml", says="good"),
     Run("config check --json", "kvdepot config check --json {root}/tests/data/seeds/000_pipeline.yaml", json=True),
@@ -263,6 +264,7 @@ DRY = {
 
 SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "kvdepot config keys": ("config keys",),
+    "make wheel": ("make wheel",),
     "make demo": ("make demo",),
     "make bench-engine": ("make bench-engine",),
     'make bench-engine ARGS="--rounds 2 --repeats 4"': ("make bench-engine",),
@@ -313,6 +315,7 @@ DOCUMENTED_STAGES = {f"make {stage}" for stage in ("test-docs", "test-engine", "
 DOCUMENTED_DRY = {f"make {target}" for target in ("ptx-check", "test")}
 
 NOT_RUN = {
+    "pip install dist/kvdepot-*.whl": "changes a user's environment; make setup installs the same wheel",
     "KVDEPOT_TEST_GPU=1 make test-device": "needs a GPU; make test-device runs on the stand-in",
     'curl http://localhost:8000/v1/completions -H \'Content-Type: application/json\' -d \'{"model": "MODEL", '
     '"prompt": "Confidential: …", "max_tokens": 64, '

@@ -1,0 +1,1 @@
+"""Pictures for the documentation, drawn from the figures that it gives."""
