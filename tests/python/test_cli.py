@@ -263,3 +263,32 @@ def test_copies_that_cannot_be_measured_are_named_with_the_reason(monkeypatch):
     printed = CliRunner().invoke(copy, ["--device", "2", "--kernel-blocks", "16"]).output
     assert "gdr: not measured: libibverbs was not found [use_gdr=true]" in printed
     assert kept == [("2", "/somewhere/kvdepot-devices", {"smoke": False, "kernel_blocks": 16})]
+
+
+def test_check_warns_of_directories_that_are_not_there(kvdepot, tmp_path):
+    there = tmp_path / "there"
+    there.mkdir()
+    file = tmp_path / "depot.yaml"
+    file.write_text(f'pipeline: "Cache|Posix"\npool_gb: 0.1\ndirectories: ["{there}", "{tmp_path / "missing"}"]\n')
+    result = kvdepot("config", "check", file)
+    assert result.stdout == f"{file}: good\n"
+    assert "depot.yaml:3: directories:" in result.stderr
+    assert str(tmp_path / "missing") in result.stderr
+    assert str(there) not in result.stderr
+    assert len(json.loads(kvdepot("config", "check", file, "--json").stdout)["warnings"]) == 1
+
+
+def test_check_names_mistakes_of_every_kind_in_one_pass(kvdepot, tmp_path):
+    file = tmp_path / "wrong.yaml"
+    file.write_text('pol_gb: 1\npool_gb: 2gb\nhit_ratio: 3\npipeline: "Cache|Posx"\nload_policy: deadline\n')
+    lines = kvdepot("config", "check", file, status=2).stderr.splitlines()
+    assert [line.split(":")[2] for line in lines] == ["1", "2", "3", "4", "5"], lines
+
+
+def test_a_rule_about_a_value_that_is_wrong_is_not_added(kvdepot, tmp_path):
+    """The value was left out, so the rule would speak of a default."""
+    file = tmp_path / "wrong.yaml"
+    file.write_text("load_policy: deadline\nload_deadline_ms: soon\n")
+    (line,) = kvdepot("config", "check", file, status=2).stderr.splitlines()
+    assert "load_deadline_ms" in line
+    assert "must be" in line

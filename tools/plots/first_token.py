@@ -49,8 +49,10 @@ def draw(bars: list[tuple[str, int]]) -> str:
     longest = max(value for _, value in bars)
     height = 60 + ROW * len(bars)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" '
-        'font-size="14" role="img">',
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" '
+            'font-size="14" role="img">'
+        ),
         f"<title>{escape(TITLE)}</title>",
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
         f'<text x="12" y="28" font-size="16" font-weight="bold">{escape(TITLE)}</text>',

@@ -1,7 +1,9 @@
 """``kvdepot config``: explain, check and list configurations."""
 
 import dataclasses
+import os
 import sys
+from collections.abc import Iterator
 
 import click
 
@@ -35,18 +37,36 @@ def explain(file: str | None, as_json: bool) -> None:
 @click.argument("file", type=click.Path(dir_okay=False))
 @JSON
 def check(file: str, as_json: bool) -> None:
-    """Checks FILE; every mistake is a line. Exit status 2 when there is one."""
+    """Checks FILE; every mistake is a line. Exit status 2 when there is one.
+
+    Directories that are not there, or that this user cannot write to, are warnings: they may be there on another machine.
+    """
     try:
-        load_config(file)
+        warnings = list(_warnings(load_config(file)))
     except ConfigError as error:
         if not as_json:
             raise
-        print_json({"file": file, "ok": False, "problems": str(error).splitlines()})
+        print_json({"file": file, "ok": False, "problems": str(error).splitlines(), "warnings": []})
         sys.exit(2)
     if as_json:
-        print_json({"file": file, "ok": True, "problems": []})
-    else:
-        click.echo(f"{file}: good")
+        print_json({"file": file, "ok": True, "problems": [], "warnings": warnings})
+        return
+    for warning in warnings:
+        click.echo(f"warning: {warning}", err=True)
+    click.echo(f"{file}: good")
+
+
+def _warnings(config: KVDepotConfig) -> Iterator[str]:
+    if "Posix" not in config.tiers or "directories" not in config.origins:
+        return
+    for directory in config.model_dump()["directories"] or ():
+        if not os.path.isdir(directory):
+            yield (
+                f"{config.origins['directories']}: directories: {directory} is not there. A depot does not make it, "
+                "because a disk that is not mounted would fill the root file system: create it"
+            )
+        elif not os.access(directory, os.W_OK | os.X_OK):
+            yield f"{config.origins['directories']}: directories: this user cannot write to {directory}"
 
 
 @command.command()
