@@ -39,7 +39,7 @@ def explain(file: str | None, as_json: bool) -> None:
 def check(file: str, as_json: bool) -> None:
     """Checks FILE; every mistake is a line. Exit status 2 when there is one.
 
-    Directories that are not there, or that this user cannot write to, are warnings: they may be there on another machine.
+    Directories that are not there, or that this user cannot write to, are warnings: another machine may have them.
     """
     try:
         warnings = list(_warnings(load_config(file)))
