@@ -96,7 +96,7 @@ standin-verbs:
 ##@ Check
 
 .PHONY: test
-test: test-rust test-python test-device test-rdma test-layouts test-engine test-wire test-docs ## Run all tests
+test: test-rust test-python test-device test-rdma test-layouts test-engine test-wire test-lmcache test-docs ## Run all tests
 
 .PHONY: test-rust
 test-rust: ## Test the Rust crates (ARGS: for cargo test)
@@ -133,6 +133,10 @@ test-engine: vllm-env ## Test with a real vLLM on CPU (ARGS: for pytest)
 .PHONY: test-wire
 test-wire: infinistore-env standin-verbs ## Test the wire door with InfiniStore's own client, RDMA by a stand-in (ARGS: for pytest)
 	@$(WITH_STANDIN) $(INFINISTORE_VENV)/bin/python -m pytest -o pythonpath=. tests/wire $(ARGS)
+
+.PHONY: test-lmcache
+test-lmcache: vllm-env infinistore-env ## Test kvdepot in LMCache: its server with a real vLLM on CPU, and its engine (ARGS: for pytest)
+	@$(INFINISTORE_VENV)/bin/python -m pytest -o pythonpath=. -o filterwarnings=default tests/with_lmcache $(ARGS)
 
 .PHONY: test-docs
 test-docs: vllm-env infinistore-env standin-verbs ## Run every documented command and option in a small form (ARGS: for pytest)

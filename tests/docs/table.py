@@ -249,6 +249,7 @@ STAGES = {
     "test-layouts",
     "test-engine",
     "test-wire",
+    "test-lmcache",
     "test-docs",
 }
 
@@ -257,7 +258,7 @@ DRY = {
     "ptx-check": "a part of make lint",
     "fix": "rewrites the tree",
     "vllm-env": "a part of make test-engine",
-    "infinistore-env": "a part of make test-wire",
+    "infinistore-env": "a part of make test-wire and make test-lmcache",
     "lock": "asks the network for newer versions",
     "clean": "removes what other stages use",
 }
@@ -311,7 +312,9 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
 }
 
 # Documented commands that are a stage of `.ci/run`, or a target of `DRY`.
-DOCUMENTED_STAGES = {f"make {stage}" for stage in ("test-docs", "test-engine", "test-layouts", "test-rdma")}
+DOCUMENTED_STAGES = {
+    f"make {stage}" for stage in ("test-docs", "test-engine", "test-layouts", "test-lmcache", "test-rdma")
+}
 DOCUMENTED_DRY = {f"make {target}" for target in ("ptx-check", "test")}
 
 NOT_RUN = {

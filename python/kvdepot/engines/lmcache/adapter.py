@@ -1,0 +1,264 @@
+"""kvdepot as an L2 adapter of LMCache's server: ``--l2-adapter`` with type ``plugin``."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lmcache.lmcache_native import Bitmap
+from lmcache.v1.distributed.internal_api import L2StoreResult
+from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
+
+from kvdepot.engines.lmcache.counters import Counters
+from kvdepot.engines.lmcache.facts import Layout, UnknownLayoutError, lmcache_version, namespace_facts
+from kvdepot.engines.lmcache.keys import object_hash
+from kvdepot.engines.lmcache.objects import address_of, layout_of
+from kvdepot.engines.lmcache.options import read_params
+from kvdepot.engines.lmcache.recent import Recent
+from kvdepot.engines.lmcache.stores import Place, Row, Stores
+from kvdepot.engines.lmcache.tasks import Tasks
+
+FACE = "server"
+LOOKUP_THREADS = 2
+STORE_THREADS = 2
+LOAD_THREADS = 4
+SEEN_LAYOUTS_MAX = 1024
+
+
+class KVDepotL2Adapter(L2AdapterInterface):
+    """Stores LMCache's objects in the node's depot, which is started when none answers.
+
+    The depot's own eviction decides what stays, so no capacity is told to LMCache. What LMCache deletes is a miss from
+    then on in this process, until it is stored again; its bytes leave the depot when they are cold.
+
+    Nothing is locked between a lookup and its load: what has gone by then is a load that failed, which is a miss.
+
+    Thread safety: LMCache's two controllers may call it at once, and any number of threads more.
+    """
+
+    def __init__(self, params: Mapping[str, Any] | None = None, l1_memory_desc: Any = None) -> None:  # noqa: ARG002
+        """Reads the configuration; a depot is attached when the first objects come.
+
+        Args:
+            params: ``adapter_params`` of ``--l2-adapter``: keys of the configuration, or ``config``, a file's name.
+            l1_memory_desc: LMCache's memory, which needs no registration.
+
+        Raises:
+            ConfigError: a key or value is wrong.
+        """
+        super().__init__()
+        self._options = read_params(params)
+        self._counters = Counters()
+        self._stores = Stores(self._options.config, self._facts, self._counters)
+        self._lookups: Tasks[Any] = Tasks("lookup", LOOKUP_THREADS, self._counters)
+        self._dumps: Tasks[Any] = Tasks("store", STORE_THREADS, self._counters)
+        self._loads: Tasks[Any] = Tasks("load", LOAD_THREADS, self._counters)
+        self._deleted = Recent()
+        self._announced = Recent()
+        self._seen: dict[tuple[str, int], Layout] = {}
+        lmcache_version()  # an LMCache without one is refused now, and not with the first object
+
+    def get_store_event_fd(self) -> int:
+        """Descriptor that tells of stores that have ended."""
+        return self._dumps.fileno()
+
+    def get_lookup_and_lock_event_fd(self) -> int:
+        """Descriptor that tells of lookups that have ended."""
+        return self._lookups.fileno()
+
+    def get_load_event_fd(self) -> int:
+        """Descriptor that tells of loads that have ended."""
+        return self._loads.fileno()
+
+    def submit_store_task(self, keys: list[Any], objects: list[Any]) -> int:
+        """Begins to store objects, whose memory LMCache keeps until the task has ended."""
+        deleted = self._deleted.marks(name for _, name in self._names(keys))
+        return self._dumps.submit(lambda: self._store(keys, objects, deleted), lambda: L2StoreResult(False, 0))
+
+    def pop_completed_store_tasks(self) -> dict[int, Any]:
+        """Results of stores that have ended since the last call. A store has failed when one of its objects has."""
+        return self._dumps.take_all()
+
+    def submit_lookup_and_lock_task(self, keys: list[Any], group_layout_descs: Mapping[int, Any]) -> int:
+        """Begins to look objects up, whose layouts ``group_layout_descs`` tells by object group."""
+        return self._lookups.submit(lambda: self._look_up(keys, group_layout_descs), lambda: Bitmap(len(keys)))
+
+    def query_lookup_and_lock_result(self, task_id: int) -> Any:
+        """Which objects the depot has, once; ``None`` while the task runs."""
+        return self._lookups.take(task_id)
+
+    def submit_unlock(self, keys: list[Any]) -> None:
+        """Does nothing: no lookup locks."""
+
+    def submit_load_task(self, keys: list[Any], objects: list[Any]) -> int:
+        """Begins to load objects into memory that LMCache keeps until the task has ended."""
+        return self._loads.submit(lambda: self._load(keys, objects), lambda: Bitmap(len(keys)))
+
+    def query_load_result(self, task_id: int) -> Any:
+        """Which objects were loaded, once; ``None`` while the task runs. Bytes of all others are undefined."""
+        return self._loads.take(task_id)
+
+    def delete(self, keys: list[Any]) -> None:
+        """Makes objects misses in this process from now on, also where a lookup has found them already."""
+        gone, sizes = [], []
+        for number, name in self._names(keys):
+            self._deleted.mark(name)
+            size = self._announced.take(name)
+            if size is not None:
+                gone.append(keys[number])
+                sizes.append(size)
+        self._counters.add("deleted", len(keys))
+        if gone:
+            self._notify_keys_deleted(gone, sizes)
+
+    def report_status(self) -> dict[str, Any]:
+        """What operators see of the adapter. A depot that is away is no fault of LMCache's server: it stays healthy."""
+        return {
+            "is_healthy": True,
+            "type": "kvdepot",
+            "attached": self._stores.attached(),
+            "pipeline": self._options.config.pipeline,
+            "layouts": len(self._stores),
+            "deleted_here": len(self._deleted),
+            "counts": self._counters.snapshot(),
+        }
+
+    def close(self) -> None:
+        """Waits for tasks under way, as long as ``timeout_ms`` allows, and detaches. Idempotent."""
+        for tasks in (self._lookups, self._dumps, self._loads):
+            tasks.close()
+        self._stores.close()
+
+    def _facts(self, layout: Layout) -> Mapping[str, object]:
+        return namespace_facts(layout, FACE, self._options.weights_version)
+
+    def _store(self, keys: list[Any], objects: list[Any], deleted: Mapping[bytes, int]) -> Any:
+        places, numbers = self._places(keys, objects, "store")
+        ended = self._stores.move("dump", places)
+        stored, sizes, new, new_sizes = 0, 0, [], []
+        for number, (layout, name, _), well in zip(numbers, places, ended, strict=True):
+            if not well:
+                continue
+            self._seen_layout(keys[number], layout)
+            if name in deleted:
+                # Unless it was deleted once more while it was stored.
+                self._deleted.take(name, only=deleted[name])
+            stored += 1
+            sizes += layout.size_bytes
+            if name not in self._deleted and self._announced.put(name, layout.size_bytes):
+                new.append(keys[number])
+                new_sizes.append(layout.size_bytes)
+        if new:
+            self._notify_keys_stored(new, new_sizes)
+        return L2StoreResult(stored == len(keys), sizes)
+
+    def _look_up(self, keys: list[Any], descs: Mapping[int, Any]) -> Any:
+        rows: list[Row] = []
+        numbers: list[int] = []
+        layouts: dict[tuple[str, int], Layout | None] = {}
+        for number, name in self._names(keys):
+            key = keys[number]
+            group = (key.model_name, key.object_group_id)
+            if group not in layouts:
+                layouts[group] = self._told_layout(group, descs)
+            layout = layouts[group]
+            if layout is not None and name not in self._deleted:
+                rows.append((layout, name))
+                numbers.append(number)
+        found = Bitmap(len(keys))
+        hits = 0
+        lost: list[int] = []
+        for number, there in zip(numbers, self._stores.lookup(rows), strict=True):
+            if there:
+                found.set(number)
+                hits += 1
+            else:
+                lost.append(number)
+        self._counters.add("looked_up", len(keys))
+        self._counters.add("found", hits)
+        self._tell_lost(keys, lost)
+        return found
+
+    def _load(self, keys: list[Any], objects: list[Any]) -> Any:
+        places, numbers = self._places(keys, objects, "load")
+        wanted = [at for at, (_, name, _) in enumerate(places) if name not in self._deleted]
+        loaded = Bitmap(len(keys))
+        came, lost = [], []
+        ended = self._stores.move("load", [places[at] for at in wanted])
+        for at, well in zip(wanted, ended, strict=True):
+            # A deletion while it was loaded counts: LMCache asked for it before it has these bytes.
+            if well and places[at][1] not in self._deleted:
+                loaded.set(numbers[at])
+                came.append(keys[numbers[at]])
+            else:
+                lost.append(numbers[at])
+        if came:
+            self._notify_keys_accessed(came)
+        self._tell_lost(keys, lost)
+        return loaded
+
+    def _places(self, keys: Sequence[Any], objects: Sequence[Any], kind: str) -> tuple[list[Place], list[int]]:
+        """Where objects lie, and which they are; without those that cannot be named."""
+        places: list[Place] = []
+        numbers: list[int] = []
+        if len(keys) != len(objects):
+            self._counters.trouble(f"{kind}_error", f"{len(keys)} keys come with {len(objects)} objects", len(keys))
+            return places, numbers
+        for number, name in self._names(keys):
+            place = self._place(keys[number].model_name, name, objects[number])
+            if place is not None:
+                places.append(place)
+                numbers.append(number)
+        return places, numbers
+
+    def _place(self, model: str, name: bytes, memory: Any) -> Place | None:
+        try:
+            layout = layout_of(memory, model)
+            return layout, name, address_of(memory, layout)
+        except UnknownLayoutError as error:
+            self._counters.trouble("unknown_object", str(error))
+            return None
+
+    def _names(self, keys: Sequence[Any]) -> list[tuple[int, bytes]]:
+        """Numbers and hashes of the keys that have one."""
+        named = ((number, self._name(key)) for number, key in enumerate(keys))
+        return [(number, name) for number, name in named if name is not None]
+
+    def _name(self, key: Any) -> bytes | None:
+        try:
+            return object_hash(key)
+        except UnknownLayoutError as error:
+            self._counters.trouble("unknown_key", str(error))
+            return None
+
+    def _told_layout(self, group: tuple[str, int], descs: Mapping[int, Any]) -> Layout | None:
+        model, number = group
+        desc = descs.get(number)
+        problem = f"LMCache does not tell the layout of {model}'s object group {number}"
+        if desc is not None:
+            try:
+                return Layout.of(model, desc.shapes, desc.dtypes)
+            except UnknownLayoutError as error:
+                problem = str(error)
+        # LMCache's own benchmark tells objects of 0 bytes; what was stored since tells them, too.
+        seen = self._seen.get(group)
+        if seen is None:
+            self._counters.trouble("unknown_object", problem)
+        return seen
+
+    def _seen_layout(self, key: Any, layout: Layout) -> None:
+        group = (key.model_name, key.object_group_id)
+        if group in self._seen or len(self._seen) < SEEN_LAYOUTS_MAX:
+            self._seen[group] = layout
+
+    def _tell_lost(self, keys: Sequence[Any], numbers: Sequence[int]) -> None:
+        """LMCache's account of what is stored follows the depot's eviction, but not a depot that is away."""
+        if not numbers or not self._stores.attached():
+            return
+        gone, sizes = [], []
+        for number in numbers:
+            size = self._announced.take(object_hash(keys[number]))
+            if size is not None:
+                gone.append(keys[number])
+                sizes.append(size)
+        if gone:
+            self._counters.add("evicted_by_depot", len(gone))
+            self._notify_keys_deleted(gone, sizes)

@@ -1,0 +1,411 @@
+"""kvdepot as a storage plug-in of LMCache inside the engine: ``storage_plugins``."""
+
+import asyncio
+import contextlib
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from lmcache.v1.memory_management import MemoryFormat
+from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
+
+from kvdepot.engines.lmcache.counters import Counters, lmcache_logger
+from kvdepot.engines.lmcache.facts import Layout, UnknownLayoutError, lmcache_version, namespace_facts
+from kvdepot.engines.lmcache.keys import chunk_hash
+from kvdepot.engines.lmcache.objects import address_of, layout_of
+from kvdepot.engines.lmcache.options import read_extra_config
+from kvdepot.engines.lmcache.recent import Recent
+from kvdepot.engines.lmcache.stores import Place, Stores
+from kvdepot.errors import KVDepotError, config_error
+
+FACE = "engine"
+PUT_THREADS = 2
+GET_THREADS = 2
+PUTS_MAX = 4096
+"""More objects than this are not stored at once: each holds memory of LMCache's."""
+ALLOCATE_S = 1.0
+"""How long a load waits for memory of LMCache's that stores under way still hold."""
+ALLOCATE_AGAIN_S = 0.01
+RESET_AGAIN_S = 0.5
+
+
+class KVDepotBackend(StoragePluginInterface):
+    """Stores LMCache's chunks in the node's depot, which is started when none answers.
+
+    Stores go on in the background. A load waits for its chunks, ``timeout_ms`` at most. What LMCache removes is a miss
+    in this process until it is stored again; ``clear`` makes the chunks of this model unreachable for everybody.
+
+    Thread safety: any number of threads may call it at once.
+    """
+
+    def __init__(
+        self,
+        config: Any = None,
+        metadata: Any = None,
+        local_cpu_backend: Any = None,
+        loop: Any = None,
+        dst_device: str = "cpu",
+    ) -> None:
+        """Reads the configuration; a depot is attached when the first chunks come.
+
+        Args:
+            config: LMCache's configuration; ``extra_config`` has ours.
+            metadata: model, ranks and shapes.
+            local_cpu_backend: where loads get their memory; a scheduler, which only looks up, has none.
+            loop: LMCache's event loop.
+            dst_device: where the engine keeps its KV.
+
+        Raises:
+            ConfigError: a key or value is wrong, or LMCache's configuration asks for what is not served.
+        """
+        super().__init__(
+            dst_device=dst_device, config=config, metadata=metadata, local_cpu_backend=local_cpu_backend, loop=loop
+        )
+        if config is None or metadata is None or not metadata.model_name:
+            raise config_error("kvdepot needs LMCache's config and metadata, with the model's name")
+        if config.use_layerwise:
+            raise config_error("use_layerwise: kvdepot stores whole chunks: set it to false")
+        if config.save_unfull_chunk:
+            lmcache_logger().warning("kvdepot: save_unfull_chunk: chunks that are not full are not stored in the depot")
+        if not os.environ.get("PYTHONHASHSEED"):
+            lmcache_logger().warning("kvdepot: LMCache's hashes hold for this process only: set PYTHONHASHSEED")
+        self._options = read_extra_config(config.extra_config)
+        lmcache_version()
+        self._counters = Counters()
+        self._stores = Stores(self._options.config, self._facts, self._counters)
+        self._removed = Recent()
+        self._puts: set[Any] = set()
+        self._lock = threading.Lock()
+        self._put_threads = ThreadPoolExecutor(PUT_THREADS, thread_name_prefix="kvdepot-put")
+        self._get_threads = ThreadPoolExecutor(GET_THREADS, thread_name_prefix="kvdepot-get")
+        self._reset_due = False
+        self._reset_tried_s = 0.0
+        self._closed = False
+        if local_cpu_backend is not None:
+            # A depot that has to be started is there when the first request comes.
+            self._get_threads.submit(self._open)
+
+    def __str__(self) -> str:
+        return type(self).__name__
+
+    def contains(self, key: Any, pin: bool = False) -> bool:
+        """Whether the depot has a chunk; ``pin`` asks for it to be brought into the pool, and holds nothing."""
+        return self.batched_contains([key], pin) == 1
+
+    def batched_contains(self, keys: list[Any], pin: bool = False) -> int:
+        """How many leading chunks the depot has."""
+        try:
+            rows = self._rows(keys)
+            found = self._stores.lookup(rows)
+            hits = found.index(False) if False in found else len(found)
+            if pin and hits:
+                self._stores.prefetch(rows[:hits])
+        except Exception as error:  # noqa: BLE001 - nothing is raised into LMCache: it is a miss
+            self._counters.trouble("lookup_error", f"a lookup failed: {error!r}", len(keys))
+            return 0
+        self._counters.add("looked_up", len(keys))
+        self._counters.add("found", hits)
+        return hits
+
+    async def batched_async_contains(self, lookup_id: str, keys: list[Any], pin: bool = False) -> int:  # noqa: ARG002
+        """As ``batched_contains``, without holding up the event loop."""
+        return await self._in_thread(functools.partial(self.batched_contains, keys, pin), 0)
+
+    def exists_in_put_tasks(self, key: Any) -> bool:
+        """Whether a chunk is being stored."""
+        with self._lock:
+            return key in self._puts
+
+    def batched_submit_put_task(
+        self,
+        keys: Sequence[Any],
+        objs: list[Any],
+        transfer_spec: Any = None,  # noqa: ARG002
+        on_complete_callback: Callable[[Any], None] | None = None,
+    ) -> list[Future[None]] | None:
+        """Begins to store chunks, and holds their memory until that has ended; calls back for each that was stored."""
+        chosen: list[tuple[Any, Any]] = []
+        with self._lock:
+            room = 0 if self._closed else PUTS_MAX - len(self._puts)
+            for key, obj in zip(keys, objs, strict=False):
+                if key not in self._puts and len(chosen) < room:
+                    self._puts.add(key)
+                    chosen.append((key, obj))
+            if chosen:
+                removed = self._removed.marks(name for key, _ in chosen if (name := self._name(key)) is not None)
+                for _, obj in chosen:
+                    obj.ref_count_up()
+                try:
+                    future = self._put_threads.submit(self._put, chosen, removed, on_complete_callback)
+                except RuntimeError:  # the interpreter ends
+                    for _, obj in chosen:
+                        obj.ref_count_down()
+                    return None
+        if room < len(keys):
+            self._counters.trouble(
+                "put_not_begun", "chunks were not stored: too many wait, or closed", len(keys) - room
+            )
+        return [future] if chosen else None
+
+    async def async_batched_submit_put_task(
+        self,
+        keys: Sequence[Any],
+        objs: list[Any],
+        transfer_spec: Any = None,
+        on_complete_callback: Callable[[Any], None] | None = None,
+    ) -> None:
+        """As ``batched_submit_put_task``."""
+        self.batched_submit_put_task(keys, objs, transfer_spec, on_complete_callback)
+
+    def get_blocking(self, key: Any) -> Any:
+        """A chunk, in memory that the caller releases; ``None`` for a miss."""
+        return self.batched_get_blocking([key])[0]
+
+    def batched_get_blocking(self, keys: list[Any]) -> list[Any]:
+        """Chunks at the places of their keys, in memory that the caller releases; ``None`` for each miss."""
+        try:
+            return self._get(keys)
+        except Exception as error:  # noqa: BLE001 - nothing is raised into LMCache: it is a miss
+            self._counters.trouble("load_error", f"a load failed: {error!r}", len(keys))
+            return [None] * len(keys)
+
+    async def batched_get_non_blocking(
+        self,
+        lookup_id: str,  # noqa: ARG002
+        keys: list[Any],
+        transfer_spec: Any = None,  # noqa: ARG002
+    ) -> list[Any]:
+        """The leading chunks that were loaded, in memory that the caller releases."""
+        found = await self._in_thread(functools.partial(self.batched_get_blocking, keys), [])
+        leading = found.index(None) if None in found else len(found)
+        for memory in found[leading:]:
+            if memory is not None:
+                memory.ref_count_down()
+        return found[:leading]
+
+    def pin(self, key: Any) -> bool:
+        """Asks for a chunk to be brought into the pool; whether the depot has it. Holds nothing: see ``contains``."""
+        return self.contains(key, pin=True)
+
+    def unpin(self, key: Any) -> bool:  # noqa: ARG002
+        """Nothing was held."""
+        return True
+
+    def remove(self, key: Any, force: bool = True) -> bool:  # noqa: ARG002
+        """Makes a chunk a miss in this process, until it is stored again; whether it was none before."""
+        was_there = self.contains(key)
+        try:
+            self._removed.mark(chunk_hash(key))
+        except UnknownLayoutError as error:
+            self._counters.trouble("unknown_key", str(error))
+        self._counters.add("removed", was_there)
+        return was_there
+
+    def clear(self) -> int:
+        """Makes all chunks of this model and layout unreachable, for every engine and rank, in every tier.
+
+        Until the depot has confirmed that, everything is a miss here.
+
+        Returns:
+            0: nobody counts what went.
+        """
+        with self._lock:
+            self._reset_due = True
+            self._reset_tried_s = 0.0
+        try:
+            self._reset_confirmed()
+        except UnknownLayoutError as error:
+            self._counters.trouble("reset_error", f"nothing was cleared: {error}")
+        return 0
+
+    def touch_cache(self) -> None:
+        """Nothing to do: lookups and loads tell the depot what is used."""
+
+    def get_allocator_backend(self) -> Any:
+        """Where the memory of chunks comes from.
+
+        Raises:
+            RuntimeError: a scheduler has none.
+        """
+        if self.local_cpu_backend is None:
+            raise RuntimeError("kvdepot: LMCache has no CPU memory here: set max_local_cpu_size")
+        return self.local_cpu_backend
+
+    def counts(self) -> dict[str, int]:
+        """What went well and what did not."""
+        return self._counters.snapshot()
+
+    def close(self) -> None:
+        """Waits for stores and loads under way, as long as ``timeout_ms`` allows, and detaches. Idempotent."""
+        with self._lock:
+            self._closed = True
+        self._put_threads.shutdown(wait=True)
+        self._get_threads.shutdown(wait=True)
+        self._stores.close()
+
+    def _facts(self, layout: Layout) -> Mapping[str, object]:
+        config, metadata = self.config, self.metadata
+        further = {
+            "kv_shape": [int(size) for size in metadata.kv_shape],
+            "chunk_tokens": int(config.chunk_size),
+            "latent_attention": bool(metadata.use_mla),
+            "hash": str(config.pre_caching_hash_algorithm),
+        }
+        return namespace_facts(layout, FACE, self._options.weights_version, further)
+
+    def _layout(self) -> Layout:
+        """What every full chunk is; asked each time, since LMCache learns the shapes after it has made its backends."""
+        metadata = self.metadata
+        form = MemoryFormat.KV_MLA_FMT if metadata.use_mla else MemoryFormat.KV_2LTD
+        shapes = metadata.get_shapes(self.config.chunk_size)
+        return Layout.of(metadata.model_name, shapes, metadata.get_dtypes(), form.name)
+
+    def _open(self) -> None:
+        try:
+            self._stores.open(self._layout())
+        except Exception as error:  # noqa: BLE001 - the first lookup tries again
+            self._counters.trouble("open_error", f"no store was opened: {error!r}")
+
+    def _rows(self, keys: Sequence[Any]) -> list[tuple[Layout, bytes]]:
+        """Names of the leading keys that may be there."""
+        if self._closed or not self._reset_confirmed():
+            return []
+        rows: list[tuple[Layout, bytes]] = []
+        try:
+            layout = self._layout()
+            for key in keys:
+                name = chunk_hash(key)
+                if name in self._removed:
+                    break
+                rows.append((layout, name))
+        except UnknownLayoutError as error:
+            self._counters.trouble("unknown_key", str(error), len(keys) - len(rows))
+        return rows
+
+    def _name(self, key: Any) -> bytes | None:
+        with contextlib.suppress(UnknownLayoutError):  # told when it is stored
+            return chunk_hash(key)
+        return None
+
+    def _put(
+        self,
+        chosen: list[tuple[Any, Any]],
+        removed: Mapping[bytes, int],
+        on_complete: Callable[[Any], None] | None,
+    ) -> None:
+        stored: list[Any] = []
+        try:
+            stored = self._dump(chosen, removed)
+        except Exception as error:  # noqa: BLE001 - nothing is raised into LMCache
+            self._counters.trouble("dump_error", f"chunks were not stored: {error!r}", len(chosen))
+        finally:
+            with self._lock:
+                self._puts.difference_update(key for key, _ in chosen)
+            for _, obj in chosen:
+                obj.ref_count_down()
+        if on_complete is not None:
+            for key in stored:
+                self._call_back(on_complete, key)
+
+    def _call_back(self, on_complete: Callable[[Any], None], key: Any) -> None:
+        try:
+            on_complete(key)
+        except Exception as error:  # noqa: BLE001 - the caller's own trouble
+            self._counters.trouble("callback_error", f"LMCache's callback failed: {error!r}")
+
+    def _dump(self, chosen: list[tuple[Any, Any]], removed: Mapping[bytes, int]) -> list[Any]:
+        if not self._reset_confirmed():
+            self._counters.add("not_stored_before_reset", len(chosen))
+            return []
+        layout = self._layout()
+        places: list[Place] = []
+        keys = []
+        for key, obj in chosen:
+            place = self._place(key, obj, layout)
+            if place is not None:
+                places.append(place)
+                keys.append(key)
+        ended = self._stores.move("dump", places)
+        for (_, name, _), well in zip(places, ended, strict=True):
+            if well and name in removed:
+                # Unless it was removed once more while it was stored.
+                self._removed.take(name, only=removed[name])
+        return [key for key, well in zip(keys, ended, strict=True) if well]
+
+    def _place(self, key: Any, obj: Any, layout: Layout) -> Place | None:
+        """Where a chunk to be stored lies; ``None`` when it is no full chunk of this model."""
+        try:
+            found = layout_of(obj, layout.model, obj.get_memory_format().name)
+            if found == layout:
+                return layout, chunk_hash(key), address_of(obj, layout)
+            self._counters.trouble("other_layout", f"a chunk is not stored: it is {found}, full ones are {layout}")
+        except UnknownLayoutError as error:
+            self._counters.trouble("unknown_object", str(error))
+        return None
+
+    def _get(self, keys: Sequence[Any]) -> list[Any]:
+        found: list[Any] = [None] * len(keys)
+        if self.local_cpu_backend is None or self._closed or not self._reset_confirmed():
+            return found
+        layout = self._layout()
+        names = {number: chunk_hash(key) for number, key in enumerate(keys)}
+        wanted = [number for number, name in names.items() if name not in self._removed]
+        memories = self._allocate(len(wanted))
+        self._counters.trouble("no_memory", "LMCache has no memory for loads", len(wanted) - len(memories))
+        places: list[Place] = []
+        ended: list[bool] = []
+        try:
+            for number, memory in zip(wanted, memories, strict=False):
+                places.append((layout, names[number], address_of(memory, layout)))
+            ended = self._stores.move("load", places)
+        finally:
+            # Nothing copies any more: `move` returns only then.
+            for index, memory in enumerate(memories):
+                if index < len(ended) and ended[index] and places[index][1] not in self._removed:
+                    found[wanted[index]] = memory
+                else:
+                    memory.ref_count_down()
+        return found
+
+    def _allocate(self, count: int) -> list[Any]:
+        """Memory for up to so many chunks."""
+        if count == 0:
+            return []
+        cpu, metadata = self.local_cpu_backend, self.metadata
+        shapes, dtypes = metadata.get_shapes(self.config.chunk_size), metadata.get_dtypes()
+        form = MemoryFormat.KV_MLA_FMT if metadata.use_mla else MemoryFormat.KV_2LTD
+        # Its eviction takes the number for that of layers, so only what is free is asked for at once.
+        memories = list(cpu.batched_allocate(shapes, dtypes, count, form, eviction=False) or [])
+        end_s = time.monotonic() + ALLOCATE_S
+        while len(memories) < count:
+            memory = cpu.allocate(shapes, dtypes, form, eviction=True, busy_loop=False)
+            if memory is not None:
+                memories.append(memory)
+            elif time.monotonic() > end_s:
+                break
+            else:
+                time.sleep(ALLOCATE_AGAIN_S)
+        return memories
+
+    def _reset_confirmed(self) -> bool:
+        if not self._reset_due:
+            return True
+        with self._lock:
+            now_s = time.monotonic()
+            if not self._reset_due or now_s - self._reset_tried_s < RESET_AGAIN_S:
+                return not self._reset_due
+            self._reset_tried_s = now_s
+        if self._stores.reset(self._layout()):
+            self._reset_due = False
+        return not self._reset_due
+
+    async def _in_thread(self, work: Callable[[], Any], missed: Any) -> Any:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._get_threads, work)
+        except (RuntimeError, KVDepotError) as error:
+            self._counters.trouble("load_error", f"closed: {error!r}")
+            return missed

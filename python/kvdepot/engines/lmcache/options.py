@@ -1,0 +1,94 @@
+"""What LMCache's configuration says to kvdepot: the depot's own keys, and those of LMCache's DAX backend."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvdepot.config import KVDepotConfig, load_config
+from kvdepot.config.tier_table import TIERS
+from kvdepot.engines.lmcache.counters import lmcache_logger
+from kvdepot.errors import config_error
+
+FILE_KEY = "config"
+VERSION_KEY = "weights_version"
+OWN_PREFIX = "kvdepot."
+DAX_PREFIX = "dax."
+DAX_KEYS = (
+    "device_path",
+    "max_dax_size",
+    "async_put",
+    "restore_workers",
+    "restore_max_regions",
+    "retrieve_staging_slab_bytes",
+)
+"""Keys of LMCache's DAX backend."""
+DAX_TIER = "Dax"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Configuration of one adapter or backend.
+
+    Attributes:
+        config: keys of the depot and of its client.
+        weights_version: name that the user gives the weights, which LMCache's keys do not tell apart.
+    """
+
+    config: KVDepotConfig
+    weights_version: str = ""
+
+
+def read_params(params: Mapping[str, Any] | None) -> Options:
+    """Reads ``adapter_params`` of ``--l2-adapter``: a file's name, keys of the configuration, or nothing at all.
+
+    Raises:
+        ConfigError: a key or value is wrong.
+    """
+    said = dict(params or {})
+    version = said.pop(VERSION_KEY, "")
+    if not isinstance(version, str | int) or isinstance(version, bool):
+        raise config_error(f"{VERSION_KEY}: must be a name or a number, got {version!r}")
+    file = said.pop(FILE_KEY, None)
+    if file is not None and said:
+        raise config_error(f"{FILE_KEY}: names a file, and there are keys beside it: {', '.join(sorted(said))}")
+    config = load_config(file if file is not None else said or None, owns_pool=False)
+    if config.mode == "embedded":
+        raise config_error("mode: embedded: stores of several layouts share a depot: write node, or remove the key")
+    return Options(config.model_copy(update={"mode": "node"}), str(version))
+
+
+def read_extra_config(extra_config: Mapping[str, Any] | None) -> Options:
+    """Reads LMCache's ``extra_config``: ``kvdepot.config`` (a file), ``kvdepot.KEY``, and keys of its DAX backend.
+
+    Keys of LMCache's DAX backend say the depot's Dax tier, unless something else says a pipeline without one. Others
+    are LMCache's own, or another plug-in's.
+
+    Raises:
+        ConfigError: a key or value is wrong.
+    """
+    extra = extra_config or {}
+    own = {name.removeprefix(OWN_PREFIX): value for name, value in extra.items() if name.startswith(OWN_PREFIX)}
+    dax = {name.removeprefix(DAX_PREFIX): value for name, value in extra.items() if name.startswith(DAX_PREFIX)}
+    if not dax:
+        return read_params(own)
+    if unknown := sorted(set(dax) - set(DAX_KEYS)):
+        raise config_error(f"{DAX_PREFIX}{unknown[0]}: is no key of LMCache's DAX backend: remove it")
+    pipeline = str(own.get("pipeline", f"Cache|{DAX_TIER}"))
+    if FILE_KEY in own or DAX_TIER not in pipeline.split("|"):
+        said = OWN_PREFIX + (FILE_KEY if FILE_KEY in own else "pipeline")
+        names = ", ".join(DAX_PREFIX + name for name in dax)
+        lmcache_logger().warning("kvdepot: not used, since %s says where blocks lie: %s", said, names)
+        return read_params(own)
+    return read_params({"pipeline": pipeline, **_tier_keys(dax), **own})
+
+
+def _tier_keys(dax: Mapping[str, Any]) -> dict[str, Any]:
+    """The Dax tier's own names of these keys: its table knows LMCache's."""
+    tier = next((one for one in TIERS if one.name == DAX_TIER), None)
+    if tier is None:
+        names = ", ".join(DAX_PREFIX + name for name in dax)
+        raise config_error(f"{names}: this build has no Dax tier: say {OWN_PREFIX}pipeline, such as Cache|Posix")
+    ours = {theirs: setting.key.name for setting in tier.settings if setting.key for theirs in setting.key.seeds}
+    if strange := [DAX_PREFIX + name for name in dax if DAX_PREFIX + name not in ours]:
+        raise config_error(f"{strange[0]}: the Dax tier has no such key: remove it")
+    return {ours[DAX_PREFIX + name]: value for name, value in dax.items()}

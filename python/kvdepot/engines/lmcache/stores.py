@@ -1,0 +1,181 @@
+"""The stores of one adapter or backend, one for each layout, which never raise: what fails is a miss, and counted."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+import kvdepot
+from kvdepot.config import KVDepotConfig
+from kvdepot.engines.lmcache.counters import Counters
+from kvdepot.engines.lmcache.facts import Layout
+
+LAYOUTS_MAX = 64
+"""Each has a connection of its own to the depot."""
+OPEN_AGAIN_S = 30.0
+ATTACH_GLANCE_MS = 100
+"""How long a store waits for a depot for which an earlier one has waited in vain."""
+
+Row: TypeAlias = tuple[Layout, bytes]
+Place: TypeAlias = tuple[Layout, bytes, int]
+Verb: TypeAlias = Literal["dump", "load"]
+
+
+@dataclass
+class _Slot:
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    store: Any = None
+    again_s: float = 0.0
+
+
+class Stores:
+    """Dumps, loads and looks up objects of many layouts. Any number of threads may use them at once."""
+
+    def __init__(
+        self,
+        config: KVDepotConfig,
+        facts: Callable[[Layout], Mapping[str, object]],
+        counters: Counters,
+        open_store: Callable[..., Any] | None = None,
+    ) -> None:
+        self._config = config
+        self._facts = facts
+        self._counters = counters
+        self._open = open_store or kvdepot.open
+        self._lock = threading.Lock()
+        self._slots: dict[Layout, _Slot] = {}
+        self._closed = False
+        self._absent = False
+
+    def lookup(self, rows: Sequence[Row]) -> list[bool]:
+        """Which of these blocks the depot has."""
+        found = [False] * len(rows)
+        for layout, numbers in _by_layout(rows).items():
+            store = self._store(layout, len(numbers))
+            if store is None:
+                continue
+            try:
+                has = store.lookup([rows[number][1] for number in numbers])
+            except Exception as error:  # noqa: BLE001 - a miss
+                self._counters.trouble("lookup_error", f"a lookup failed: {error!r}", len(numbers))
+                continue
+            if not store.attached:
+                self._counters.trouble("no_depot", "no depot answers: all is a miss until one does", len(numbers))
+            for number, there in zip(numbers, has, strict=True):
+                found[number] = bool(there)
+        return found
+
+    def move(self, verb: Verb, places: Sequence[Place]) -> list[bool]:
+        """Dumps or loads objects; says which came through. When it returns nothing copies from or to them any more."""
+        ended = [False] * len(places)
+        tasks = []
+        for layout, numbers in _by_layout(places).items():
+            store = self._store(layout, len(numbers))
+            if store is None:
+                continue
+            addresses = np.array([[places[number][2]] for number in numbers], dtype=np.uint64)
+            try:
+                tasks.append((getattr(store, verb)([places[number][1] for number in numbers], addresses), numbers))
+            except Exception as error:  # noqa: BLE001 - a miss; other tasks still copy, so nothing may leave here
+                self._counters.trouble(f"{verb}_error", f"a {verb} failed: {error!r}", len(numbers))
+        for task, numbers in tasks:
+            try:
+                result = task.wait()
+            except Exception as error:  # noqa: BLE001 - a miss
+                self._counters.trouble(f"{verb}_error", f"a {verb} failed: {error!r}", len(numbers))
+                continue
+            failed = set(result.failed.tolist())
+            for kind, count in result.failures.items():
+                self._counters.trouble(f"{verb}_{kind}", f"{count} objects of a {verb} failed: {kind}", count)
+            self._counters.add(f"{verb}ed", len(numbers) - len(failed))
+            for index, number in enumerate(numbers):
+                ended[number] = index not in failed
+        return ended
+
+    def open(self, layout: Layout) -> None:
+        """Opens a layout's store, so that nobody waits for it later."""
+        self._store(layout, 0)
+
+    def prefetch(self, rows: Sequence[Row]) -> None:
+        """Asks for blocks to be brought from the tiers into the pool."""
+        for layout, numbers in _by_layout(rows).items():
+            store = self._store(layout, 0)
+            if store is None:
+                continue
+            try:
+                store.prefetch([rows[number][1] for number in numbers])
+            except Exception as error:  # noqa: BLE001 - only a hint
+                self._counters.trouble("prefetch_error", f"a prefetch failed: {error!r}")
+
+    def reset(self, layout: Layout) -> bool:
+        """Makes everything of this layout unreachable, in every tier and for every engine; false when not confirmed."""
+        store = self._store(layout, 0)
+        if store is None:
+            return False
+        try:
+            store.reset()
+        except Exception as error:  # noqa: BLE001 - the caller asks again
+            self._counters.trouble("reset_error", f"the depot did not confirm a reset: {error!r}")
+            return False
+        return True
+
+    def attached(self) -> bool:
+        """Whether every store reaches a depot now; true before the first one is opened."""
+        with self._lock:
+            stores = [slot.store for slot in self._slots.values()]
+        return all(store is not None and store.attached for store in stores)
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def close(self) -> None:
+        """Waits for tasks under way, as long as their time limit, and detaches. Idempotent."""
+        with self._lock:
+            self._closed = True
+            slots = list(self._slots.values())
+        for slot in slots:
+            with slot.lock:
+                store, slot.store = slot.store, None
+            if store is not None:
+                store.close()
+
+    def _store(self, layout: Layout, blocks: int) -> Any:
+        with self._lock:
+            slot = self._slots.get(layout)
+            if slot is None and len(self._slots) < LAYOUTS_MAX:
+                slot = self._slots[layout] = _Slot()
+        if slot is None:
+            self._counters.trouble(
+                "too_many_layouts", f"objects of {layout.model} are not stored: {LAYOUTS_MAX} layouts are open", blocks
+            )
+            return None
+        if slot.store is None:
+            with slot.lock:
+                self._open_once(layout, slot)
+        if slot.store is None:
+            self._counters.add("not_open", blocks)
+        return slot.store
+
+    def _open_once(self, layout: Layout, slot: _Slot) -> None:
+        if slot.store is not None or self._closed or time.monotonic() < slot.again_s:
+            return
+        config = self._config
+        if self._absent:
+            config = config.model_copy(update={"attach_timeout_ms": min(ATTACH_GLANCE_MS, config.attach_timeout_ms)})
+        try:
+            slot.store = self._open(config, layout=[layout.size_bytes], namespace=self._facts(layout))
+        except Exception as error:  # noqa: BLE001 - everything is a miss until it opens
+            slot.again_s = time.monotonic() + OPEN_AGAIN_S
+            self._counters.trouble("open_error", f"no store for objects of {layout.model}: {error!r}")
+            return
+        self._absent = not slot.store.attached
+
+
+def _by_layout(rows: Sequence[tuple[Any, ...]]) -> dict[Layout, list[int]]:
+    numbers: dict[Layout, list[int]] = {}
+    for number, row in enumerate(rows):
+        numbers.setdefault(row[0], []).append(number)
+    return numbers

@@ -1,0 +1,385 @@
+"""What needs neither LMCache nor torch: keys as hashes, layouts, tasks, stores and options of kvdepot in LMCache."""
+
+import os
+import select
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvdepot.config import load_config
+from kvdepot.engines.lmcache import counters, facts, options
+from kvdepot.engines.lmcache.counters import Counters
+from kvdepot.engines.lmcache.facts import Layout, UnknownLayoutError
+from kvdepot.engines.lmcache.keys import HASH_BYTES, chunk_hash, object_hash
+from kvdepot.engines.lmcache.objects import address_of, layout_of
+from kvdepot.engines.lmcache.recent import Recent
+from kvdepot.engines.lmcache.stores import LAYOUTS_MAX, Stores
+from kvdepot.engines.lmcache.tasks import WAITING_MAX, Tasks
+from kvdepot.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Type:
+    """As much of torch's dtype as is asked for."""
+
+    name: str
+    itemsize: int
+
+    def __str__(self) -> str:
+        return f"torch.{self.name}"
+
+
+BF16, F32 = Type("bfloat16", 2), Type("float32", 4)
+
+
+def object_key(**other: Any) -> Any:
+    fields = {"chunk_hash": b"h" * 32, "model_name": "m", "kv_rank": 0, "object_group_id": 0, "cache_salt": ""}
+    return SimpleNamespace(**{**fields, **other})
+
+
+def chunk_key(**other: Any) -> Any:
+    fields = {"model_name": "m", "world_size": 1, "worker_id": 0, "chunk_hash": 7, "dtype": BF16, "tags": None}
+    return SimpleNamespace(**{**fields, **other})
+
+
+def layout(size: int = 16, model: str = "m") -> Layout:
+    return Layout.of(model, [(size // 2,)], [BF16])
+
+
+def test_every_field_of_a_key_changes_its_hash() -> None:
+    objects = [
+        object_key(),
+        object_key(chunk_hash=b"i" * 32),
+        object_key(kv_rank=1),
+        object_key(object_group_id=1),
+        object_key(cache_salt="s"),
+        # What one field loses, the other has.
+        object_key(cache_salt="h", chunk_hash=b"h" * 31),
+    ]
+    chunks = [
+        chunk_key(),
+        chunk_key(model_name="n"),
+        chunk_key(world_size=2),
+        chunk_key(worker_id=1),
+        chunk_key(chunk_hash=-7),
+        chunk_key(dtype=F32),
+        chunk_key(tags=()),
+        chunk_key(tags=(("user", "a"),)),
+        chunk_key(tags=(("user", "b"),)),
+    ]
+    hashes = [*map(object_hash, objects), *map(chunk_hash, chunks)]
+    assert len(set(hashes)) == len(hashes)
+    assert {len(one) for one in hashes} == {HASH_BYTES}
+
+
+def test_hashes_stay_as_they_are() -> None:
+    """Another hash finds nothing of what earlier versions have stored: `OBJECT_FORMAT` goes up then."""
+    assert facts.OBJECT_FORMAT == 1
+    assert object_hash(object_key()).hex() == "4734eac10377f834b60c2ff6ba36b21b"
+    assert chunk_hash(chunk_key()).hex() == "876f0062ccd50134313d0777a4688f9d"
+
+
+def test_keys_that_say_too_little_are_refused() -> None:
+    with pytest.raises(UnknownLayoutError, match="no hash"):
+        object_hash(object_key(chunk_hash=b""))
+    with pytest.raises(UnknownLayoutError, match="tags"):
+        chunk_hash(chunk_key(tags=(("user", object()),)))
+
+
+@pytest.mark.parametrize(
+    ("model", "shapes", "dtypes"),
+    [
+        ("", [(4,)], [BF16]),
+        ("m", [], []),
+        ("m", [(4,)], []),
+        ("m", [(4, 0)], [BF16]),
+        ("m", [(4,), (0,)], [BF16, BF16]),
+        ("m", [(1 << 30,)], [BF16]),
+    ],
+)
+def test_layouts_that_say_too_little_are_refused(model: str, shapes: Any, dtypes: Any) -> None:
+    with pytest.raises(UnknownLayoutError):
+        Layout.of(model, shapes, dtypes)
+
+
+def test_facts_tell_everything_that_changes_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "lmcache_version", lambda: "0.5.6")
+    whole = Layout.of("m", [(2, 4), (3,)], [BF16, F32], "KV_2LTD")
+    assert facts.namespace_facts(whole, "server", "v1", {"chunk_tokens": 256}) == {
+        "engine": "lmcache",
+        "face": "server",
+        "format": 1,
+        "lmcache": "0.5.6",
+        "model": "m",
+        "weights_version": "v1",
+        "shapes": [[2, 4], [3]],
+        "dtypes": ["bfloat16", "float32"],
+        "form": "KV_2LTD",
+        "chunk_tokens": 256,
+    }
+    assert whole.size_bytes == 28
+
+
+def test_an_lmcache_without_a_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(_: str) -> str:
+        raise facts.importlib.metadata.PackageNotFoundError
+
+    monkeypatch.setattr(facts.importlib.metadata, "version", unknown)
+    with pytest.raises(ConfigError, match="version is unknown"):
+        facts.lmcache_version()
+
+
+def memory(size: int = 16, **other: Any) -> Any:
+    meta = SimpleNamespace(shape=(8,), dtype=BF16, shapes=None, dtypes=None)
+    fields = {
+        "metadata": meta,
+        "raw_tensor": SimpleNamespace(device=SimpleNamespace(type="cpu")),
+        "get_size": lambda: size,
+        "get_physical_size": lambda: 4096,
+        "data_ptr": 64,
+    }
+    return SimpleNamespace(**{**fields, **other})
+
+
+def test_an_objects_memory_is_its_layouts_or_refused() -> None:
+    assert layout_of(memory(), "m") == layout()
+    assert address_of(memory(), layout()) == 64
+    for wrong in (
+        memory(size=8),
+        memory(get_physical_size=lambda: 8),
+        memory(raw_tensor=None),
+        memory(raw_tensor=SimpleNamespace(device=SimpleNamespace(type="cuda"))),
+    ):
+        with pytest.raises(UnknownLayoutError):
+            address_of(wrong, layout())
+
+
+def test_only_the_last_hashes_are_kept() -> None:
+    recent = Recent(at_most=2)
+    assert recent.put(b"a", 1)
+    assert recent.put(b"b", 2)
+    assert not recent.put(b"a", 3)
+    assert recent.put(b"c", 4)
+    assert (recent.take(b"a"), recent.take(b"a"), recent.take(b"b")) == (3, None, None)
+    assert b"c" in recent
+    assert len(recent) == 1
+
+
+def test_a_mark_that_was_set_again_is_another_one() -> None:
+    recent = Recent()
+    recent.mark(b"a")
+    before = recent.marks([b"a", b"b"])
+    recent.mark(b"a")
+    assert recent.take(b"a", only=before[b"a"]) is None
+    assert recent.take(b"a", only=recent.marks([b"a"])[b"a"]) is not None
+    assert recent.marks([b"a"]) == {}
+
+
+def passed(gate: threading.Event) -> str:
+    return "well" if gate.wait(60) else "stuck"
+
+
+def test_every_task_ends_once_also_what_fails_or_comes_too_late() -> None:
+    counts = Counters()
+    tasks: Tasks[str] = Tasks("load", 1, counts)
+    gate = threading.Event()
+
+    def fail() -> str:
+        raise OSError("broken")
+
+    held = tasks.submit(lambda: passed(gate), lambda: "miss")
+    failing = tasks.submit(fail, lambda: "miss")
+    assert tasks.take(held) is None
+    gate.set()
+    found: dict[int, str] = {}
+    while len(found) < 2:
+        assert select.select([tasks.fileno()], [], [], 60)[0]
+        os.eventfd_read(tasks.fileno())
+        found |= tasks.take_all()
+    assert found == {held: "well", failing: "miss"}
+    tasks.close()
+    late = tasks.submit(lambda: "well", lambda: "miss")
+    assert (tasks.take(late), tasks.take(late)) == ("miss", None)
+    tasks.close()
+    assert counts.snapshot() == {"load_error": 1, "load_not_begun": 1}
+
+
+def test_too_many_tasks_are_not_begun() -> None:
+    tasks: Tasks[str] = Tasks("load", 1, Counters())
+    gate = threading.Event()
+    numbers = [tasks.submit(lambda: passed(gate), lambda: "miss") for _ in range(WAITING_MAX + 1)]
+    assert tasks.take_all() == {numbers[-1]: "miss"}
+    gate.set()
+    tasks.close()
+    assert tasks.take_all() == dict.fromkeys(numbers[:-1], "well")
+
+
+class Store:
+    """A store whose tasks end when they are waited for."""
+
+    def __init__(self, log: list[str], *, attached: bool = True, breaks: str = "") -> None:
+        self.log, self.attached, self.breaks = log, attached, breaks
+
+    def lookup(self, hashes: list[bytes]) -> Any:
+        self._break("lookup")
+        return np.ones(len(hashes), dtype=bool)
+
+    def load(self, hashes: list[bytes], addresses: Any) -> Any:
+        self._break("load")
+        assert addresses.shape == (len(hashes), 1)
+        self.log.append("begun")
+        return self
+
+    def wait(self) -> Any:
+        self.log.append("waited")
+        self._break("wait")
+        return SimpleNamespace(failed=np.array([0]), failures={"not_found": 1})
+
+    def reset(self) -> None:
+        self._break("reset")
+
+    def prefetch(self, hashes: list[bytes]) -> None:
+        self._break("prefetch")
+
+    def close(self) -> None:
+        self.log.append("closed")
+
+    def _break(self, verb: str) -> None:
+        if verb == self.breaks:
+            raise OSError(verb)
+
+
+def stores(made: dict[str, Store]) -> tuple[Stores, Counters]:
+    counts = Counters()
+
+    def opening(config: Any, *, layout: list[int], namespace: Any) -> Store:
+        return made[namespace["model"]]
+
+    config = load_config({"pool_gb": 0.1, "mode": "node"}, owns_pool=False)
+    return Stores(config, lambda one: {"model": one.model}, counts, opening), counts
+
+
+def test_nobody_leaves_while_another_stores_task_copies() -> None:
+    """The race of the document's review: a worker that fails must not let go of memory that others write."""
+    log: list[str] = []
+    made = {"a": Store(log), "b": Store(log, breaks="load"), "c": Store(log, breaks="wait"), "d": Store(log)}
+    found, counts = stores(made)
+    places = [(layout(model=name), bytes([number]) * 16, 64) for number, name in enumerate("aabcd")]
+    assert found.move("load", places) == [False, True, False, False, False]
+    assert log == ["begun"] * 3 + ["waited"] * 3
+    assert counts.snapshot() == {"load_error": 2, "load_not_found": 2, "loaded": 1}
+
+
+def test_stores_never_raise() -> None:
+    for verb in ("lookup", "prefetch", "reset"):
+        found, _ = stores({"m": Store([], breaks=verb)})
+        assert found.lookup([(layout(), b"k")]) == [verb != "lookup"]
+        found.prefetch([(layout(), b"k")])
+        assert found.reset(layout()) == (verb != "reset")
+    found, counts = stores({})
+    assert found.lookup([(layout(), b"k")]) == [False]
+    assert found.move("load", [(layout(), b"k", 64)]) == [False]
+    assert not found.attached()
+    # It is not tried again at once.
+    assert counts.snapshot() == {"not_open": 2, "open_error": 1}
+
+
+def test_a_depot_that_is_away_is_told_and_counted() -> None:
+    found, counts = stores({"m": Store([], attached=False)})
+    found.lookup([(layout(), b"k"), (layout(), b"l")])
+    assert not found.attached()
+    assert counts.snapshot() == {"no_depot": 2}
+
+
+def test_layouts_are_limited() -> None:
+    found, counts = stores({"m": Store([])})
+    rows = [(layout(2 * size), b"k") for size in range(1, LAYOUTS_MAX + 3)]
+    assert sum(found.lookup(rows)) == LAYOUTS_MAX
+    assert counts.snapshot() == {"too_many_layouts": 2}
+
+
+def test_closed_stores_are_misses() -> None:
+    log: list[str] = []
+    found, _ = stores({"m": Store(log)})
+    assert found.lookup([(layout(), b"k")]) == [True]
+    found.close()
+    found.close()
+    assert found.lookup([(layout(), b"k")]) == [False]
+    assert log == ["closed"]
+
+
+def test_parameters_are_keys_or_a_file(tmp_path: Path) -> None:
+    keys = {"pipeline": "Cache|Posix", "directories": [str(tmp_path)], "pool_gb": 0.1}
+    read = options.read_params({**keys, "weights_version": 3})
+    assert (read.config.mode, read.config.pipeline, read.weights_version) == ("node", "Cache|Posix", "3")
+    file = tmp_path / "depot.yaml"
+    file.write_text(f"pipeline: Cache|Posix\ndirectories: ['{tmp_path}']\npool_gb: 0.1\n")
+    assert options.read_params({"config": str(file)}).config == read.config
+    for wrong in (
+        {"no_such_key": 1},
+        {"config": str(file), "pool_gb": 0.1},
+        {"mode": "embedded"},
+        {"weights_version": None},
+    ):
+        with pytest.raises(ConfigError):
+            options.read_params(wrong)
+
+
+DAX = {"dax.device_path": "/dev/dax0.0", "dax.max_dax_size": 64, "dax.async_put": False}
+PLACE = {"kvdepot.pipeline": "Cache|Empty", "kvdepot.pool_gb": 0.1}
+
+
+def test_lmcaches_own_keys_are_read_or_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    logger = SimpleNamespace(
+        info=lambda text, *values: said.append(text % values), warning=lambda text, *values: said.append(text % values)
+    )
+    monkeypatch.setattr(options, "lmcache_logger", lambda: logger)
+    assert options.read_extra_config({**DAX, **PLACE, "other.key": 1}).config.pipeline == "Cache|Empty"
+    unused = "dax.device_path, dax.max_dax_size, dax.async_put"
+    assert said == [f"kvdepot: not used, since kvdepot.pipeline says where blocks lie: {unused}"]
+    with pytest.raises(ConfigError, match=r"dax\.no_such_key"):
+        options.read_extra_config({"dax.no_such_key": 1, **PLACE})
+    with pytest.raises(ConfigError, match="no_such_key"):
+        options.read_extra_config({"kvdepot.no_such_key": 1})
+
+
+def test_lmcaches_device_is_the_dax_tiers_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not any(tier.name == "Dax" for tier in options.TIERS):
+        with pytest.raises(ConfigError, match="no Dax tier"):
+            options.read_extra_config(DAX)
+    theirs = ("device_path", "max_dax_size", "async_put")
+    settings = [SimpleNamespace(key=SimpleNamespace(name=f"ours_{name}", seeds=(f"dax.{name}",))) for name in theirs]
+    settings.append(SimpleNamespace(key=None))
+    monkeypatch.setattr(options, "TIERS", (SimpleNamespace(name="Dax", settings=settings),))
+    said: list[Any] = []
+    monkeypatch.setattr(options, "read_params", said.append)
+    options.read_extra_config({**DAX, "kvdepot.pool_gb": 0.1})
+    values = {"ours_device_path": "/dev/dax0.0", "ours_max_dax_size": 64, "ours_async_put": False}
+    assert said.pop() == {"pipeline": "Cache|Dax", **values, "pool_gb": 0.1}
+    options.read_extra_config({**DAX, "kvdepot.pipeline": "Cache|Dax|Posix"})
+    assert said.pop() == {"pipeline": "Cache|Dax|Posix", **values}
+    with pytest.raises(ConfigError, match=r"dax\.restore_workers"):
+        options.read_extra_config({**DAX, "dax.restore_workers": 2})
+
+
+def test_the_log_repeats_itself_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Any] = []
+    monkeypatch.setattr(
+        counters, "lmcache_logger", lambda: SimpleNamespace(warning=lambda *values: said.append(values))
+    )
+    now = [100.0]
+    monkeypatch.setattr(counters.time, "monotonic", lambda: now[0])
+    counts = Counters()
+    for _ in range(3):
+        counts.trouble("no_depot", "no depot", 2)
+    counts.trouble("no_depot", "nothing", 0)
+    assert [one[-1] for one in said] == [2]
+    now[0] += counters.SAY_AGAIN_S
+    counts.trouble("no_depot", "no depot")
+    assert [one[-1] for one in said] == [2, 7]

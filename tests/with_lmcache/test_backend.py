@@ -1,0 +1,243 @@
+"""The storage plug-in below LMCache's own engine and storage manager, over a real depot (P1, P2, P6, P8, P10)."""
+
+import asyncio
+import inspect
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from chunks import until
+from conftest import settings
+from lmcache.utils import CacheEngineKey
+from lmcache.v1.memory_management import MemoryFormat
+from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
+
+from engine import CHUNK, OURS, SEED_004, configuration, engine, kv, metadata
+from kvdepot.engines.lmcache import KVDepotBackend
+from kvdepot.errors import ConfigError
+from tools.lab.depot import Depot, DepotHome
+
+TOKENS = list(range(4 * CHUNK + 10))
+FULL = 4 * CHUNK
+
+
+@pytest.fixture(autouse=True)
+def _same_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LMCache's hashes are the same in every process only with this."""
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+
+
+class Life:
+    """LMCache's engine from its start to its end."""
+
+    def __init__(self, file: Path, home: DepotHome, meta: dict[str, Any] | None = None, **changes: Any) -> None:
+        self.engine = engine(configuration(file, settings(home), **changes), metadata(**(meta or {})))
+        self.manager = self.engine.storage_manager
+        self.backend = self.manager.storage_backends["dax"]
+        assert type(self.backend) is KVDepotBackend
+
+    def store(self, tokens: list[int], values: torch.Tensor) -> None:
+        self.engine.store(torch.tensor(tokens), kv=values)
+        until(lambda: not self.backend._puts, "stores")
+
+    def retrieve(self, tokens: list[int]) -> tuple[int, torch.Tensor]:
+        into = torch.zeros_like(kv(0, len(tokens)))
+        found = self.engine.retrieve(torch.tensor(tokens), kv=into)
+        return int(found.sum()), into
+
+    def held(self) -> int:
+        """Bytes of LMCache's memory that somebody holds."""
+        allocator = self.manager.allocator_backend.memory_allocator
+        return int(allocator.pin_allocator.total_allocated_size)
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def __enter__(self) -> "Life":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        # Its threads would keep a test that fails from ending.
+        self.close()
+
+
+@pytest.fixture
+def life(tmp_path: Path, home: DepotHome, depot: Depot) -> Iterator[Life]:
+    with Life(tmp_path / "lmcache.yaml", home) as made:
+        yield made
+
+
+def test_methods_take_what_lmcache_passes() -> None:
+    for name, theirs in inspect.getmembers(StoragePluginInterface, inspect.isfunction):
+        ours = getattr(KVDepotBackend, name)
+        if name != "__init__" and ours is not theirs:
+            assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters), name
+
+
+def test_kv_is_the_same_after_everything_was_restarted(tmp_path: Path, home: DepotHome) -> None:
+    values = kv(1, len(TOKENS))
+    with home.start() as depot:
+        with Life(tmp_path / "lmcache.yaml", home) as first:
+            assert first.engine.lookup(TOKENS) == 0
+            first.store(TOKENS, values)
+        depot.wait_until_clean(30)
+    with home.start(), Life(tmp_path / "lmcache.yaml", home) as second:
+        assert second.engine.lookup(TOKENS) == FULL
+        found, into = second.retrieve(TOKENS)
+        assert found == FULL
+        assert torch.equal(into[:, :, :FULL], values[:, :, :FULL])
+        assert second.engine.lookup([7, *TOKENS]) == 0
+
+
+def test_a_killed_depot_is_a_miss_and_comes_back_by_itself(tmp_path: Path, home: DepotHome) -> None:
+    values = kv(2, len(TOKENS))
+    with ExitStack() as stack:
+        depot = stack.enter_context(home.start())
+        life = stack.enter_context(Life(tmp_path / "lmcache.yaml", home))
+        life.store(TOKENS, values)
+        depot.wait_until_clean(30)
+        held = life.held()
+        depot.kill()
+        assert life.engine.lookup(TOKENS) == 0
+        assert life.retrieve(TOKENS)[0] == 0
+        life.store([5, *TOKENS], values)
+        assert life.held() == held
+        assert life.backend.counts()["no_depot"] > 0
+        stack.enter_context(home.start())
+        until(lambda: life.engine.lookup(TOKENS) == FULL, "the backend finds the new depot")
+        found, into = life.retrieve(TOKENS)
+        assert found == FULL
+        assert torch.equal(into[:, :, :FULL], values[:, :, :FULL])
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [{"model_name": "other"}, {"kv_dtype": torch.float16}, {"worker_id": 1, "world_size": 2}],
+    ids=["model", "dtype", "rank"],
+)
+def test_other_facts_are_other_chunks(life: Life, tmp_path: Path, home: DepotHome, meta: dict[str, Any]) -> None:
+    life.store(TOKENS, kv(3, len(TOKENS)))
+    assert life.engine.lookup(TOKENS) == FULL
+    with Life(tmp_path / "other.yaml", home, meta) as other:
+        assert other.engine.lookup(TOKENS) == 0
+
+
+def test_holes_stay_in_their_places_and_a_prefetch_returns_the_leading_run(life: Life) -> None:
+    life.store(TOKENS, kv(4, len(TOKENS)))
+    keys = [key for _, _, key in life.engine.token_database.process_tokens(TOKENS)][:4]
+    held = life.held()
+    assert life.backend.remove(keys[2])
+    assert not life.backend.remove(keys[2])
+    assert life.backend.batched_contains(keys) == 2
+    found = life.backend.batched_get_blocking(keys)
+    assert [one is not None for one in found] == [True, True, False, True]
+    for one in found:
+        if one is not None:
+            one.ref_count_down()
+    leading = asyncio.run(life.backend.batched_get_non_blocking("id", keys))
+    assert len(leading) == 2
+    for one in leading:
+        one.ref_count_down()
+    assert life.held() == held, "what comes after the hole is released"
+    life.store(TOKENS, kv(4, len(TOKENS)))
+    assert life.backend.batched_contains(keys) == 4
+
+
+def test_memory_of_misses_is_given_back(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    life.store(TOKENS, kv(8, len(TOKENS)))
+    keys = [key for _, _, key in life.engine.token_database.process_tokens([*TOKENS[:FULL], *range(CHUNK)])]
+    cpu, given = life.manager.allocator_backend, []
+    allocate = cpu.batched_allocate
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        made = allocate(*args, **kwargs)
+        given.extend(made)
+        return made
+
+    monkeypatch.setattr(cpu, "batched_allocate", watched)
+    found = life.backend.batched_get_blocking(keys)
+    assert [one is not None for one in found] == [True] * 4 + [False]
+    assert [one.get_ref_count() for one in given] == [1] * 4 + [0]
+    assert asyncio.run(life.backend.batched_get_non_blocking("id", [*keys[4:], *keys[:4]])) == []
+    assert [one.get_ref_count() for one in given[5:]] == [0] * 5
+    for one in found[:4]:
+        one.ref_count_down()
+
+
+def test_clear_is_for_everybody_and_waits_for_the_depot(tmp_path: Path, home: DepotHome) -> None:
+    with ExitStack() as stack:
+        depot = stack.enter_context(home.start())
+        one, other = (stack.enter_context(Life(tmp_path / f"{name}.yaml", home)) for name in ("one", "other"))
+        one.store(TOKENS, kv(5, len(TOKENS)))
+        assert other.engine.lookup(TOKENS) == FULL
+        depot.wait_until_clean(30)
+        depot.kill()
+        one.manager.clear(["dax"])
+        assert one.engine.lookup(TOKENS) == 0
+        stack.enter_context(home.start())
+        until(one.backend._stores.attached, "the depot is back")
+        until(one.backend._reset_confirmed, "the reset")
+        assert one.engine.lookup(TOKENS) == 0
+        assert other.engine.lookup(TOKENS) == 0
+        one.store(TOKENS, kv(6, len(TOKENS)))
+        assert one.engine.lookup(TOKENS) == FULL
+
+
+def test_only_full_chunks_of_this_model_are_stored(life: Life) -> None:
+    cpu = life.manager.allocator_backend
+    key = CacheEngineKey("model", 1, 0, 77, torch.bfloat16)
+    part = cpu.allocate([torch.Size([2, 4, 10, 64])], [torch.bfloat16], MemoryFormat.KV_2LTD)
+    for future in life.backend.batched_submit_put_task([key], [part]) or []:
+        future.result()
+    assert not life.backend.contains(key)
+    assert life.backend.counts()["other_layout"] == 1
+    part.ref_count_down()
+
+
+def test_callbacks_name_what_was_stored(life: Life) -> None:
+    cpu, told = life.manager.allocator_backend, []
+    keys = [CacheEngineKey("model", 1, 0, number, torch.bfloat16) for number in range(2)]
+    shapes = metadata().get_shapes()
+    good = cpu.allocate(shapes, [torch.bfloat16], MemoryFormat.KV_2LTD)
+    bad = cpu.allocate(shapes, [torch.bfloat16], MemoryFormat.KV_T2D)
+    futures = life.backend.batched_submit_put_task(keys, [good, bad], on_complete_callback=told.append)
+    for future in futures:
+        future.result()
+    assert told == keys[:1]
+    assert good.get_ref_count() == bad.get_ref_count() == 1
+    good.ref_count_down()
+    bad.ref_count_down()
+
+
+def test_no_memory_for_a_load_is_a_miss(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    life.store(TOKENS, kv(7, len(TOKENS)))
+    monkeypatch.setattr("kvdepot.engines.lmcache.backend.ALLOCATE_S", 0.0)
+    cpu = life.manager.allocator_backend
+    monkeypatch.setattr(cpu, "allocate", lambda *_, **__: None)
+    monkeypatch.setattr(cpu, "batched_allocate", lambda *_, **__: None)
+    assert life.retrieve(TOKENS)[0] == 0
+    assert life.backend.counts()["no_memory"] > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "extra", "says"),
+    [
+        ({"use_layerwise": True}, {}, "use_layerwise"),
+        ({}, {"kvdepot.no_such_key": 1}, "no_such_key"),
+        ({}, {"dax.no_such_key": 1}, "dax.no_such_key"),
+    ],
+)
+def test_what_is_not_served_is_refused(
+    tmp_path: Path, home: DepotHome, changes: dict[str, Any], extra: dict[str, Any], says: str
+) -> None:
+    config = configuration(tmp_path / "lmcache.yaml", settings(home), **changes)
+    config.extra_config |= extra
+    with pytest.raises(ConfigError, match=says):
+        KVDepotBackend(config=config, metadata=metadata())
+
+
+def test_the_document_changes_by_two_values() -> None:
+    assert all(name in SEED_004 for name in OURS)
