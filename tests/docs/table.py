@@ -54,6 +54,7 @@ CERTIFICATE = (
 TOKEN = "head -c 32 /dev/urandom | base64 > {tmp}/token && chmod 600 {tmp}/token"
 CONFIG = {"depot.yaml": 'pipeline: "Cache|Posix"\ndirectories: ["{tmp}/blocks"]\npool_gb: 0.1\n'}
 STAGING = {"depot.yaml": 'pipeline: "Posix"\ndirectories: ["{tmp}/blocks"]\nsocket: {tmp}/depot.sock\n'}
+TRACE = "kvdepot trace generate agents --requests 20 --output {tmp}/t.jsonl"
 CORE = '{{"pipeline":"Cache","pool_bytes":16777216}}'
 
 RUNS: tuple[Run | Serve, ...] = (
@@ -97,6 +98,23 @@ RUNS: tuple[Run | Serve, ...] = (
         "bench store --only",
         "kvdepot bench store --smoke --rounds 1 --threads 2 --io-threads 2 --directory {tmp} --only disk --json",
         json=True,
+    ),
+    Run(
+        "trace generate",
+        "kvdepot trace generate chat --requests 50 --seed 3 --per-second 2 --output {tmp}/t.jsonl",
+        says="50 requests",
+    ),
+    Run(
+        "trace replay",
+        f"{TRACE} && kvdepot trace replay {{tmp}}/t.jsonl --capacity 100,1GB --policy lru --tier 500:cold --more 1GB "
+        "--block-mib 8 --plot",
+        says="endless",
+    ),
+    Run("trace replay --json", f"{TRACE} > {{tmp}}/said && kvdepot trace replay {{tmp}}/t.jsonl --json", json=True),
+    Run(
+        "trace convert",
+        f"{TRACE} && kvdepot trace convert {{tmp}}/t.jsonl --output {{tmp}}/public.jsonl",
+        says="public.jsonl",
     ),
     Run("make bench", 'make bench ARGS="--smoke --rounds 1 --only memory"', says="memcpy_gb_s"),
     Run("make example", 'make example ARGS="--blocks 2 --layer-kib 1 --directory {tmp}"', says="every byte compared"),
@@ -247,6 +265,13 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "make first-gpu-hour": ("make first-gpu-hour",),
     "kvdepot bench store": ("bench store",),
     "kvdepot bench store --rounds 5": ("bench store",),
+    "kvdepot trace replay": ("trace replay", "trace replay --json"),
+    "kvdepot trace replay FILE …": ("trace replay", "trace replay --json"),
+    "kvdepot trace convert": ("trace convert",),
+    "kvdepot trace generate": ("trace generate",),
+    "kvdepot trace generate agents --requests 2000 --output agents.jsonl": ("trace generate",),
+    "kvdepot trace replay agents.jsonl --capacity 64GB,256GB --tier 1024GB:second_use --more 64GB --block-mib 10 "
+    "--plot": ("trace replay",),
     "kvdepot bench copy": ("bench copy", "bench copy --json"),
     "kvdepot config check FILE": ("config check",),
     "kvdepot config explain FILE": ("config explain",),

@@ -14,6 +14,7 @@ VERBS: Mapping[str, str] = {
     "doctor": "kvdepot.cli.doctor",
     "serve": "kvdepot.cli.serve",
     "stat": "kvdepot.cli.stat",
+    "trace": "kvdepot.cli.trace",
 }
 """Verb -> module whose attribute ``command`` is its click command; imported only when the verb is used."""
 
