@@ -112,6 +112,12 @@ RUNS: tuple[Run | Serve, ...] = (
     ),
     Run("trace replay --json", f"{TRACE} > {{tmp}}/said && kvdepot trace replay {{tmp}}/t.jsonl --json", json=True),
     Run(
+        "trace play",
+        f"{TRACE} > {{tmp}}/said && kvdepot trace play {{tmp}}/t.jsonl --config {{root}}/tests/data/trace_play.yaml "
+        "--block-kib 4 --clients 2 --speed 1000 --requests 10 --json",
+        json=True,
+    ),
+    Run(
         "trace convert",
         f"{TRACE} && kvdepot trace convert {{tmp}}/t.jsonl --output {{tmp}}/public.jsonl",
         says="public.jsonl",
@@ -267,6 +273,7 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "kvdepot bench store --rounds 5": ("bench store",),
     "kvdepot trace replay": ("trace replay", "trace replay --json"),
     "kvdepot trace replay FILE …": ("trace replay", "trace replay --json"),
+    "kvdepot trace play": ("trace play",),
     "kvdepot trace convert": ("trace convert",),
     "kvdepot trace generate": ("trace generate",),
     "kvdepot trace generate agents --requests 2000 --output agents.jsonl": ("trace generate",),

@@ -7,13 +7,16 @@ from collections import OrderedDict
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from kvdepot.cli import main
 from kvdepot.errors import ConfigError
+from kvdepot.store import open_store
 from kvdepot.traces.files import line_of, read_traces, recorded_name
 from kvdepot.traces.generate import FAMILIES, generate
+from kvdepot.traces.play import CHUNK_BLOCKS, Client, play
 from kvdepot.traces.sizes import Tier, blocks_of, tier_of
 from kvdepot.traces.sweep import POLICIES, Sweep
 
@@ -187,3 +190,50 @@ def test_sizes_and_tiers_are_read():
     assert blocks_of("17", None) == 17
     assert tier_of("9::s3fifo", None, POLICIES) == Tier(9, "s3fifo", "through")
     assert tier_of("9:cold", None, POLICIES) == Tier(9, "lru", "cold")
+
+
+SMALL = {"pipeline": "Cache", "pool_gb": 0.25, "eviction": "lru"}
+BLOCK_BYTES = 4096
+
+
+@pytest.fixture
+def store():
+    with open_store(SMALL, layout=[BLOCK_BYTES], namespace={"trace": "test"}) as opened:
+        yield opened
+
+
+def test_what_is_played_hits_what_a_replay_hits(store):
+    requests = list(generate("chat", requests=150, seed=2, per_second=50))
+    played = play(store, requests, block_bytes=BLOCK_BYTES, clients=1, speed=None)
+    rows = [row[3] for row in requests]
+    assert (played.requests, played.blocks, played.errors) == (150, sum(map(len, rows)), 0)
+    assert (played.wrong, played.failed) == (0, 0)
+    assert played.hits == lru(rows, 1 << 30) > 0
+    assert played.late_s == []
+
+
+def test_played_by_the_clock_each_request_comes_when_it_is_due(store):
+    requests = [(1000 + 20 * number, 512, 1, [number % 3]) for number in range(20)]
+    played = play(store, requests, block_bytes=BLOCK_BYTES, clients=2, speed=10.0)
+    assert played.seconds >= 0.038
+    assert len(played.late_s) == played.requests == 20
+    assert played.json(BLOCK_BYTES)["late_p99_ms"] >= 0
+
+
+def test_wrong_bytes_are_found(store):
+    blocks = list(range(CHUNK_BLOCKS + 5))
+    client = Client(store, BLOCK_BYTES)
+    client.serve(blocks)
+    store.dump([(900).to_bytes(16, "little")], np.full((1, 1), client._addresses[0, 0])).wait().raise_for_failures()
+    client.serve(blocks)
+    assert (client.played.hits, client.played.wrong) == (len(blocks), 0)
+    client.serve([899])
+    assert client.played.wrong == 1
+
+
+def test_play_on_the_command_line(tmp_path):
+    file = written(tmp_path / "trace.jsonl", "agents", requests=30)
+    found = json.loads(run("play", file, "--block-kib", "4", "--requests", "20", "--json"))
+    assert (found["requests"], found["errors"], found["wrong_blocks"]) == (20, 0, 0)
+    assert found["hit"] > 0.3
+    assert "loaded_gb" in run("play", file, "--block-kib", "4", "--speed", "10000")

@@ -142,3 +142,48 @@ def generate(family: str, output: str, requests: int, seed: int, per_second: flo
         for request in make(family, requests=requests, seed=seed, per_second=per_second):
             file.write(line_of(request) + "\n")
     click.echo(f"{output}: {requests:,} requests")
+
+
+@command.command()
+@FILES
+@click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration of the depot to be used.")
+@click.option("--block-kib", type=click.IntRange(min=1), default=64, show_default=True, help="Size of a block.")
+@click.option("--clients", type=click.IntRange(1, 256), default=4, show_default=True, help="Requests at a time.")
+@click.option("--speed", type=click.FloatRange(min=0, min_open=True), help="Times the trace's own; else a closed loop.")
+@click.option("--requests", "limit", type=click.IntRange(min=1), help="Only the first so many requests.")
+@JSON
+def play(
+    files: tuple[str, ...],
+    file: str | None,
+    block_kib: int,
+    clients: int,
+    speed: float | None,
+    limit: int | None,
+    as_json: bool,
+) -> None:
+    """Sends FILES as load to a depot: each request looks up, loads its hit, and dumps the rest.
+
+    Without --config: to a depot inside this process with a pool of 1 GiB. Each block's first and last word tell which
+    block it is, and are checked. Exit status 1 when a block held other bytes than were dumped.
+    """
+    from kvdepot.store import open_store
+    from kvdepot.traces.files import read_traces
+    from kvdepot.traces.play import play as send
+
+    trace, notes = read_traces(files)
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
+    requests = trace.requests()[:limit]
+    if not requests:
+        raise config_error("the trace has no request: there is nothing to send")
+    block_bytes = block_kib << 10
+    source = file if file is not None else {"pipeline": "Cache", "pool_gb": 1.0}
+    with open_store(source, layout=[block_bytes], namespace={"trace": "play"}) as store:
+        played = send(store, requests, block_bytes=block_bytes, clients=clients, speed=speed)
+    found = played.json(block_bytes)
+    if as_json:
+        print_json(found)
+    else:
+        print_table(["name", "value"], found.items())
+    if played.wrong:
+        raise click.ClickException(f"{played.wrong} blocks held other bytes than were dumped")
