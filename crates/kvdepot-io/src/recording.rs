@@ -147,12 +147,14 @@ impl Files {
         let Some((file, bytes)) = &mut self.file else {
             return Err(Error::new(ErrorKind::Io, "a recording has no file"));
         };
-        *bytes += lines.len() as u64;
         if let Err(error) = file.write_all(lines) {
-            // What was written may end within a line: the next one begins a file.
-            self.file = None;
+            // What was written may end within a line. Where that cannot be cut off, the next line begins a file.
+            if file.set_len(*bytes).is_err() {
+                self.file = None;
+            }
             return Err(Error::io("cannot write a trace", error).with("path", self.path().display()));
         }
+        *bytes += lines.len() as u64;
         Ok(())
     }
 
@@ -169,7 +171,7 @@ impl Files {
         remove_oldest(directory, self.config.files_max.max(1) - 1);
         self.number += 1;
         let path = self.path();
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
+        let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path);
         let file =
             file.map_err(|e| Error::io("cannot make a file for traces", e).with("path", path.display()))?;
         self.file = Some((file, 0));

@@ -113,3 +113,35 @@ fn a_disk_that_refuses_costs_records_and_nothing_else() {
     assert!(recording.close(LONG));
     assert_eq!(timestamps(&directory), [2]);
 }
+
+#[test]
+fn a_full_disk_neither_tears_a_line_nor_costs_older_files() {
+    // A limit to the size of files stands for the disk; a process of its own has it, and no signal ends that.
+    let limited = "trap '' XFSZ; ulimit -f 1; exec \"$0\" --exact on_a_full_disk --ignored";
+    let test = std::env::current_exe().expect("this test's own program");
+    let ended = std::process::Command::new("sh").arg("-c").arg(limited).arg(test).output().expect("a shell");
+    let said = String::from_utf8_lossy(&ended.stdout);
+    assert!(ended.status.success() && said.contains("1 passed"), "{said}");
+}
+
+#[test]
+#[ignore = "a part of the test above, which sets the limit"]
+fn on_a_full_disk() {
+    let here = tempfile::tempdir().unwrap();
+    let older = Recording::start(config(here.path(), "a", 1 << 20, 2)).unwrap();
+    assert!(older.offer(record(1, 1)) && older.close(LONG));
+    let recording = Recording::start(config(here.path(), "b", 1 << 30, 2)).unwrap();
+    assert!(recording.offer(record(2, 1)));
+    while recording.counters().written < 1 {
+        std::thread::yield_now();
+    }
+    for n in 0..20u64 {
+        assert!(recording.offer(record(100 + n, 100)));
+        while recording.counters().failed <= n {
+            std::thread::yield_now();
+        }
+    }
+    assert!(recording.offer(record(3, 1)));
+    assert!(recording.close(LONG));
+    assert_eq!(timestamps(here.path()), [1, 2, 3]);
+}

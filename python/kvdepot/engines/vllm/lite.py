@@ -39,7 +39,7 @@ SAY_S = 300.0
 COUNT_S = 1.0
 """So often the metrics follow while requests run."""
 LAST_COUNT_MS = 2000
-SIMULATED_BLOCKS_MAX = 4 << 20
+SIMULATED_BLOCKS_MAX = 1 << 20
 """A simulated depot takes about 60 bytes a block: sizes beyond this are counted as this."""
 
 
