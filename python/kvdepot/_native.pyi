@@ -357,7 +357,9 @@ class Recorder:
 
         Raises:
             StorageError: there can be no file in the directory."""
-    def record(self, timestamp_ms: int, input_length: int, output_length: int, block_hashes: Sequence[bytes]) -> bool:
+    def record(
+        self, block_hashes: Sequence[bytes], *, timestamp_ms: int, input_length: int, output_length: int
+    ) -> bool:
         """Takes a request, to be written later; false when too many wait, and this one is dropped. Never waits."""
     def counters(self) -> tuple[int, int, int]:
         """Requests written, dropped because too many waited, and lost because the disk refused them."""

@@ -35,13 +35,13 @@ impl Recorder {
         Ok(Self { inner: Mutex::new(Some(recording)), block_tokens })
     }
 
-    #[pyo3(signature = (timestamp_ms, input_length, output_length, block_hashes))]
+    #[pyo3(signature = (block_hashes, *, timestamp_ms, input_length, output_length))]
     fn record(
         &self,
+        block_hashes: &Bound<'_, PyAny>,
         timestamp_ms: u64,
         input_length: u64,
         output_length: u64,
-        block_hashes: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
         let hashes = hashes(block_hashes)?;
         let record =

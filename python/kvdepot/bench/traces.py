@@ -40,7 +40,7 @@ def cost(*, rounds: int, shape: Shape = SHAPE, requests: int = 32) -> Row:
             moved = (perf_counter() - begun[0], process_time() - begun[1])
             begun = (perf_counter(), process_time())
             for one in names:
-                recorder.record(0, TOKENS * shape.blocks, 1, one)
+                recorder.record(one, timestamp_ms=0, input_length=TOKENS * shape.blocks, output_length=1)
             recorded = perf_counter() - begun[0]
             while sum(recorder.counters()) < (number + 1) * requests:
                 meter.settle(1)  # lets the other thread write

@@ -24,7 +24,9 @@ OUTCOMES = ("written", "dropped", "failed")
 class Recorder(Protocol):
     """What writes lines: ``kvdepot._native.Recorder``."""
 
-    def record(self, timestamp_ms: int, input_length: int, output_length: int, block_hashes: "Sequence[bytes]") -> bool:
+    def record(
+        self, block_hashes: "Sequence[bytes]", *, timestamp_ms: int, input_length: int, output_length: int
+    ) -> bool:
         """Takes a request; never waits."""
 
     def counters(self) -> tuple[int, int, int]:
@@ -48,7 +50,8 @@ class Recording:
         prompt = request.num_prompt_tokens
         came_ms = max(0, round((request.arrival_time - self._begin_s) * 1000))
         hashes = request.block_hashes[: prompt // self._hash_tokens]
-        self._recorder.record(came_ms, prompt, request.num_tokens - prompt, hashes)
+        answer = request.num_tokens - prompt
+        self._recorder.record(hashes, timestamp_ms=came_ms, input_length=prompt, output_length=answer)
 
     def count(self, stats: DepotStats) -> None:
         """Adds what came of requests since the last call."""
