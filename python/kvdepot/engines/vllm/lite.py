@@ -197,7 +197,7 @@ class LiteScheduler:
         report, tokens = json.loads(self._meter.report_json()), self._geometry.hit_tokens
         self._add("lite_asked_tokens", report["asked"] * tokens)
         self._add("lite_ceiling_tokens", report["ceiling"] * tokens)
-        self._add("lite_dropped", report["dropped"])
+        self._add("lite_dropped_calls", report["dropped"])
         for name, size in zip(LITE_SIZES, report["sizes"], strict=True):
             self._add("lite_hit_tokens", size["hits"] * tokens, name)
 

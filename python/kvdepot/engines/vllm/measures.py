@@ -142,7 +142,9 @@ _ALL = (
         values=tuple(LITE_SIZES),
     ),
     Measure("lite_ceiling_tokens", Over.SCHEDULER, "With `use_lite`: tokens that an endless depot would have given."),
-    Measure("lite_dropped", Over.SCHEDULER, "With `use_lite`: lookups and stores that found the counter's queue full."),
+    Measure(
+        "lite_dropped_calls", Over.SCHEDULER, "With `use_lite`: lookups and stores that found the counter's queue full."
+    ),
     Measure("attached", Over.SCHEDULER, "Whether the engine is attached to a depot.", Kind.GAUGE),
 )
 MEASURES = {measure.name: measure for measure in _ALL}
