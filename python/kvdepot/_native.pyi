@@ -6,6 +6,7 @@ false, ``close`` and ``Claim.release`` do nothing), and the child holds none of 
 name says otherwise. Numbers that could be taken for one another are keyword-only. Block hashes are ``bytes`` of 1 to 64; 16 bytes are taken as they are, others reduced to 16.
 """
 
+import os
 from collections.abc import Sequence
 from typing import final
 
@@ -22,12 +23,15 @@ __all__ = [
     "Depot",
     "DepotTimeoutError",
     "KVDepotError",
+    "Meter",
     "Namespace",
     "NoSpaceError",
     "ProtocolError",
+    "Recorder",
     "StorageError",
     "Store",
     "Task",
+    "Trace",
     "UnavailableError",
     "UnsupportedError",
     "__version__",
@@ -315,6 +319,67 @@ def bench_copies(
 
     Raises:
         UnavailableError, UnsupportedError, ConfigError: there is no driver or no such device."""
+
+@final
+class Trace:
+    """A trace of requests in memory, and what caches would do with it."""
+
+    def __new__(cls) -> Trace: ...
+    def push_json(self, line: str, *, later_ms: int = 0) -> None:
+        """Adds a request in Mooncake's format, or a session with numbers of its own; ``later_ms`` is added to its time.
+
+        Raises:
+            ConfigError: it is neither."""
+    def sort(self) -> None:
+        """Brings the requests into the order of their time."""
+    def counts(self) -> tuple[int, int, int]:
+        """Requests, blocks that they name, and different ones of these."""
+    def requests(self) -> list[tuple[int, int, int, list[int]]]:
+        """Milliseconds, tokens of prompt and answer, and blocks, numbered as they come."""
+    def replay(self, levels_json: str) -> str:
+        """What a pool and tiers would have hit. ``levels_json``: a list of ``{"policy", "capacity"}`` in blocks, the pool first, for
+        tiers also ``"write"`` (``through``, ``second_use``, ``cold``) and ``"promote"``. Returns a JSON object with ``references``,
+        ``hits`` and ``levels``.
+
+        Raises:
+            ConfigError: a level is wrong."""
+    def belady(self, capacity: int) -> int:
+        """Blocks of hits if the order of eviction knew the future."""
+
+@final
+class Recorder:
+    """Writes requests into the files of a trace by a thread of its own; the newest files are kept."""
+
+    def __new__(
+        cls, directory: str | os.PathLike[str], name: str, *, block_tokens: int, file_bytes: int, files_max: int
+    ) -> Recorder:
+        """Begins a recording.
+
+        Raises:
+            StorageError: there can be no file in the directory."""
+    def record(
+        self, block_hashes: Sequence[bytes], *, timestamp_ms: int, input_length: int, output_length: int
+    ) -> bool:
+        """Takes a request, to be written later; false when too many wait, and this one is dropped. Never waits."""
+    def counters(self) -> tuple[int, int, int]:
+        """Requests written, dropped because too many waited, and lost because the disk refused them."""
+    def close(self, wait_ms: int = 2000) -> bool:
+        """Ends the recording, and says whether all that waited was written within that time."""
+
+@final
+class Meter:
+    """Counts what depots of several sizes, in blocks, and an endless one would give; by a thread of its own."""
+
+    def __new__(cls, policy: str, capacities: Sequence[int]) -> Meter: ...
+    def look_up(self, block_hashes: Sequence[bytes]) -> bool:
+        """A request asks for these blocks, from where the engine's own cache ends; false when too many wait to be counted."""
+    def store(self, block_hashes: Sequence[bytes]) -> bool:
+        """The engine has computed these blocks."""
+    def settle(self, wait_ms: int) -> bool:
+        """Waits until all is counted that was handed over before."""
+    def report_json(self) -> str:
+        """Blocks ``asked`` for, the ``ceiling`` of an endless depot, what each of ``sizes`` has ``held`` and ``hits``, and how many calls were
+        ``dropped``."""
 
 def serve(
     config_json: str,

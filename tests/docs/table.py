@@ -54,6 +54,7 @@ CERTIFICATE = (
 TOKEN = "head -c 32 /dev/urandom | base64 > {tmp}/token && chmod 600 {tmp}/token"
 CONFIG = {"depot.yaml": 'pipeline: "Cache|Posix"\ndirectories: ["{tmp}/blocks"]\npool_gb: 0.1\n'}
 STAGING = {"depot.yaml": 'pipeline: "Posix"\ndirectories: ["{tmp}/blocks"]\nsocket: {tmp}/depot.sock\n'}
+TRACE = "{root}/tests/data/trace.jsonl"
 CORE = '{{"pipeline":"Cache","pool_bytes":16777216}}'
 
 RUNS: tuple[Run | Serve, ...] = (
@@ -129,6 +130,26 @@ RUNS: tuple[Run | Serve, ...] = (
         "kvdepot bench store --smoke --rounds 1 --threads 2 --io-threads 2 --directory {tmp} --only disk --json",
         json=True,
     ),
+    Run(
+        "trace generate",
+        "kvdepot trace generate chat --requests 50 --seed 3 --per-second 2 --output {tmp}/t.jsonl",
+        says="50 requests",
+    ),
+    Run(
+        "trace replay",
+        f"kvdepot trace replay {TRACE} --capacity 100,1GB --policy lru --tier 500:cold --more 1GB --block-mib 8 --plot",
+        says="endless",
+    ),
+    Run("trace replay --json", f"kvdepot trace replay {TRACE} --json", json=True),
+    Run(
+        "trace play",
+        f"kvdepot trace play {TRACE} --config {{root}}/tests/data/trace_play.yaml --block-kib 4 --clients 2 "
+        "--speed 1000 --requests 10",
+        says="wrong_blocks",
+    ),
+    Run("trace play --json", f"kvdepot trace play {TRACE} --block-kib 4 --json", json=True),
+    Run("trace convert", f"kvdepot trace convert {TRACE} --output {{tmp}}/public.jsonl", says="public.jsonl"),
+    Run("bench store --only traces", "kvdepot bench store --smoke --rounds 1 --only traces", says="trace_percent"),
     Run("make bench", 'make bench ARGS="--smoke --rounds 1 --only memory"', says="memcpy_gb_s"),
     Run("make example", 'make example ARGS="--blocks 2 --layer-kib 1 --directory {tmp}"', says="every byte compared"),
     Serve(
@@ -280,6 +301,15 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "make first-gpu-hour": ("make first-gpu-hour",),
     "kvdepot bench store": ("bench store",),
     "kvdepot bench store --rounds 5": ("bench store",),
+    "kvdepot trace replay": ("trace replay", "trace replay --json"),
+    "kvdepot trace play": ("trace play", "trace play --json"),
+    "kvdepot trace convert": ("trace convert",),
+    "kvdepot trace generate": ("trace generate",),
+    "kvdepot trace generate agents --requests 2000 --output agents.jsonl": ("trace generate",),
+    "kvdepot trace replay agents.jsonl --capacity 64GB,256GB --tier 1024GB:second_use --more 64GB --block-mib 10 "
+    "--plot": ("trace replay",),
+    "kvdepot bench store --only traces": ("bench store --only traces",),
+    "kvdepot trace replay conversation_trace.jsonl --capacity 1000,5000,10000,20000,50000": ("trace replay",),
     "kvdepot bench copy": ("bench copy", "bench copy --json"),
     "kvdepot config check FILE": ("config check",),
     "kvdepot config explain FILE": ("config explain",),

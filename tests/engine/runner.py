@@ -48,11 +48,15 @@ METRICS = (
     "vllm:external_prefix_cache_hits",
     "vllm:prompt_tokens_cached_by_source",
     "vllm:kvdepot_hit_tokens",
+    "vllm:kvdepot_lite_asked_tokens",
+    "vllm:kvdepot_lite_ceiling_tokens",
+    "vllm:kvdepot_lite_hit_tokens",
     "vllm:kvdepot_misses",
     "vllm:kvdepot_params_malformed",
     "vllm:kvdepot_params_unknown",
     "vllm:spec_decode_num_accepted_tokens",
 )
+LABELS = ("source", "reason", "size")
 ENGINE = {
     "dtype": "float32",
     "enforce_eager": True,
@@ -297,7 +301,7 @@ class Run:
         found = {}
         for metric in self.llm.get_metrics():
             if metric.name in METRICS and getattr(metric, "value", 0):
-                label = metric.labels.get("source", metric.labels.get("reason", ""))
+                label = next((metric.labels[name] for name in LABELS if name in metric.labels), "")
                 found[metric.name + ("/" + label if label else "")] = metric.value
         return found
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from kvdepot import _native
-from kvdepot.bench import disk, memory
+from kvdepot.bench import disk, memory, traces
 from kvdepot.bench.shapes import SMOKE_SHAPES
 
 STUB = Path(_native.__file__).with_name("_native.pyi")
@@ -70,6 +70,12 @@ def test_cold_loads_have_time(stores, tmp_path):
     rows = list(disk.cold(SMOKE_SHAPES, str(tmp_path), rounds=1, threads=2))
     assert [row["threads"] for row in rows] == [2] * len(rows)
     assert copy_threads(stores) == {1}
+
+
+def test_what_traces_cost_is_told_for_each_block():
+    row = traces.cost(rounds=1, shape=traces.SMOKE_SHAPE, requests=2)
+    assert row["block_kib"] == 4
+    assert all(row[name] > 0 for name in ("dump_and_load_us_block", "trace_percent", "lite_percent"))
 
 
 def functions():

@@ -13,6 +13,7 @@ pub mod machine;
 pub mod pipeline;
 pub mod quota;
 pub mod regions;
+pub mod replay;
 pub mod runs;
 mod split_table;
 

@@ -17,6 +17,7 @@ pub mod inherited;
 pub mod iobuf;
 pub mod noop;
 pub mod psync;
+pub mod recording;
 pub mod socket;
 pub mod thread_time;
 pub mod transfer;

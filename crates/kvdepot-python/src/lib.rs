@@ -6,11 +6,14 @@ mod convert;
 mod depot;
 mod device;
 mod errors;
+mod meter;
 mod namespace;
+mod recorder;
 mod serve;
 mod spent;
 mod store;
 mod task;
+mod trace;
 
 use pyo3::prelude::*;
 
@@ -28,13 +31,19 @@ mod native {
     #[pymodule_export]
     use super::device::{bench_copies, describe_devices};
     #[pymodule_export]
+    use super::meter::Meter;
+    #[pymodule_export]
     use super::namespace::Namespace;
+    #[pymodule_export]
+    use super::recorder::Recorder;
     #[pymodule_export]
     use super::serve::{init_logging, keep_pool, serve};
     #[pymodule_export]
     use super::store::Store;
     #[pymodule_export]
     use super::task::Task;
+    #[pymodule_export]
+    use super::trace::Trace;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

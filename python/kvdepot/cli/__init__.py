@@ -18,6 +18,7 @@ VERBS: Mapping[str, str] = {
     "serve": "kvdepot.cli.serve",
     "stat": "kvdepot.cli.stat",
     "stop": "kvdepot.cli.stop",
+    "trace": "kvdepot.cli.trace",
     "verify": "kvdepot.cli.verify",
 }
 """Verb -> module whose attribute ``command`` is its click command; imported only when the verb is used."""

@@ -20,14 +20,14 @@ def command() -> None:
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Threads of each copy.")
 @click.option("--io-threads", type=click.IntRange(min=1), default=4, show_default=True, help="Threads of disk reads.")
 @click.option("--directory", type=click.Path(file_okay=False, exists=True), help="Where to write; default: temporary.")
-@click.option("--only", type=click.Choice(["memory", "door", "disk"]), help="Only this part.")
+@click.option("--only", type=click.Choice(["memory", "door", "disk", "traces"]), help="Only this part.")
 @click.option("--smoke", is_flag=True, help="Small sizes: shows that everything runs; the figures mean nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def store(
     rounds: int, threads: int, io_threads: int, directory: str | None, only: str | None, smoke: bool, as_json: bool
 ) -> None:
-    """Pool against memcpy, local door, and cold loads against fio (install fio for that ratio)."""
-    from kvdepot.bench import disk, memory, shapes
+    """Pool against memcpy, local door, cold loads against fio (install fio for that ratio), and what traces cost."""
+    from kvdepot.bench import disk, memory, shapes, traces
 
     results: dict[str, object] = {"load_average": os.getloadavg()[0], "cores": os.cpu_count()}
     sections: list[tuple[str, list[dict[str, object]]]] = []
@@ -40,6 +40,10 @@ def store(
     if only in {None, "disk"}:
         cold = disk.cold(shapes.SMOKE_SHAPES if smoke else disk.SHAPES, directory, rounds=rounds, threads=io_threads)
         sections.append(("disk", progress("cold loads", cold)))
+    if only in {None, "traces"}:
+        shape = traces.SMOKE_SHAPE if smoke else traces.SHAPE
+        cost = traces.cost(rounds=rounds, shape=shape)
+        sections.append(("traces", progress("traces and lite mode", iter([cost]))))
     results |= dict(sections)
     if as_json:
         print_json(results)

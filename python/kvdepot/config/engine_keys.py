@@ -103,17 +103,34 @@ class EngineKeys(BaseModel):
 
     use_lite: bool = key(
         False,
-        "Count hits without storing anything.",
+        "Count what a depot would hit, and store nothing: no depot is started and no byte is moved. The engine's log "
+        "and metrics say what pools of several sizes, and an endless one, would have given.",
         seeds=["use_lite"],
-        only=[False],
-        instead="write false or remove the key",
     )
     enable_record_traces: bool = key(
         False,
-        "Record every request's block hashes.",
+        "Record each request when it ends: time, lengths, and the chained hashes of the prompt's blocks, as "
+        "`kvdepot trace replay` reads them.",
         seeds=["enable_record_traces"],
-        only=[False],
-        instead="write false or remove the key",
+    )
+    trace_directory: str | None = key(
+        None,
+        "Where recorded requests go.",
+        by_default="`kvdepot/traces` in the user's cache directory",
+    )
+    trace_file_mb: int = key(
+        64,
+        "A file of recorded requests that is so large is followed by another. `UCM_LOG_MAX_SIZE` goes before it.",
+        unit="MiB",
+        ge=1,
+        le=1 << 20,
+    )
+    trace_files: int = key(
+        10,
+        "Files of recorded requests that the directory keeps, the newest ones. `UCM_LOG_MAX_FILES` goes before it.",
+        unit="files",
+        ge=1,
+        le=100_000,
     )
     metrics_config_path: str | None = key(
         None,

@@ -28,6 +28,7 @@ def problems(config: "KVDepotConfig") -> Iterator[Problem]:
     yield from _socket(config)
     yield from _start(config)
     yield from _copies(config)
+    yield from _traces(config)
     yield from tier_problems(config)
     yield from placement_problems(config)
     if config.load_policy == "deadline" and config.load_deadline_ms is None:
@@ -86,3 +87,9 @@ def _socket(config: "KVDepotConfig") -> Iterator[Problem]:
         yield Problem("socket", "engines that do not share a depot cannot share a socket: remove socket or share_depot")
     if config.mode == "embedded":
         yield Problem("socket", "an embedded depot has no socket: remove it, or write mode: node")
+
+
+def _traces(config: "KVDepotConfig") -> Iterator[Problem]:
+    directory = config.trace_directory
+    if directory is not None and not os.path.isabs(directory):
+        yield Problem("trace_directory", "must be an absolute path, because engines have their own working directories")

@@ -33,7 +33,7 @@ mod loads;
 mod names;
 mod owed;
 mod pace;
-mod placement;
+pub(crate) mod placement;
 mod pool;
 pub mod probe;
 mod proofs;
@@ -46,7 +46,7 @@ mod slots;
 mod step_search_tests;
 #[cfg(test)]
 mod step_tests;
-mod tiers;
+pub(crate) mod tiers;
 mod users;
 mod uses;
 

@@ -23,8 +23,11 @@ if TYPE_CHECKING:
     import torch
 
     from kvdepot._native import Depot
+    from kvdepot.engines.vllm.groups import Geometry
+    from kvdepot.engines.vllm.lite import LiteScheduler, LiteWorker
     from kvdepot.engines.vllm.metrics import DepotPromMetrics
     from kvdepot.engines.vllm.presence import Presence
+    from kvdepot.engines.vllm.recording import Recording
     from kvdepot.engines.vllm.scheduler import SchedulerSide
     from kvdepot.engines.vllm.worker import WorkerSide
 
@@ -50,9 +53,10 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
     # A cache, not a hand-over: a request that is preempted loses nothing that somebody waits for.
     requires_kv_delivery = False
 
-    _scheduler: "SchedulerSide | None" = None
-    _worker: "WorkerSide | None" = None
+    _scheduler: "SchedulerSide | LiteScheduler | None" = None
+    _worker: "WorkerSide | LiteWorker | None" = None
     _presence: "Presence | None" = None
+    _recording: "Recording | None" = None
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any = None) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -66,6 +70,13 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
         parallel = vllm_config.parallel_config
         # Before anything is started, read or registered for a model that cannot use it.
         shape = geometry(vllm_config, kv_cache_config)
+        if role == KVConnectorRole.SCHEDULER and options.config.enable_record_traces:
+            from kvdepot.engines.vllm.recording import record
+
+            self._recording = record(options.config, shape)
+        if options.config.use_lite:
+            self._count_only(options, role, shape, kv_cache_config)
+            return
         depot: Any = NoDepot() if shape.unsupported else self._attach(options, role, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
             from kvdepot.engines.vllm.drafts import drafts_of
@@ -86,6 +97,17 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
             from kvdepot.engines.vllm.worker import WorkerSide
 
             self._worker = WorkerSide(depot, options, shape)
+
+    def _count_only(
+        self, options: ConnectorOptions, role: KVConnectorRole, shape: "Geometry", kv_cache_config: Any
+    ) -> None:
+        from kvdepot.engines.vllm.lite import LiteScheduler, LiteWorker, unit_bytes
+
+        if role == KVConnectorRole.SCHEDULER:
+            ranks = self._vllm_config.parallel_config.world_size
+            self._scheduler = LiteScheduler(options, shape, unit_bytes(shape, kv_cache_config, ranks))
+        else:
+            self._worker = LiteWorker()
 
     def _attach(self, options: ConnectorOptions, role: KVConnectorRole, kv_cache_config: Any) -> "Depot":
         from kvdepot.engines.vllm.presence import Place, Presence, taken_sizes
@@ -123,9 +145,11 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
         except ImportError:
             return None
         model = vllm_config.model_config
+        options = read_options(vllm_config.kv_transfer_config.kv_connector_extra_config)
         if (
             is_child(vllm_config)
-            or not read_options(vllm_config.kv_transfer_config.kv_connector_extra_config).wants_own_layout
+            or options.config.use_lite
+            or not options.wants_own_layout
             or not current_platform.is_cuda_alike()
             or model.use_mla
             or model.is_hybrid
@@ -140,7 +164,8 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
         from kvdepot.engines.vllm.early import caller_config
         from kvdepot.engines.vllm.graphs import steps_may_load
 
-        if not read_options(extra_config).use_layerwise:
+        options = read_options(extra_config)
+        if options.config.use_lite or not options.use_layerwise:
             return False
         vllm_config = caller_config()
         return vllm_config is None or steps_may_load(vllm_config)
@@ -196,6 +221,8 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         # Pages may be handed out at once: whoever overwrites one waits for the dump that reads it (P3).
+        if self._recording is not None:
+            self._recording.ended(request)
         self._on_scheduler.finished(request.request_id)
         return False, None
 
@@ -253,6 +280,8 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
             return None
         if self._presence is not None and (attached := self._presence.changed()) is not None:
             side.stats.tell("attached", int(attached))
+        if self._recording is not None:
+            self._recording.count(side.stats)
         return side.stats.take()
 
     def take_events(self) -> Iterable[Any]:
@@ -262,14 +291,16 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
         side = self._scheduler or self._worker
         if side is not None:
             side.close()
+        if self._recording is not None:
+            self._recording.close()
 
     @property
-    def _on_scheduler(self) -> "SchedulerSide":
+    def _on_scheduler(self) -> "SchedulerSide | LiteScheduler":
         assert self._scheduler is not None, "called on a worker's connector"
         return self._scheduler
 
     @property
-    def _on_worker(self) -> "WorkerSide":
+    def _on_worker(self) -> "WorkerSide | LiteWorker":
         assert self._worker is not None, "called on the scheduler's connector"
         return self._worker
 

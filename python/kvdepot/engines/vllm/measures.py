@@ -42,6 +42,9 @@ class Measure:
     values: tuple[str, ...] = ()
 
 
+LITE_SIZES = {"quarter": 0.25, "half": 0.5, "pool": 1.0, "double": 2.0, "fourfold": 4.0}
+"""Depots that `use_lite` counts for, as parts of the configured pool."""
+
 SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 _ALL = (
@@ -122,6 +125,26 @@ _ALL = (
     ),
     Measure("params_unknown", Over.SCHEDULER, "Keys of requests' kv_transfer_params that kvdepot does not know."),
     Measure("params_malformed", Over.SCHEDULER, "Values of requests' kv_transfer_params that cannot be read."),
+    Measure(
+        "traced_requests",
+        Over.SCHEDULER,
+        "Requests that ended with `enable_record_traces`: in a file, dropped because too many waited, or refused by "
+        "the disk.",
+        label="outcome",
+        values=("written", "dropped", "failed"),
+    ),
+    Measure("lite_asked_tokens", Over.SCHEDULER, "With `use_lite`: tokens that a depot would have been asked for."),
+    Measure(
+        "lite_hit_tokens",
+        Over.SCHEDULER,
+        "With `use_lite`: tokens that a depot would have given, by its size beside the pool's configured one.",
+        label="size",
+        values=tuple(LITE_SIZES),
+    ),
+    Measure("lite_ceiling_tokens", Over.SCHEDULER, "With `use_lite`: tokens that an endless depot would have given."),
+    Measure(
+        "lite_dropped_calls", Over.SCHEDULER, "With `use_lite`: lookups and stores that found the counter's queue full."
+    ),
     Measure("attached", Over.SCHEDULER, "Whether the engine is attached to a depot.", Kind.GAUGE),
 )
 MEASURES = {measure.name: measure for measure in _ALL}

@@ -1,0 +1,100 @@
+//! A cache without bytes: the depot's order of eviction over as many slots as it would have.
+
+use foldhash::fast::FixedState;
+use hashbrown::HashMap;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::eviction::{EvictionPolicy, Search, SlotId, by_name};
+
+/// Slots that a search may look at before it is asked again.
+const LOOKS: usize = 1 << 16;
+
+/// Which of the blocks a cache of so many slots would hold.
+#[derive(Debug)]
+pub struct SimulatedCache {
+    policy: Box<dyn EvictionPolicy>,
+    slots: HashMap<u64, SlotId, FixedState>,
+    /// The block in each slot that was used so far.
+    blocks: Vec<u64>,
+    free: Vec<SlotId>,
+    capacity: usize,
+}
+
+impl SimulatedCache {
+    /// An empty cache. It takes memory for blocks that it holds, about 60 bytes each, and none for its capacity.
+    pub fn new(policy: &str, capacity: u64) -> Result<Self> {
+        let too_large = || {
+            Error::new(ErrorKind::Config, "a simulated cache has 1 to 4294967294 blocks")
+                .with("blocks", capacity)
+        };
+        if capacity == 0 || capacity >= u64::from(SlotId::MAX) {
+            return Err(too_large());
+        }
+        Ok(Self {
+            policy: by_name(policy)?,
+            slots: HashMap::with_hasher(FixedState::default()),
+            blocks: Vec::new(),
+            free: Vec::new(),
+            capacity: usize::try_from(capacity).map_err(|_| too_large())?,
+        })
+    }
+
+    /// Whether the block is there.
+    pub fn contains(&self, block: u64) -> bool {
+        self.slots.contains_key(&block)
+    }
+
+    /// Uses a block, if it is there.
+    pub fn touch(&mut self, block: u64) -> bool {
+        let slot = self.slots.get(&block).copied();
+        if let Some(slot) = slot {
+            self.policy.touch(slot);
+        }
+        slot.is_some()
+    }
+
+    /// Stores a block that is not there, and says which one went for it.
+    pub fn insert(&mut self, block: u64) -> Option<u64> {
+        debug_assert!(!self.contains(block), "the block is there already");
+        let evicted = if self.slots.len() < self.capacity { None } else { self.evict() };
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.blocks.push(block);
+            (self.blocks.len() - 1) as SlotId
+        });
+        self.blocks[slot as usize] = block;
+        self.slots.insert(block, slot);
+        self.policy.insert(slot, block);
+        evicted
+    }
+
+    fn evict(&mut self) -> Option<u64> {
+        let slot = loop {
+            let mut looks = LOOKS;
+            match self.policy.victim(&mut looks, &mut |_| true) {
+                Search::Found(slot) => break slot,
+                Search::Later => {}
+                Search::Nothing => return None,
+            }
+        };
+        self.policy.remove(slot);
+        let block = self.blocks[slot as usize];
+        self.slots.remove(&block);
+        self.free.push(slot);
+        Some(block)
+    }
+
+    /// Blocks that it has room for.
+    pub const fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Blocks that are there.
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Whether no block is there.
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+}

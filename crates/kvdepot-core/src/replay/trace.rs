@@ -1,0 +1,64 @@
+//! A trace in memory: requests in the order of their time, and the numbers of their blocks in one row.
+
+use foldhash::fast::FixedState;
+use hashbrown::HashSet;
+
+/// One request of a trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Milliseconds since the trace's beginning, or since any other moment.
+    pub timestamp_ms: u64,
+    /// Tokens of the prompt.
+    pub input_length: u64,
+    /// Tokens of the answer.
+    pub output_length: u64,
+    begin: usize,
+    len: usize,
+}
+
+/// Requests and their blocks.
+#[derive(Clone, Debug, Default)]
+pub struct Trace {
+    requests: Vec<Request>,
+    blocks: Vec<u64>,
+}
+
+impl Trace {
+    /// A trace without requests.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a request; blocks are numbered by any number that stands for their hash.
+    pub fn push(&mut self, timestamp_ms: u64, input_length: u64, output_length: u64, blocks: &[u64]) {
+        let begin = self.blocks.len();
+        self.blocks.extend_from_slice(blocks);
+        self.requests.push(Request { timestamp_ms, input_length, output_length, begin, len: blocks.len() });
+    }
+
+    /// Brings the requests into the order of their time; those of one moment keep theirs.
+    pub fn sort(&mut self) {
+        self.requests.sort_by_key(|request| request.timestamp_ms);
+    }
+
+    /// All requests.
+    pub fn requests(&self) -> &[Request] {
+        &self.requests
+    }
+
+    /// The blocks of a request of this trace, from its first one.
+    pub fn blocks(&self, request: &Request) -> &[u64] {
+        &self.blocks[request.begin..request.begin + request.len]
+    }
+
+    /// How many blocks all requests name.
+    pub fn references(&self) -> u64 {
+        self.blocks.len() as u64
+    }
+
+    /// How many different ones these are.
+    pub fn distinct(&self) -> u64 {
+        let seen: HashSet<u64, FixedState> = self.blocks.iter().copied().collect();
+        seen.len() as u64
+    }
+}

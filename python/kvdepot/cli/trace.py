@@ -1,0 +1,189 @@
+"""``kvdepot trace``: what a depot of another size or order of eviction would have done, and load from traces."""
+
+import click
+
+from kvdepot.cli.output import print_json, print_table
+from kvdepot.errors import config_error
+
+FILES = click.argument("files", nargs=-1, required=True, type=click.Path(dir_okay=False))
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+BLOCK_MIB = click.option("--block-mib", type=click.FloatRange(min=0, min_open=True), help="Size of a block, for GB.")
+BAR_CHARACTERS = 50
+
+
+@click.group()
+def command() -> None:
+    """Replays traces of requests, makes them, and sends them as load.
+
+    A trace has a request a line: {"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [...]}, as
+    Mooncake published them and as `enable_record_traces` records them.
+    """
+
+
+@command.command()
+@FILES
+@click.option("--capacity", "capacities", multiple=True, help="Size of the pool: blocks, or 64GB; also a,b,c.")
+@click.option("--policy", "policies", multiple=True, help="Order of eviction: lru, s3fifo, belady; all when left out.")
+@click.option("--tier", "tiers", multiple=True, help="A tier below: SIZE[:through|second_use|cold[:POLICY]].")
+@click.option("--more", help="What so much more of each level would give: blocks, or 16GB.")
+@BLOCK_MIB
+@click.option("--plot", is_flag=True, help="Draw the hit rates as bars.")
+@JSON
+def replay(
+    files: tuple[str, ...],
+    capacities: tuple[str, ...],
+    policies: tuple[str, ...],
+    tiers: tuple[str, ...],
+    more: str | None,
+    block_mib: float | None,
+    plot: bool,
+    as_json: bool,
+) -> None:
+    """Runs the depot's own eviction and placement over FILES: hit rates by size.
+
+    A rate is the part of all blocks that requests name which would have been loaded: a request hits up to its first
+    block that is missing. Placement is that of a pool that keeps blocks.
+    """
+    from kvdepot.traces.files import read_traces
+    from kvdepot.traces.sizes import MIB, blocks_of, tier_of
+    from kvdepot.traces.sweep import BELADY, POLICIES, Sweep, usual_sizes
+
+    block_bytes = None if block_mib is None else block_mib * MIB
+    below = [tier_of(text, block_bytes, POLICIES) for text in tiers]
+    known = POLICIES if below else (*POLICIES, BELADY)
+    wrong = [policy for policy in policies if policy not in known]
+    if wrong:
+        raise config_error(f"--policy {wrong[0]}: known here are {', '.join(known)}")
+    sizes = [blocks_of(part, block_bytes) for text in capacities for part in text.split(",")]
+    more_blocks = blocks_of(more, block_bytes) if more else 0
+    trace, notes = read_traces(files)
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
+    requests, references, distinct = trace.counts()
+    if not references:
+        raise config_error("the trace names no block: there is nothing to replay")
+    sweep = Sweep(policies or known, sizes or usual_sizes(distinct), below, more_blocks)
+    ceiling = (references - distinct) / references
+    points = list(sweep.points(trace))
+    if as_json:
+        print_json(
+            {
+                "requests": requests,
+                "references": references,
+                "distinct": distinct,
+                "ceiling": ceiling,
+                "more_blocks": more_blocks,
+                "points": [point.json(block_bytes) for point in points],
+            }
+        )
+        return
+    click.echo(
+        f"{requests:,} requests name {references:,} blocks, {distinct:,} different ones; an endless cache hits "
+        f"{ceiling:.1%}"
+    )
+    names = ["pool", *(f"tier {number}" for number in range(1, len(below) + 1))]
+    columns = ["blocks", *(["GiB"] if block_bytes else []), "policy", "hit %"]
+    columns += [f"{name} %" for name in names] if below else []
+    columns += [f"writes to {name}" for name in names[1:]]
+    columns += [f"{more} more {name}" for name in names] if more else []
+    rows = []
+    for point in points:
+        row = [f"{point.blocks:,}", *([f"{point.blocks * block_bytes / (1 << 30):.1f}"] if block_bytes else [])]
+        row += [point.policy, f"{point.hit:.1%}"[:-1]]
+        row += [f"{part:.1%}"[:-1] for part in point.levels] if below else []
+        row += [f"{count:,}" for count in point.written[1:]]
+        row += [f"{part:+.1%}"[:-1] for part in point.more] if more else []
+        rows.append(row)
+    print_table(columns, rows)
+    if plot:
+        click.echo()
+        wide = max(len(f"{point.blocks:,} {point.policy}") for point in points)
+        for point in points:
+            name = f"{point.blocks:,} {point.policy}"
+            click.echo(f"{name:>{wide}} {'█' * round(point.hit * BAR_CHARACTERS)} {point.hit:.1%}")
+        click.echo(f"{'endless':>{wide}} {'█' * round(ceiling * BAR_CHARACTERS)} {ceiling:.1%}")
+
+
+@command.command()
+@FILES
+@click.option("--output", required=True, type=click.Path(dir_okay=False), help="File to write.")
+def convert(files: tuple[str, ...], output: str) -> None:
+    """Writes FILES as one trace in Mooncake's format: blocks by small numbers, times from 0.
+
+    Hashes are gone then: what is written tells which requests share blocks, and nothing that could be compared.
+    """
+    from kvdepot.traces.files import line_of, read_traces
+
+    trace, notes = read_traces(files)
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
+    requests = trace.requests()
+    begin = requests[0][0] if requests else 0
+    with open(output, "w", encoding="utf-8") as file:
+        for timestamp, input_length, output_length, blocks in requests:
+            file.write(line_of((timestamp - begin, input_length, output_length, blocks)) + "\n")
+    click.echo(f"{output}: {len(requests):,} requests")
+
+
+@command.command()
+@click.argument("family", type=click.Choice(("agents", "chat", "documents", "scan")))
+@click.option("--output", required=True, type=click.Path(dir_okay=False), help="File to write.")
+@click.option("--requests", type=click.IntRange(min=1), default=10_000, show_default=True, help="How many.")
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed makes the same trace.")
+@click.option(
+    "--per-second", type=click.FloatRange(min=0.001), default=3.0, show_default=True, help="Requests a second."
+)
+def generate(family: str, output: str, requests: int, seed: int, per_second: float) -> None:
+    """Makes a trace: conversations, questions about documents, agents, or a scan beside prompts that come back."""
+    from kvdepot.traces.files import line_of
+    from kvdepot.traces.generate import generate as make
+
+    with open(output, "w", encoding="utf-8") as file:
+        for request in make(family, requests=requests, seed=seed, per_second=per_second):
+            file.write(line_of(request) + "\n")
+    click.echo(f"{output}: {requests:,} requests")
+
+
+@command.command()
+@FILES
+@click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration of the depot to be used.")
+@click.option("--block-kib", type=click.IntRange(min=1), default=64, show_default=True, help="Size of a block.")
+@click.option("--clients", type=click.IntRange(1, 256), default=4, show_default=True, help="Requests at a time.")
+@click.option("--speed", type=click.FloatRange(min=0, min_open=True), help="Times the trace's own; else a closed loop.")
+@click.option("--requests", "limit", type=click.IntRange(min=1), help="Only the first so many requests.")
+@JSON
+def play(
+    files: tuple[str, ...],
+    file: str | None,
+    block_kib: int,
+    clients: int,
+    speed: float | None,
+    limit: int | None,
+    as_json: bool,
+) -> None:
+    """Sends FILES as load to a depot: each request looks up, loads its hit, and dumps the rest.
+
+    Without --config: to a depot inside this process with a pool of 1 GiB. Each block's first and last word tell which
+    block it is, and are checked. Exit status 1 when a block held other bytes than were dumped.
+    """
+    from kvdepot.store import open_store
+    from kvdepot.traces.files import read_traces
+    from kvdepot.traces.play import play as send
+
+    trace, notes = read_traces(files)
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
+    requests = trace.requests()[:limit]
+    if not requests:
+        raise config_error("the trace has no request: there is nothing to send")
+    block_bytes = block_kib << 10
+    source = file if file is not None else {"pipeline": "Cache", "pool_gb": 1.0}
+    with open_store(source, layout=[block_bytes], namespace={"trace": "play"}) as store:
+        played = send(store, requests, block_bytes=block_bytes, clients=clients, speed=speed)
+    found = played.json(block_bytes)
+    if as_json:
+        print_json(found)
+    else:
+        print_table(["name", "value"], found.items())
+    if played.wrong:
+        raise click.ClickException(f"{played.wrong} blocks held other bytes than were dumped")
