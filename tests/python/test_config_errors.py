@@ -126,7 +126,6 @@ FLAT = [
     ("use_gdr: maybe", "use_gdr: must be True, False or 'auto', got 'maybe'"),
     ("use_lite: true", "write false or remove the key, got True"),
     ("enable_record_traces: true", "write false or remove the key, got True"),
-    ("metrics_config_path: /m.yaml", "remove the key, got '/m.yaml'"),
     ("io_engine: aio", "write psync or remove the key, got 'aio'"),
     ("io_engine: io_uring", "write psync or remove the key, got 'io_uring'"),
     ("io_engine: uring", "must be 'psync', 'aio' or 'io_uring', got 'uring'"),

@@ -21,6 +21,7 @@ class RequestState:
             scheduler and is not used yet keeps its leases here.
         miss: why the last lookup found nothing beyond ``local_tokens``; ``None`` after a hit.
         loaded_tokens: what the depot gave beyond ``local_tokens`` when the request was admitted.
+        asked_tokens: what the last lookup asked the depot for.
         missed_tokens: local hit of the last lookup that found nothing beyond it, -1 when there was none.
         saved_blocks: by group, leading blocks that need no dump: they were hit, loaded, dumped, or are about to be.
         load_failed: a load of this request has failed once; it is computed from now on, whatever the depot has (P2).
@@ -37,6 +38,7 @@ class RequestState:
     missed_tokens: int = -1
     missed_s: float = 0.0
     tier_tokens: int = 0
+    asked_tokens: int = 0
     saved_blocks: dict[int, int] = field(default_factory=dict)
     load_failed: bool = False
     logged: bool = False
