@@ -29,9 +29,11 @@ class UnixConnection(http.client.HTTPConnection):
 def asked(path: str, page: str) -> tuple[str, str]:
     connection = UnixConnection(path)
     connection.request("GET", page)
-    answer = connection.getresponse()
-    assert answer.status == 200
-    return answer.headers["Content-Type"], answer.read().decode()
+    with connection.getresponse() as answer:
+        said = (answer.status, answer.headers["Content-Type"], answer.read().decode())
+    connection.close()
+    assert said[0] == 200
+    return said[1:]
 
 
 @pytest.fixture

@@ -123,7 +123,7 @@ def command(
         goes_before["metrics_port"] = metrics_port
     if goes_before:
         core_json = json.dumps(json.loads(core_json) | goes_before)
-    overruled = {
+    overruled: dict[str, Any] = {
         "level": log_level,
         "json": None if log_format is None else log_format == "json",
         "max_size_mb": log_max_size,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvdepot.config.keys import nearest
 from kvdepot.errors import config_error
@@ -31,7 +31,7 @@ class LogSettings:
     max_files: int
     burst_lines: int
 
-    def to_native(self) -> dict[str, int | bool]:
+    def to_native(self) -> dict[str, Any]:
         """The named arguments of ``_native.init_logging``."""
         return {
             "json": self.json,

@@ -4,7 +4,7 @@ use std::fmt;
 
 use kvdepot_depot::stats::{EVICTIONS_HELP, GAUGES_HELP, Stats};
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
@@ -23,10 +23,10 @@ impl Collector for Series {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let stats = &self.0;
         let info = Info::new([
-            ("version", env!("CARGO_PKG_VERSION")),
-            ("pipeline", stats["pipeline"].as_str().unwrap_or_default()),
+            ("version", env!("CARGO_PKG_VERSION").to_owned()),
+            ("pipeline", quoted(stats["pipeline"].as_str().unwrap_or_default())),
         ]);
-        info.encode(encoder.encode_descriptor("build", "The depot", None, MetricType::Info)?)?;
+        info.encode(encoder.encode_descriptor("build", "The depot.", None, MetricType::Info)?)?;
         let plain = |name: &str| stats[name].as_u64().map(|value| vec![(Vec::new(), value as f64)]);
         for (kind, table) in
             [(Kind::Counter, Stats::HELP), (Kind::Counter, EVICTIONS_HELP), (Kind::Gauge, GAUGES_HELP)]
@@ -84,7 +84,7 @@ impl Series {
             ("tier_max_bytes", "bytes_max", "Bytes that a tier may hold, where it has a bound"),
         ] {
             let samples = tiers.iter().filter_map(|tier| {
-                let name = tier["name"].as_str()?.to_owned();
+                let name = quoted(tier["name"].as_str()?);
                 Some((vec![("tier", name)], tier[field].as_u64()? as f64))
             });
             write(encoder, Kind::Gauge, name, help, &samples.collect::<Vec<_>>())?;
@@ -98,7 +98,7 @@ impl Series {
         ] {
             let samples = servers.iter().map(|server| {
                 let value = server[field].as_bool().map(u64::from).or_else(|| server[field].as_u64());
-                let address = server["address"].as_str().unwrap_or_default().to_owned();
+                let address = quoted(server["address"].as_str().unwrap_or_default());
                 (vec![("server", address)], value.unwrap_or(0) as f64)
             });
             write(encoder, kind, name, help, &samples.collect::<Vec<_>>())?;
@@ -107,13 +107,18 @@ impl Series {
     }
 }
 
+/// Text as it stands between the quotes of a label: the encoder writes it as it is.
+fn quoted(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
 /// Failures by operation and kind.
 fn failures(stats: &Value) -> Vec<Sample> {
     let by_operation = stats["failures"].as_object().into_iter().flatten();
     by_operation
         .flat_map(|(operation, kinds)| {
             kinds.as_object().into_iter().flatten().map(move |(kind, count)| {
-                let labels = vec![("operation", operation.clone()), ("kind", kind.clone())];
+                let labels = vec![("operation", quoted(operation)), ("kind", quoted(kind))];
                 (labels, count.as_u64().unwrap_or(0) as f64)
             })
         })
@@ -146,13 +151,22 @@ fn write(
         Kind::Gauge => MetricType::Gauge,
     };
     let mut metric = encoder.encode_descriptor(stem, &format!("{help}."), unit.as_ref(), metric_type)?;
+    // Labels of a family are written in braces, also when there are none.
+    if let [(labels, value)] = samples
+        && labels.is_empty()
+    {
+        return write_value(kind, *value, metric);
+    }
     for (labels, value) in samples {
-        let one = metric.encode_family(labels)?;
-        match kind {
-            Kind::Counter => ConstCounter::new(*value as u64).encode(one)?,
-            Kind::Gauge if value.fract() == 0.0 => ConstGauge::new(*value as i64).encode(one)?,
-            Kind::Gauge => ConstGauge::new(*value).encode(one)?,
-        }
+        write_value(kind, *value, metric.encode_family(labels)?)?;
     }
     Ok(())
+}
+
+fn write_value(kind: Kind, value: f64, metric: MetricEncoder<'_>) -> fmt::Result {
+    match kind {
+        Kind::Counter => ConstCounter::new(value as u64).encode(metric),
+        Kind::Gauge if value.fract() == 0.0 => ConstGauge::new(value as i64).encode(metric),
+        Kind::Gauge => ConstGauge::new(value).encode(metric),
+    }
 }

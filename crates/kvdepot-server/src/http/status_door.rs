@@ -66,25 +66,25 @@ impl StatusDoor {
             }
         };
         let visitors = Arc::new(Visitors::new(VISITORS_MAX));
-        let _entered = runtime.enter();
         let (mut path, mut at) = (None, None);
+        let entered = runtime.enter();
         match listen_at_socket(&socket_of(socket)) {
             Ok((listener, id)) => {
                 path = Some((socket_of(socket), id));
-                runtime.spawn(serve_socket(listener, Arc::clone(depot), Arc::clone(&visitors)));
+                tokio::spawn(serve_socket(listener, Arc::clone(depot), Arc::clone(&visitors)));
             }
             Err(error) => tracing::error!("there is no Unix socket for metrics: {error}"),
         }
-        if let Some(port) = port {
-            match listen_at_port(port) {
-                Ok((listener, address)) => {
-                    at = Some(address);
-                    tracing::info!("metrics are at http://{address}/metrics");
-                    runtime.spawn(serve_port(listener, Arc::clone(depot), visitors));
-                }
-                Err(error) => tracing::error!("there is no port for metrics: {error}"),
+        match port.map(listen_at_port) {
+            None => {}
+            Some(Ok((listener, address))) => {
+                at = Some(address);
+                tracing::info!("metrics are at http://{address}/metrics");
+                tokio::spawn(serve_port(listener, Arc::clone(depot), visitors));
             }
+            Some(Err(error)) => tracing::error!("there is no port for metrics: {error}"),
         }
+        drop(entered);
         Self { runtime: Some(runtime), socket: path, port: at }
     }
 

@@ -6,13 +6,13 @@ mod line;
 
 use std::io::{self, Write};
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 use kvdepot_core::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use tracing::callsite::Identifier;
-use tracing::{Event, Level, Subscriber};
+use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::{Context, SubscriberExt};
@@ -52,7 +52,7 @@ pub fn init_with(level: &str, settings: &Settings<'_>) -> Result<bool> {
         Some(path) => Box::new(LogFile::open(path, settings.max_bytes, settings.max_files)?),
     };
     let lines = Lines::new(out, settings.form, settings.burst_lines);
-    Ok(tracing_subscriber::registry().with(lines.with_filter(level)).try_init().is_ok())
+    Ok(tracing_subscriber::registry().with(lines).with(level).try_init().is_ok())
 }
 
 fn level_filter(level: &str) -> Result<LevelFilter> {
@@ -72,39 +72,42 @@ fn level_filter(level: &str) -> Result<LevelFilter> {
     })
 }
 
+/// How long a thread waits for another one's line. Only in a process that was forked in the middle of one does it take
+/// that long: its lines are lost then.
+const LINE_WAIT: Duration = Duration::from_secs(1);
+
 /// Writes each event as a line, whole.
 struct Lines {
     form: Form,
     burst_lines: u32,
-    state: Mutex<State>,
-}
-
-struct State {
-    out: Box<dyn Write + Send>,
-    bursts: HashMap<Identifier, Burst>,
+    bursts: Mutex<HashMap<Identifier, Burst>>,
+    out: Mutex<Box<dyn Write + Send>>,
 }
 
 impl Lines {
     fn new(out: Box<dyn Write + Send>, form: Form, burst_lines: u32) -> Self {
-        Self { form, burst_lines, state: Mutex::new(State { out, bursts: HashMap::new() }) }
+        Self { form, burst_lines, bursts: Mutex::default(), out: Mutex::new(out) }
+    }
+
+    /// Whether a line may be written now; how many of its kind were left out before it.
+    fn admit(&self, facts: &Metadata<'_>) -> Option<u64> {
+        // Who asks for debug lines wants all of them.
+        if self.burst_lines == 0 || *facts.level() > Level::INFO {
+            return Some(0);
+        }
+        let mut bursts = self.bursts.try_lock_for(LINE_WAIT)?;
+        bursts.entry(facts.callsite()).or_default().admit(Instant::now(), self.burst_lines)
     }
 }
 
 impl<S: Subscriber> Layer<S> for Lines {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
-        let facts = event.metadata();
-        let mut state = self.state.lock();
-        // Who asks for debug lines wants all of them.
-        let left_out = if self.burst_lines > 0 && *facts.level() <= Level::INFO {
-            let burst = state.bursts.entry(facts.callsite()).or_default();
-            let Some(left_out) = burst.admit(Instant::now(), self.burst_lines) else { return };
-            left_out
-        } else {
-            0
-        };
+        let Some(left_out) = self.admit(event.metadata()) else { return };
         let line = Line::of(event, left_out).text(self.form);
-        // There is nowhere to say that a line cannot be written.
-        let _ = state.out.write_all(line.as_bytes());
+        if let Some(mut out) = self.out.try_lock_for(LINE_WAIT) {
+            // There is nowhere to say that a line cannot be written.
+            let _ = out.write_all(line.as_bytes());
+        }
     }
 }
 
@@ -131,7 +134,7 @@ mod tests {
     fn said(form: Form, burst_lines: u32, level: LevelFilter, speak: impl FnOnce()) -> Vec<String> {
         let out = Said::default();
         let lines = Lines::new(Box::new(out.clone()), form, burst_lines);
-        let subscriber = tracing_subscriber::registry().with(lines.with_filter(level));
+        let subscriber = tracing_subscriber::registry().with(lines).with(level);
         tracing::subscriber::with_default(subscriber, speak);
         let text = String::from_utf8(out.0.lock().clone()).expect("UTF-8");
         text.lines().map(str::to_owned).collect()
