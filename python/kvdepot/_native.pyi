@@ -99,6 +99,7 @@ class Depot:
         wait_ms: int = 10_000,
         call_timeout_ms: int = 8,
         queue_depths: tuple[int, int] | None = None,
+        passes_through: bool = False,
     ) -> Depot:
         """Attaches to the depot at ``socket_path``, and starts one with the command ``spawn`` when none answers.
 
@@ -107,6 +108,7 @@ class Depot:
         depot dies. ``call_timeout_ms`` bounds every call that an engine thread waits for (lookups, claims, leases);
         a lookup waits longer for tiers of a depot that answers other calls. ``queue_depths``: how many tasks may wait in a
         store, and how many shards of blocks may be under way in a task; ``None`` = as many as the depot was started with.
+        ``passes_through``: whether the depot's pool is ``Staging``, after which log lines of tasks are worded.
 
         Raises:
             ProtocolError: something else, or another version, answers on the socket.
@@ -412,5 +414,17 @@ def keep_pool() -> None:
     """What the process does that keeps a depot's pool beyond a crash of it. Only a depot starts it, over its standard
     input."""
 
-def init_logging(level: str, path: str | None = None) -> None:
-    """Log lines of the core go to standard error, or to ``path``; ``level``: error, warn, info, debug, trace."""
+def init_logging(
+    level: str,
+    path: str | None = None,
+    *,
+    json: bool = False,
+    max_bytes: int = 0,
+    max_files: int = 1,
+    burst_lines: int = 0,
+) -> None:
+    """Log lines of the core go to standard error, or to ``path``; ``level``: error, warn, info, debug, trace.
+
+    ``max_bytes`` and ``max_files`` bound the file ``path`` and those before it; 0 bytes = no bound. Of one kind of line no
+    more than ``burst_lines`` are written in ten seconds; 0 = no bound. Only the first call of a process counts.
+    """

@@ -1,4 +1,4 @@
-"""Log levels: one setting for the core's lines and for Python's logger ``kvdepot``."""
+"""The log of this process: the core's lines go to standard error; Python's logger ``kvdepot`` has the same level."""
 
 import logging
 
@@ -16,17 +16,17 @@ _done: list[str] = []
 
 
 def set_up_logging(config: KVDepotConfig) -> str:
-    """Sets the level once a process; later calls change nothing, because the core's logger cannot be replaced.
+    """Sets it up once a process; later calls change nothing, because the core's logger cannot be replaced.
 
     Returns:
         The level that holds: error, warn, info, debug or trace.
 
     Raises:
-        ConfigError: the environment names an unknown level.
+        ConfigError: a variable of the environment has no meaning.
     """
     if not _done:
-        level = config.effective_log_level()
-        _native.init_logging(level, None)
-        logging.getLogger("kvdepot").setLevel(_PYTHON_LEVELS[level])
-        _done.append(level)
+        settings = config.log_settings()
+        _native.init_logging(settings.level, None, **settings.to_native())
+        logging.getLogger("kvdepot").setLevel(_PYTHON_LEVELS[settings.level])
+        _done.append(settings.level)
     return _done[0]

@@ -85,6 +85,7 @@ def _attach(config: KVDepotConfig, layout: BlockLayout, engine_id: str) -> _nati
         wait_ms=config.attach_timeout_ms,
         call_timeout_ms=config.call_timeout_ms,
         queue_depths=(config.waiting_queue_depth, config.running_queue_depth),
+        passes_through=config.pool == "Staging",
     )
 
 

@@ -68,6 +68,9 @@ RUNS: tuple[Run | Serve, ...] = (
     Run("config keys", "kvdepot config keys", says="pool_gb"),
     Run("config keys --json", "kvdepot config keys --json", json=True),
     Run("config keys --markdown", "kvdepot config keys --markdown", says="| `pool_gb` |"),
+    Run("compat list", "kvdepot compat list", says="ucm"),
+    Run("compat list --json", "kvdepot compat list --json", json=True),
+    Run("compat install", "kvdepot compat install ucm && kvdepot compat remove ucm", says="removed"),
     Run("doctor", "kvdepot doctor", says="CUDA driver", environ=CUDA),
     Run("doctor --json", "kvdepot doctor --json", json=True, environ=CUDA),
     Run(
@@ -163,6 +166,11 @@ RUNS: tuple[Run | Serve, ...] = (
         CONFIG,
     ),
     Serve(
+        "serve --metrics-port",
+        "kvdepot serve --config {tmp}/depot.yaml --socket {tmp}/depot.sock --metrics-port {port}",
+        CONFIG,
+    ),
+    Serve(
         "serve --wait-for-lock",
         "kvdepot serve --config {tmp}/depot.yaml --socket {tmp}/depot.sock --wait-for-lock",
         CONFIG,
@@ -170,7 +178,7 @@ RUNS: tuple[Run | Serve, ...] = (
     Serve(
         "serve --core-json",
         f"kvdepot serve --core-json '{CORE}' --socket {{tmp}}/depot.sock --idle-exit-s 600 --log-level warn "
-        "--log-file {tmp}/depot.log",
+        "--log-file {tmp}/depot.log --log-format json --log-max-size 1 --log-max-files 2 --log-burst-lines 5",
         stat="kvdepot stat --socket {tmp}/depot.sock",
     ),
     Run(
@@ -311,6 +319,10 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "kvdepot bench store --only traces": ("bench store --only traces",),
     "kvdepot trace replay conversation_trace.jsonl --capacity 1000,5000,10000,20000,50000": ("trace replay",),
     "kvdepot bench copy": ("bench copy", "bench copy --json"),
+    "kvdepot compat install ucm": ("compat install",),
+    "kvdepot compat install infinistore": ("compat install",),
+    "kvdepot compat list": ("compat list", "compat list --json"),
+    "kvdepot compat remove ucm": ("compat install",),
     "kvdepot config check FILE": ("config check",),
     "kvdepot config explain FILE": ("config explain",),
     "kvdepot config keys --markdown": ("config keys --markdown",),
@@ -325,12 +337,14 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "kvdepot verify": ("verify", "verify --json"),
     "kvdepot verify --rate-mib 200 --set-aside": ("verify",),
     "kvdepot inspect FILE": ("inspect",),
+    "kvdepot stat --json": ("serve",),
     "kvdepot serve": ("serve",),
     "kvdepot serve --config FILE": ("serve",),
     "kvdepot serve --config FILE --take-over": ("serve --take-over",),
     "kvdepot serve --take-over": ("serve --take-over",),
     "kvdepot serve --wait-for-lock": ("serve --wait-for-lock",),
     "kvdepot serve --drain-timeout": ("serve",),
+    "kvdepot serve --metrics-port 9400": ("serve --metrics-port",),
     "kvdepot serve --service-port …": ("serve --service-port",),
     "head -c 32 /dev/urandom | base64 > /etc/kvdepot/token && chmod 600 /etc/kvdepot/token": ("serve --service-port",),
     "kvdepot serve --host 10.0.0.1 --service-port 22345 --manage-port 18080 --prealloc-size 64 --token-file "
@@ -354,6 +368,9 @@ NOT_RUN = {
     '"prompt": "Confidential: …", "max_tokens": 64, '
     '"kv_transfer_params": {"max_load_tokens": 4096, "kvdepot.no_store": true}}\'': (
         "needs a server; tests/python/engines/test_vllm_asks.py reads what it asks for"
+    ),
+    "curl --unix-socket /run/user/1000/kvdepot/depot-0123456789ab.sock.http http://localhost/metrics": (
+        "needs a depot at that socket; crates/kvdepot-server/tests/status_door.rs asks one"
     ),
     "ulimit -l unlimited": "needs the right to raise limits",
     "ulimit -l": "changes the shell that runs it",

@@ -61,7 +61,7 @@ def tier_table() -> str:
     return core.tier_table()
 
 
-def init_logging(level: str, path: str | None = None) -> None:
+def init_logging(level: str, path: str | None = None, **named: object) -> None:
     pass
 
 
@@ -113,7 +113,9 @@ class Depot:
         root.mkdir(parents=True, exist_ok=True)
 
     @staticmethod
-    def connect(socket_path, spawn=None, *, wait_ms=10_000, call_timeout_ms=8, queue_depths=None) -> "Depot":
+    def connect(
+        socket_path, spawn=None, *, wait_ms=10_000, call_timeout_ms=8, queue_depths=None, passes_through=False
+    ) -> "Depot":
         return Depot(Path(socket_path + ".fake"))
 
     @property

@@ -37,5 +37,5 @@ def seeds() -> Path:
 
 @pytest.fixture(autouse=True)
 def _quiet_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("KVDEPOT_LOG", "UC_LOGGER_LEVEL"):
+    for variable in ("KVDEPOT_LOG", "UC_LOGGER_LEVEL", "UCM_LOG_MAX_SIZE", "UCM_LOG_MAX_FILES"):
         monkeypatch.delenv(variable, raising=False)

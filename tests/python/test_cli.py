@@ -72,9 +72,14 @@ def test_keys(kvdepot):
 def test_serve_passes_what_it_was_told(kvdepot, monkeypatch, tmp_path):
     served, logged = [], []
     monkeypatch.setattr(_native, "serve", lambda *given, **named: served.append((*given, *named.values())))
-    monkeypatch.setattr(_native, "init_logging", lambda *arguments: logged.append(arguments))
+    monkeypatch.setattr(_native, "init_logging", lambda *arguments, **named: logged.append((*arguments, named)))
     kvdepot("serve", "--core-json", "{}", "--socket", "/s", "--idle-exit-s", 2, "--log-level", "debug")
-    assert (served, logged) == ([("{}", "/s", 2000, None, False, False)], [("debug", None)])
+    bounds = {"json": False, "max_bytes": 10 << 20, "max_files": 10, "burst_lines": 20}
+    assert (served, logged) == ([("{}", "/s", 2000, None, False, False)], [("debug", None, bounds)])
+    how = ["--log-format", "json", "--log-max-size", 0, "--log-max-files", 3, "--log-burst-lines", 7]
+    kvdepot("serve", "--core-json", "{}", "--socket", "/s", "--log-file", "/l", *how)
+    assert logged.pop() == ("info", "/l", {"json": True, "max_bytes": 0, "max_files": 3, "burst_lines": 7})
+    del served[1:]
 
     file = tmp_path / "kvdepot.yaml"
     file.write_text(f"pipeline: Cache\npool_gb: 0.5\nsocket: {tmp_path}/s\nlog_level: error\n")
@@ -84,13 +89,13 @@ def test_serve_passes_what_it_was_told(kvdepot, monkeypatch, tmp_path):
     assert not wait_for_lock
     assert json.loads(core)["pool_bytes"] == 1 << 29
     assert (socket, idle_exit_ms) == (f"{tmp_path}/s", 0)
-    assert logged[1] == ("error", None)
+    assert logged[1] == ("error", None, bounds)
 
 
 def test_serve_passes_the_drain_timeout(kvdepot, monkeypatch, tmp_path):
     served = []
     monkeypatch.setattr(_native, "serve", lambda core, *_, **__: served.append(json.loads(core)))
-    monkeypatch.setattr(_native, "init_logging", lambda *arguments: None)
+    monkeypatch.setattr(_native, "init_logging", lambda *arguments, **named: None)
     file = tmp_path / "kvdepot.yaml"
     file.write_text(f"pipeline: Cache\npool_gb: 0.5\nsocket: {tmp_path}/s\ndrain_timeout_s: 7\n")
     kvdepot("serve", "--config", file)
@@ -111,7 +116,7 @@ def test_serve_ends_in_order_on_a_signal(kvdepot, monkeypatch, number):
             raise
 
     monkeypatch.setattr(_native, "serve", serve)
-    monkeypatch.setattr(_native, "init_logging", lambda *arguments: None)
+    monkeypatch.setattr(_native, "init_logging", lambda *arguments, **named: None)
     before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     # Whoever runs the tests may ignore some of them, as nohup does.
     signal.signal(number, signal.SIG_DFL)
@@ -126,7 +131,7 @@ def test_serve_ends_in_order_on_a_signal(kvdepot, monkeypatch, number):
 def test_serve_leaves_signals_ignored_that_nohup_ignores(kvdepot, monkeypatch):
     seen = []
     monkeypatch.setattr(_native, "serve", lambda *_, **__: seen.append(signal.getsignal(signal.SIGHUP)))
-    monkeypatch.setattr(_native, "init_logging", lambda *arguments: None)
+    monkeypatch.setattr(_native, "init_logging", lambda *arguments, **named: None)
     before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -140,7 +145,7 @@ def test_serve_leaves_signals_ignored_that_nohup_ignores(kvdepot, monkeypatch):
 def test_serve_opens_the_wire_door_as_infinistore_s_options_say(kvdepot, monkeypatch, tmp_path):
     served = []
     monkeypatch.setattr(_native, "serve", lambda *given, **named: served.append((*given, *named.values())))
-    monkeypatch.setattr(_native, "init_logging", lambda *arguments: None)
+    monkeypatch.setattr(_native, "init_logging", lambda *arguments, **named: None)
     file = tmp_path / "kvdepot.yaml"
     file.write_text(f"pipeline: Cache\npool_gb: 0.5\nsocket: {tmp_path}/s\n")
     common = ("serve", "--config", file)
@@ -191,7 +196,7 @@ def test_serve_refuses_a_wire_door_that_cannot_be(kvdepot, tmp_path, options, sa
 def test_serve_waits_for_its_turn_when_told_to(kvdepot, monkeypatch):
     served = []
     monkeypatch.setattr(_native, "serve", lambda *_, **named: served.append(named["wait_for_lock"]))
-    monkeypatch.setattr(_native, "init_logging", lambda *arguments: None)
+    monkeypatch.setattr(_native, "init_logging", lambda *arguments, **named: None)
     kvdepot("serve", "--core-json", "{}", "--socket", "/s", "--wait-for-lock")
     assert served == [True]
     both = ("serve", "--core-json", "{}", "--socket", "/s", "--wait-for-lock", "--take-over")

@@ -126,7 +126,6 @@ FLAT = [
     ("use_gdr: maybe", "use_gdr: must be True, False or 'auto', got 'maybe'"),
     ("trace_directory: traces", "trace_directory: must be an absolute path"),
     ("trace_files: 0", "greater than or equal to 1"),
-    ("metrics_config_path: /m.yaml", "remove the key, got '/m.yaml'"),
     ("io_engine: aio", "write psync or remove the key, got 'aio'"),
     ("io_engine: io_uring", "write psync or remove the key, got 'io_uring'"),
     ("io_engine: uring", "must be 'psync', 'aio' or 'io_uring', got 'uring'"),

@@ -154,6 +154,7 @@ def test_pipeline_store_keys(seed, value, ours, meant, machine):
         ("use_lite", True),
         ("persist_token_threshold", 100),
         ("metrics_config_path", ""),
+        ("metrics_config_path", "/workspace/metrics_configs.yaml"),
         ("metrics_config_path", None),
     ],
 )

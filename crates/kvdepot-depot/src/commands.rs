@@ -19,6 +19,7 @@ use smallvec::SmallVec;
 use crate::locate::Locator;
 use crate::pool::PoolMapping;
 use crate::probes::Probes;
+use crate::task_line::TierTask;
 
 /// Takes the end of an operation, from any thread; must not block.
 pub(crate) type Ended = Arc<dyn Fn(Event) + Send + Sync>;
@@ -26,14 +27,17 @@ pub(crate) type Ended = Arc<dyn Fn(Event) + Send + Sync>;
 /// Blocks in one call of a tier.
 const BATCH_BLOCKS_MAX: usize = 256;
 
+/// What the blocks of one call of a tier share: its log lines; None where nobody reads them.
+type Task = Option<Arc<TierTask>>;
+
 /// What waits to be handed to one tier in one call.
 #[derive(Debug, Default)]
 enum Batch {
     #[default]
     Empty,
     /// All of them end by the same deadline.
-    Reads(Nanos, Vec<ReadItem>),
-    Writes(Vec<WriteItem>),
+    Reads(Nanos, Task, Vec<ReadItem>),
+    Writes(Task, Vec<WriteItem>),
     Removals(Vec<(RemovalId, BlockKey)>),
 }
 
@@ -41,8 +45,8 @@ impl Batch {
     fn is_full(&self) -> bool {
         let blocks = match self {
             Self::Empty => 0,
-            Self::Reads(_, reads) => reads.len(),
-            Self::Writes(writes) => writes.len(),
+            Self::Reads(_, _, reads) => reads.len(),
+            Self::Writes(_, writes) => writes.len(),
             Self::Removals(keys) => keys.len(),
         };
         blocks >= BATCH_BLOCKS_MAX
@@ -104,18 +108,24 @@ impl TierCommands {
                             continue;
                         }
                     };
-                    let read = self.read(tier, slot, key, buf, ended);
-                    match &mut batches[tier] {
-                        Batch::Reads(until, reads) if *until == deadline => reads.push(read),
-                        other => self.begin(tier, other, Batch::Reads(deadline, vec![read]), ended),
+                    let batch = &mut batches[tier];
+                    if !matches!(batch, Batch::Reads(until, ..) if *until == deadline) {
+                        let task = self.task(tier, TierTask::READ);
+                        self.begin(tier, batch, Batch::Reads(deadline, task, Vec::new()), ended);
+                    }
+                    if let Batch::Reads(_, task, reads) = batch {
+                        reads.push(read(tier, slot, key, buf, task.clone(), ended));
                     }
                     self.send_if_full(tier, &mut batches[tier], ended);
                 }
                 Command::Write { tier, slot, key, runs } => {
-                    let write = self.write(tier, slot, key, &runs, ended);
-                    match &mut batches[tier] {
-                        Batch::Writes(writes) => writes.push(write),
-                        other => self.begin(tier, other, Batch::Writes(vec![write]), ended),
+                    let batch = &mut batches[tier];
+                    if !matches!(batch, Batch::Writes(..)) {
+                        let task = self.task(tier, TierTask::WRITE);
+                        self.begin(tier, batch, Batch::Writes(task, Vec::new()), ended);
+                    }
+                    if let Batch::Writes(task, writes) = batch {
+                        writes.push(self.write(tier, slot, key, &runs, task.clone(), ended));
                     }
                     self.send_if_full(tier, &mut batches[tier], ended);
                 }
@@ -152,10 +162,14 @@ impl TierCommands {
     fn send(&self, tier: TierIndex, batch: Batch, ended: &Ended) {
         match batch {
             Batch::Empty => {}
-            Batch::Reads(deadline, reads) => {
+            Batch::Reads(deadline, task, reads) => {
+                task.iter().for_each(|task| task.dispatching());
                 self.tier(tier).read(reads, self.began + Duration::from_nanos(deadline));
             }
-            Batch::Writes(writes) => self.tier(tier).write(writes, Instant::now() + self.timeout),
+            Batch::Writes(task, writes) => {
+                task.iter().for_each(|task| task.dispatching());
+                self.tier(tier).write(writes, Instant::now() + self.timeout);
+            }
             Batch::Removals(mut keys) => {
                 while let Some(part) = keys.first().map(|(_, key)| self.tier(tier).part(key)) {
                     let (mine, others) =
@@ -181,36 +195,26 @@ impl TierCommands {
         self.tier(tier).remove(keys, Box::new(done));
     }
 
-    /// A number for a log line's task.
-    fn next_task(&self) -> u64 {
-        self.tasks.fetch_add(1, Ordering::Relaxed)
+    /// The task of a call of a tier that begins.
+    fn task(&self, tier: TierIndex, operation: &'static str) -> Task {
+        let id = self.tasks.fetch_add(1, Ordering::Relaxed);
+        TierTask::begin(id, self.names[tier], operation).map(Arc::new)
     }
 
-    fn read(&self, tier: TierIndex, slot: SlotId, key: BlockKey, buf: SlotBuf, ended: &Ended) -> ReadItem {
-        let begun = Instant::now();
-        let (task, bytes, name) = (self.next_task(), buf.len(), self.names[tier]);
-        tracing::debug!("{name} task({task},Backend2Cache,1,{bytes}) dispatching.");
-        let ended = Arc::clone(ended);
-        let done = move |outcome: Result<Fetched>| {
-            let cost_ms = begun.elapsed().as_secs_f64() * 1e3;
-            tracing::debug!("{name} task({task},Backend2Cache,1,{bytes}) finished, cost {cost_ms:.3}ms.");
-            if let Err(error) = &outcome {
-                tracing::debug!("fetch failed: {error}");
-            }
-            ended(Event::ReadEnded { tier, slot, outcome });
-        };
-        ReadItem { key, dst: buf, done: Box::new(done) }
-    }
-
-    fn write(&self, tier: TierIndex, slot: SlotId, key: BlockKey, runs: &Runs, ended: &Ended) -> WriteItem {
+    fn write(
+        &self,
+        tier: TierIndex,
+        slot: SlotId,
+        key: BlockKey,
+        runs: &Runs,
+        task: Task,
+        ended: &Ended,
+    ) -> WriteItem {
         let buf = self.pool.slot(runs).expect("the allocator hands out runs inside of the pool");
-        let begun = Instant::now();
-        let (task, bytes, name) = (self.next_task(), buf.len(), self.names[tier]);
-        tracing::debug!("{name} task({task},Cache2Backend,1,{bytes}) dispatching.");
+        task.iter().for_each(|task| task.add(buf.len()));
         let ended = Arc::clone(ended);
         let done = move |outcome: Result<Written>| {
-            let cost_ms = begun.elapsed().as_secs_f64() * 1e3;
-            tracing::debug!("{name} task({task},Cache2Backend,1,{bytes}) finished, cost {cost_ms:.3}ms.");
+            drop(task);
             let outcome = outcome.map(|written| match written {
                 Written::New => Stored::New,
                 Written::AlreadyThere => Stored::AlreadyThere,
@@ -236,4 +240,17 @@ impl TierCommands {
     pub(crate) fn overdue_probe(&self) -> Option<Ask> {
         self.probes.overdue(Instant::now())
     }
+}
+
+fn read(tier: TierIndex, slot: SlotId, key: BlockKey, buf: SlotBuf, task: Task, ended: &Ended) -> ReadItem {
+    task.iter().for_each(|task| task.add(buf.len()));
+    let ended = Arc::clone(ended);
+    let done = move |outcome: Result<Fetched>| {
+        drop(task);
+        if let Err(error) = &outcome {
+            tracing::debug!("fetch failed: {error}");
+        }
+        ended(Event::ReadEnded { tier, slot, outcome });
+    };
+    ReadItem { key, dst: buf, done: Box::new(done) }
 }

@@ -59,6 +59,9 @@ pub struct DepotConfig {
     /// NUMA nodes of the pool's memory: `auto` or a list such as `0,2-3`, with a region on each, or `interleave`.
     #[serde(default = "default_pool_numa")]
     pub pool_numa: String,
+    /// Port of the loopback with HTTP for metrics; none without it, 0 = one that is free.
+    #[serde(default)]
+    pub metrics_port: Option<u16>,
     /// For tests: NUMA nodes that the machine counts as having. Their memory is that of its first node.
     #[serde(default)]
     pub numa_nodes: Option<Vec<u32>>,
@@ -190,6 +193,11 @@ impl DepotConfig {
             .iter()
             .map(|&name| self.placement.get(name).copied().unwrap_or_default().placement())
             .collect())
+    }
+
+    /// Whether the pool only passes blocks on to its tiers.
+    pub fn passes_through(&self) -> bool {
+        self.pipeline.split('|').next().map(str::trim) != Some(PoolKind::Cache.as_str())
     }
 
     /// Bytes of memory that are mapped: what the pool has, and what it may grow to.

@@ -33,6 +33,7 @@ pub mod seqpacket;
 pub mod session;
 pub mod stats;
 mod taking_in;
+pub mod task_line;
 mod tier_events;
 mod user;
 pub mod values;

@@ -16,6 +16,9 @@ macro_rules! counters {
         }
 
         impl Stats {
+            /// The counters' names, and what each counts.
+            pub const HELP: &[(&str, &str)] = &[$((stringify!($name), concat!($($doc),+))),+];
+
             /// All counters by name, failures as `{"operation": {"kind": count}}`.
             pub fn to_json(&self) -> serde_json::Map<String, serde_json::Value> {
                 let mut map = serde_json::Map::new();
@@ -125,6 +128,37 @@ pub(crate) fn merge(map: &mut serde_json::Map<String, serde_json::Value>, counte
         by_kind[kind.as_str()] = (before + count).into();
     }
 }
+
+/// Numbers that `stat` has beside the counters of [`Stats::HELP`], and what each is.
+pub const GAUGES_HELP: &[(&str, &str)] = &[
+    ("pool_bytes", "Memory of the pool"),
+    ("pool_free_bytes", "Memory of the pool that holds nothing"),
+    ("pool_filling_bytes", "Memory of the pool that clients are copying into"),
+    ("pool_stopped_bytes", "Memory of clients that ended in the middle of a copy, until they have exited"),
+    ("pool_fetching_bytes", "Memory of the pool that tiers are reading into"),
+    ("pool_dirty_bytes", "Memory of the pool whose blocks no tier has yet"),
+    ("pool_leased_bytes", "Memory of the pool whose blocks clients hold"),
+    ("pool_pinned_bytes", "Memory of the pool that cannot be evicted now"),
+    ("pool_page_bytes", "Size of a page of the pool's memory"),
+    ("pool_blocks", "Blocks in the pool"),
+    ("dirty_blocks", "Blocks that no tier has yet"),
+    ("namespaces", "Namespaces that are known"),
+    ("namespace_epochs", "Namespaces in all of their epochs that are known"),
+    ("claims_open", "Claims that are open"),
+    ("claims_queued", "Claims that wait for room"),
+    ("loads_open", "Loads that are under way"),
+    ("fetches_queued", "Blocks that wait to be read from tiers"),
+    ("writes_queued", "Blocks that wait to be written to tiers"),
+    ("removals_owed", "Removals that a tier has not carried out yet"),
+    ("removals_closed", "Namespaces for which a tier is closed, because it owes too many removals"),
+    ("ledger_unproven_blocks", "Blocks of the depot before this one that are not proven yet"),
+];
+
+/// Numbers of `stat` that only grow, and what each counts.
+pub const EVICTIONS_HELP: &[(&str, &str)] = &[
+    ("evict_blocks", "Blocks that left the pool for others"),
+    ("evict_blocks_unwritten", "Blocks that left the pool for others and that no tier had"),
+];
 
 /// What the machine holds now, by the names that `stat` and the metrics use.
 pub(crate) fn gauges(gauges: &Gauges) -> [(&'static str, u64); 21] {

@@ -74,7 +74,7 @@ impl Depot {
     }
 
     #[staticmethod]
-    #[pyo3(signature = (socket_path, spawn = None, *, wait_ms = 10_000, call_timeout_ms = 8, queue_depths = None))]
+    #[pyo3(signature = (socket_path, spawn = None, *, wait_ms = 10_000, call_timeout_ms = 8, queue_depths = None, passes_through = false))]
     fn connect(
         py: Python<'_>,
         socket_path: &str,
@@ -82,11 +82,13 @@ impl Depot {
         wait_ms: u64,
         call_timeout_ms: u64,
         queue_depths: Option<(u64, u64)>,
+        passes_through: bool,
     ) -> PyResult<Self> {
         let (wait, call_timeout) =
             (Duration::from_millis(wait_ms), Duration::from_millis(call_timeout_ms.max(1)));
         let attachment = py.detach(|| Attachment::connect(socket_path.into(), spawn, wait, call_timeout));
         let attachment = attachment.or_raise()?;
+        attachment.set_passes_through(passes_through);
         if let Some((waiting, running)) = queue_depths {
             attachment.set_queue_depths(QueueDepths { waiting, running });
         }

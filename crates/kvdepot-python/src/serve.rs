@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use kvdepot_depot::DepotConfig;
 use kvdepot_server::WireConfig;
+use kvdepot_server::logging::{self, Form, Settings};
 use pyo3::prelude::*;
 
 use crate::errors::OrRaise;
@@ -47,7 +48,18 @@ pub(crate) fn keep_pool(py: Python<'_>) -> PyResult<()> {
 }
 
 #[pyfunction]
-#[pyo3(signature = (level, path = None))]
-pub(crate) fn init_logging(level: &str, path: Option<&str>) -> PyResult<()> {
-    kvdepot_server::logging::init(level, path.map(Path::new)).or_raise().map(|_| ())
+#[pyo3(signature = (level, path = None, *, json = false, max_bytes = 0, max_files = 1, burst_lines = 0))]
+pub(crate) fn init_logging(
+    level: &str,
+    path: Option<&str>,
+    json: bool,
+    max_bytes: u64,
+    max_files: u32,
+    burst_lines: u32,
+) -> PyResult<()> {
+    let form = if json { Form::Json } else { Form::Text };
+    let path = path.map(Path::new);
+    logging::init_with(level, &Settings { path, form, max_bytes, max_files, burst_lines })
+        .or_raise()
+        .map(|_| ())
 }

@@ -2,6 +2,7 @@
 
 mod descriptors;
 mod handover;
+pub mod http;
 pub mod keeper;
 pub mod local;
 pub mod lock;
@@ -16,6 +17,7 @@ mod systemd;
 mod users;
 pub mod wire;
 
+pub use http::StatusDoor;
 pub use local::LocalDoor;
 pub use lock::DoorLock;
 pub use place::Place;
@@ -215,6 +217,7 @@ fn serve_held(
     door.quarantine.hold_all(held);
     let idle_exit = idle_exit.filter(|_| wire_config.is_none());
     let mut wire = wire_config.clone().map(|wire| WireDoor::open(wire, &depot)).transpose()?;
+    let status = StatusDoor::open(lock.socket(), depot.config().metrics_port, &depot);
     systemd::notify("READY=1");
     systemd::notify("STATUS=Serving");
     loop {
@@ -237,6 +240,7 @@ fn serve_held(
                     keeper.iter().for_each(|keeper| keeper.dismiss());
                     drop(keeper);
                     depot.leave();
+                    drop(status);
                     drop(depot);
                     // The other depot learns from the end of this process that nothing of it touches the pool.
                     drop(heir);

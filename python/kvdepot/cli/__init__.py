@@ -10,6 +10,7 @@ from kvdepot.errors import ConfigError, KVDepotError
 
 VERBS: Mapping[str, str] = {
     "bench": "kvdepot.cli.bench",
+    "compat": "kvdepot.cli.compat",
     "config": "kvdepot.cli.config",
     "depots": "kvdepot.cli.depots",
     "doctor": "kvdepot.cli.doctor",

@@ -4,6 +4,8 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -51,8 +53,19 @@ from kvdepot.errors import UnavailableError, config_error
     help="At the end, write blocks that are in no tier yet for this long; drain_timeout_s when left out.",
 )
 @click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65_535),
+    help="Port of 127.0.0.1 for /metrics, /health and /status; metrics_port when left out.",
+)
+@click.option(
     "--log-level", type=click.Choice([*LOG_LEVELS, "warning"]), help="Goes before environment and configuration."
 )
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="Goes before log_format.")
+@click.option(
+    "--log-max-size", type=click.IntRange(0), metavar="MIB", help="Goes before log_max_size_mb; 0 = no bound."
+)
+@click.option("--log-max-files", type=click.IntRange(1), metavar="FILES", help="Goes before log_max_files.")
+@click.option("--log-burst-lines", type=click.IntRange(0), metavar="LINES", help="Goes before log_burst_lines.")
 @click.option("--log-file", type=click.Path(dir_okay=False), help="Write log lines there, not to standard error.")
 @wire.options
 def command(
@@ -65,7 +78,12 @@ def command(
     wait_for_lock: bool,
     detach: bool,
     drain_timeout: int | None,
+    metrics_port: int | None,
     log_level: str | None,
+    log_format: str | None,
+    log_max_size: int | None,
+    log_max_files: int | None,
+    log_burst_lines: int | None,
     log_file: str | None,
     **said: Any,
 ) -> None:
@@ -104,17 +122,25 @@ def command(
         socket = config.socket_path(block_bytes)
     if wire_json is not None:
         core_json = wire.with_pool(core_json, said, Machine.here())
-        if not (take_over or wait_for_lock) and (pid := peer_pid(socket)) is not None:
-            raise UnavailableError(
-                f"a depot (pid {pid or 'unknown'}) already serves {socket}, without the ports that were asked for: "
-                "stop it, add --take-over, or name another --socket"
-            )
-    if drain_timeout is not None:
-        core_json = json.dumps(json.loads(core_json) | {"drain_timeout_ms": drain_timeout * 1000})
+        if not (take_over or wait_for_lock):
+            _check_unserved(socket)
+    overriding = {
+        "drain_timeout_ms": None if drain_timeout is None else drain_timeout * 1000,
+        "metrics_port": metrics_port,
+    }
+    core_json = _with_values(core_json, overriding)
+    overruled: dict[str, Any] = {
+        "level": log_level,
+        "json": None if log_format is None else log_format == "json",
+        "max_size_mb": log_max_size,
+        "max_files": log_max_files,
+        "burst_lines": log_burst_lines,
+    }
+    logs = replace(config.log_settings(), **{name: value for name, value in overruled.items() if value is not None})
     if detach:
         _detach()
     _end_in_order_on_signals()
-    _native.init_logging(log_level or config.effective_log_level(), log_file)
+    _native.init_logging(logs.level, log_file, **logs.to_native())
     _native.serve(
         core_json,
         socket,
@@ -123,6 +149,21 @@ def command(
         take_over=take_over,
         wait_for_lock=wait_for_lock,
     )
+
+
+def _check_unserved(socket: str) -> None:
+    """A depot that serves the socket does not have the ports that are asked for now, so nobody would listen there."""
+    pid = peer_pid(socket)
+    if pid is not None:
+        raise UnavailableError(
+            f"a depot (pid {pid or 'unknown'}) already serves {socket}, without the ports that were asked for: "
+            "stop it, add --take-over, or name another --socket"
+        )
+
+
+def _with_values(core_json: str, values: Mapping[str, int | None]) -> str:
+    said = {name: value for name, value in values.items() if value is not None}
+    return json.dumps(json.loads(core_json) | said) if said else core_json
 
 
 def _detach() -> None:

@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvdepot.config.environment import log_level
+from kvdepot.config.environment import log_settings
 from kvdepot.config.machine import Machine
 from kvdepot.config.placement import placement_of
 from kvdepot.config.problem import Problem
@@ -112,6 +112,8 @@ def _core_object(config: "KVDepotConfig", block_bytes: int | None, machine: Mach
         whole["pool_keep_ms"] = config.pool_keep_s * 1000
         if config.pool_keep_s:
             whole["pool_keeper"] = [sys.executable, "-c", "from kvdepot._native import keep_pool; keep_pool()"]
+        if config.metrics_port is not None:
+            whole["metrics_port"] = config.metrics_port
         whole["pool_mlock"] = config.pool_mlock
         whole["pool_numa"] = config.pool_numa
         whole["pool_populate_threads"] = config.pool_populate_threads
@@ -125,7 +127,6 @@ def _core_object(config: "KVDepotConfig", block_bytes: int | None, machine: Mach
 
 def depot_command(config: "KVDepotConfig", socket: str, block_bytes: int | None, machine: Machine) -> list[str]:
     """The command that starts the depot; sizes are decided here, so that engine and depot agree on them."""
-    level, _ = log_level(config.log_level, machine.environ)
     return [
         sys.executable,
         "-m",
@@ -138,8 +139,7 @@ def depot_command(config: "KVDepotConfig", socket: str, block_bytes: int | None,
         socket,
         "--idle-exit-s",
         str(config.idle_exit_s),
-        "--log-level",
-        level,
+        *log_settings(config, machine.environ).to_options(),
         "--log-file",
         f"{socket}.log",
     ]

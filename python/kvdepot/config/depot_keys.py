@@ -148,9 +148,48 @@ class DepotKeys(BaseModel):
         ge=1,
         le=QUEUE_DEPTH_MAX,
     )
+    metrics_port: int | None = key(
+        None,
+        "Port of 127.0.0.1 where the depot answers `/metrics`, `/health` and `/status`. Depots of one machine need "
+        "different ones; who comes second says so in its log and serves without. The Unix socket `SOCKET.http` answers "
+        "the same with or without it.",
+        unit="port",
+        by_default="none",
+        ge=0,
+        le=65_535,
+    )
     log_level: Literal["error", "warn", "info", "debug", "trace"] = key(
         "info",
         "How much is logged. The environment's `KVDEPOT_LOG`, then `UC_LOGGER_LEVEL`, go before it.",
+    )
+    log_format: Literal["text", "json"] = key(
+        "text",
+        "How the core's log lines are written; `json`: an object a line, with `time`, `level`, `message`, `fields`, "
+        "`left_out`, `pid` and `tid`.",
+    )
+    log_max_size_mb: int = key(
+        10,
+        "Size of a depot's log file; then the next one begins, and this one is called `….log.1`. 0 = no bound. The "
+        "environment's `UCM_LOG_MAX_SIZE` goes before it.",
+        unit="MiB",
+        ge=0,
+        le=1 << 40,
+    )
+    log_max_files: int = key(
+        10,
+        "Log files that a depot keeps, the one that it writes included. The environment's `UCM_LOG_MAX_FILES` goes "
+        "before it.",
+        unit="files",
+        ge=1,
+        le=1000,
+    )
+    log_burst_lines: int = key(
+        20,
+        "Lines of one kind that are written in ten seconds; the next one after that says how many were left out. Does "
+        "not hold for `debug` and `trace`. 0 = no bound.",
+        unit="lines",
+        ge=0,
+        le=1 << 20,
     )
 
     @field_validator("pipeline")

@@ -134,9 +134,9 @@ class EngineKeys(BaseModel):
     )
     metrics_config_path: str | None = key(
         None,
-        "File that says which metrics are exported.",
+        "File that names series which vLLM's `/metrics` has beside `vllm:kvdepot_…`, with `metric_prefix`, `counter`, "
+        "`gauge` and `histogram`, as Unified Cache Management reads it. What it names and kvdepot does not measure is "
+        "logged.",
         seeds=["metrics_config_path"],
         by_default="none",
-        only=[None, ""],
-        instead="remove the key",
     )

@@ -1,16 +1,71 @@
 """Environment variables that go before the configuration file."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from kvdepot.config.keys import nearest
 from kvdepot.errors import config_error
+
+if TYPE_CHECKING:
+    from kvdepot.config.model import KVDepotConfig
 
 LOG_VARIABLES = ("KVDEPOT_LOG", "UC_LOGGER_LEVEL")
 LOG_LEVELS = ("error", "warn", "info", "debug", "trace")
 TRACE_FILES_VARIABLE = "UCM_LOG_MAX_FILES"
 TRACE_SIZE_VARIABLE = "UCM_LOG_MAX_SIZE"
-MIB = 1 << 20
 _ALIASES = {"warning": "warn", "critical": "error", "fatal": "error"}
+LOG_BOUNDS = {
+    "log_max_size_mb": ("UCM_LOG_MAX_SIZE", 0, 1 << 40),
+    "log_max_files": ("UCM_LOG_MAX_FILES", 1, 1000),
+}
+"""Keys with the variable that goes before each, its least and its largest value."""
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class LogSettings:
+    """How the core writes its log, as ``_native.init_logging`` and the options of ``kvdepot serve`` want it."""
+
+    level: str
+    json: bool
+    max_size_mb: int
+    max_files: int
+    burst_lines: int
+
+    def to_native(self) -> dict[str, Any]:
+        """The named arguments of ``_native.init_logging``."""
+        return {
+            "json": self.json,
+            "max_bytes": self.max_size_mb * MIB,
+            "max_files": self.max_files,
+            "burst_lines": self.burst_lines,
+        }
+
+    def to_options(self) -> list[str]:
+        """The options of ``kvdepot serve``."""
+        return [
+            *("--log-level", self.level),
+            *("--log-format", "json" if self.json else "text"),
+            *("--log-max-size", str(self.max_size_mb)),
+            *("--log-max-files", str(self.max_files)),
+            *("--log-burst-lines", str(self.burst_lines)),
+        ]
+
+
+def log_settings(config: "KVDepotConfig", environ: Mapping[str, str]) -> LogSettings:
+    """What holds of a configuration and the environment.
+
+    Raises:
+        ConfigError: a variable has no meaning.
+    """
+    return LogSettings(
+        level=log_level(config.log_level, environ)[0],
+        json=config.log_format == "json",
+        max_size_mb=log_bound("log_max_size_mb", config.log_max_size_mb, environ)[0],
+        max_files=log_bound("log_max_files", config.log_max_files, environ)[0],
+        burst_lines=config.log_burst_lines,
+    )
 
 
 def log_level(configured: str, environ: Mapping[str, str]) -> tuple[str, str | None]:
@@ -53,3 +108,24 @@ def _number(variable: str, environ: Mapping[str, str]) -> int | None:
     if not said.isascii() or not said.isdigit() or not 0 < int(said) < 1 << 60:
         raise config_error(f"environment variable {variable} is {said!r}: write a whole number above 0, or unset it")
     return int(said)
+
+
+def log_bound(key: str, configured: int, environ: Mapping[str, str]) -> tuple[int, str | None]:
+    """The value that holds of a key of ``LOG_BOUNDS``, and the variable that says so.
+
+    Raises:
+        ConfigError: the variable is no number, or none that the key could have.
+    """
+    variable, least, most = LOG_BOUNDS[key]
+    said = environ.get(variable, "").strip()
+    if not said:
+        return configured, None
+    if not (said.isascii() and said.isdigit() and least <= int(said) <= most):
+        raise config_error(
+            f"environment variable {variable} is {said!r}: write a whole number from {least} to {most}, or unset it"
+        )
+    number = int(said)
+    # As for recorded requests: a size from a mebibyte on counts bytes.
+    if key == "log_max_size_mb" and number >= MIB:
+        number //= MIB
+    return number, variable

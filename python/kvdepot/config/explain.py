@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvdepot.config import core
-from kvdepot.config.environment import log_level
+from kvdepot.config.environment import LOG_BOUNDS, log_bound, log_level
 from kvdepot.config.machine import Machine
 from kvdepot.config.sizes import GIB
 from kvdepot.config.tier_core import decided as tier_decided
@@ -61,4 +61,8 @@ def _decided(config: "KVDepotConfig", machine: Machine) -> dict[str, tuple[objec
     level, variable = log_level(config.log_level, machine.environ)
     if variable:
         decided["log_level"] = (level, f"environment {variable}")
+    for key in LOG_BOUNDS:
+        bound, variable = log_bound(key, getattr(config, key), machine.environ)
+        if variable:
+            decided[key] = (bound, f"environment {variable}")
     return decided

@@ -139,13 +139,13 @@ class KVDepotConfig(EngineKeys, TierKeys, DepotKeys):
         """
         return core.copy_json(self, cuda_device, Machine.here())
 
-    def effective_log_level(self) -> str:
-        """``log_level``, unless the environment says another: error, warn, info, debug or trace.
+    def log_settings(self) -> environment.LogSettings:
+        """How the core writes its log: the keys ``log_…``, unless the environment says something else.
 
         Raises:
-            ConfigError: the environment names an unknown level.
+            ConfigError: a variable of the environment has no meaning.
         """
-        return environment.log_level(self.log_level, Machine.here().environ)[0]
+        return environment.log_settings(self, Machine.here().environ)
 
     def effective(self, machine: Machine | None = None) -> tuple[explain.Setting, ...]:
         """Every key with the value that holds on this machine and where it comes from."""

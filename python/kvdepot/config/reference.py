@@ -47,6 +47,8 @@ _ENVIRONMENT = """\
 | variable | meaning |
 | --- | --- |
 | `KVDEPOT_LOG`, then `UC_LOGGER_LEVEL` | goes before `log_level`, same levels |
+| `UCM_LOG_MAX_SIZE` | goes before `log_max_size_mb`, in MiB |
+| `UCM_LOG_MAX_FILES` | goes before `log_max_files` |
 | `XDG_CACHE_HOME` | where the default directory of the `Posix` tier lies; `~/.cache` without it |
 | `XDG_RUNTIME_DIR` | where the depot's socket lies; `/tmp/kvdepot-UID` without it |
 """

@@ -6,7 +6,7 @@ import pytest
 from engine_parts import BLOCK, FakeDepot, geometry, pages, request, scheduler
 
 from kvdepot.engines.vllm.drafts import Drafts
-from kvdepot.engines.vllm.measures import MEASURES, Kind, Over
+from kvdepot.engines.vllm.measures import MEASURES, SECONDS_BUCKETS, Kind, Over
 from kvdepot.engines.vllm.meta import Blocks
 from kvdepot.engines.vllm.saveplan import SavePlan
 from kvdepot.engines.vllm.stats import DepotStats, stats_from
@@ -110,10 +110,14 @@ def test_every_measure_has_its_unit_in_its_name_and_a_sentence() -> None:
             "attached",
             "requests",
             "calls",
+            "ratio",
+            "second",
         }, name
         assert measure.text.endswith("."), name
-        assert (measure.kind is Kind.HISTOGRAM) == (unit == "seconds"), name
-        assert measure.over is not Over.SUM or unit in {"bytes", "blocks"}, name
+        of_seconds = measure.buckets is SECONDS_BUCKETS
+        assert (measure.kind is Kind.HISTOGRAM and of_seconds) == (unit == "seconds"), name
+        assert list(measure.buckets) == sorted(set(measure.buckets)), name
+        assert measure.over is not Over.SUM or unit in {"bytes", "blocks", "second"}, name
 
 
 def test_a_lookup_is_counted_once_however_often_its_request_is_matched() -> None:
@@ -123,6 +127,7 @@ def test_a_lookup_is_counted_once_however_often_its_request_is_matched() -> None
     side.allocated(req, pages([1, 2, 3, 4]), 2 * BLOCK)
     data = taken(side.stats).data
     assert len(data.pop("lookup_seconds")) == 1
+    assert data.pop("lookup_hit_ratio") == [2 / 3]
     assert data == {"claims": 1, "asked_tokens": 3 * BLOCK, "hit_tokens": {"pool": 2 * BLOCK}}
 
 
@@ -152,3 +157,16 @@ def test_what_another_version_counts_is_left_out() -> None:
     assert stats.data == {"claims": 2, "misses": {"late": 1}}
     twice = stats.aggregate(DepotStats(data=foreign)).aggregate(DepotStats(data=foreign))
     assert twice.data == {"claims": 6, "misses": {"late": 3}}
+
+
+def test_a_transfer_that_has_ended_is_counted_with_its_speed() -> None:
+    stats = DepotStats()
+    stats.add_transfer("load", 3, 1000, 0.5)
+    stats.add_transfer("load", 0, 1000, 0.25)
+    assert stats.data == {
+        "load_seconds": [0.5, 0.25],
+        "load_blocks": 3,
+        "load_bytes": 3000,
+        "load_size_blocks": [3],
+        "load_bytes_per_second": [6000.0],
+    }

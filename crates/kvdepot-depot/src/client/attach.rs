@@ -74,6 +74,8 @@ pub struct Attachment {
     trouble: Mutex<String>,
     /// Bounds of this client's queues where they are not the depot's.
     queue_depths: OnceLock<QueueDepths>,
+    /// Whether the depot's pool only passes blocks on to its tiers.
+    passes_through: AtomicBool,
     stopping: AtomicBool,
     /// Bound of a call that an engine's thread waits for.
     pub(crate) call_timeout: Duration,
@@ -97,6 +99,7 @@ impl Attachment {
         let pool = Arc::new(AttachedPool::new(id, pool));
         *this.pool.lock() = Some(Arc::clone(&pool));
         *this.current.write() = Some(Arc::new(Generation::new(welcome, pool)));
+        this.set_passes_through(config.passes_through());
         Ok(Arc::new(this))
     }
 
@@ -141,6 +144,7 @@ impl Attachment {
             refused: Mutex::new(None),
             trouble: Mutex::default(),
             queue_depths: OnceLock::new(),
+            passes_through: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             call_timeout,
             stats: Stats::default(),
@@ -162,6 +166,15 @@ impl Attachment {
     /// call counts.
     pub fn set_queue_depths(&self, depths: QueueDepths) {
         let _ = self.queue_depths.set(depths);
+    }
+
+    /// Says whether the depot's pool only passes blocks on to its tiers: log lines of tasks then name them so.
+    pub fn set_passes_through(&self, passes_through: bool) {
+        self.passes_through.store(passes_through, Ordering::Relaxed);
+    }
+
+    pub(crate) fn passes_through(&self) -> bool {
+        self.passes_through.load(Ordering::Relaxed)
     }
 
     /// The bounds of this client's queues at the depot of a generation.

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use crossbeam_channel::{Receiver, Sender, TrySendError};
 use kvdepot_core::{Error, ErrorKind, Result};
 
-use crate::client::task::Operation;
+use crate::task_line::Operation;
 
 /// Threads for each of loads and dumps: one copies while another waits for the depot.
 const THREADS: usize = 2;

@@ -21,7 +21,9 @@ pub use claim::{Claim, ClaimGroupSpec};
 pub use device::DeviceEngine;
 pub use plan::PageTable;
 pub use store::{Kept, LayerDump, Store};
-pub use task::{Operation, TaskState};
+pub use task::TaskState;
+
+pub use crate::task_line::Operation;
 
 use kvdepot_core::limits::BATCH_HASHES_MAX;
 use kvdepot_core::{BlockHash, NamespaceSpec, Result};

@@ -16,8 +16,9 @@ use crate::client::executor::Executor;
 use crate::client::layer_dump::LayerDumpState;
 use crate::client::partial::Partial;
 use crate::client::plan::{Item, PageTable, Source};
-use crate::client::task::{Operation, TaskState, UnderWay};
+use crate::client::task::{TaskState, UnderWay};
 use crate::client::{dump, load};
+use crate::task_line::{self, Operation, TaskLine};
 
 /// Tasks that may wait while no depot has said otherwise.
 const WAITING_QUEUE_DEPTH: u64 = 8192;
@@ -373,7 +374,13 @@ impl Store {
     ) -> Work {
         let id = self.inner.executor.next_task();
         let inner = &self.inner;
-        let state = TaskState::new(id, operation, left, count, bytes, inner.timeout, &inner.under_way);
+        let store = if inner.attachment.passes_through() {
+            task_line::Store::PassThrough
+        } else {
+            task_line::Store::Cache
+        };
+        let line = TaskLine { id, operation, store, subtasks: left.iter().sum(), bytes };
+        let state = TaskState::new(line, left, count, inner.timeout, &inner.under_way);
         Work {
             store: Arc::clone(&self.inner),
             state: Arc::new(state),

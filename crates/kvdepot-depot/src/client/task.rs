@@ -10,24 +10,7 @@ use kvdepot_core::{ErrorKind, Result};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::EventfdFlags;
 
-/// Which way a task goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operation {
-    /// Engine to depot.
-    Dump,
-    /// Depot to engine.
-    Load,
-}
-
-impl Operation {
-    /// As the log lines spell it.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Dump => "DUMP",
-            Self::Load => "LOAD",
-        }
-    }
-}
+use crate::task_line::{Operation, TaskLine};
 
 struct Progress {
     /// Blocks of each shard that have neither arrived nor failed.
@@ -83,10 +66,8 @@ impl Drop for Counted {
 
 /// How far a task is.
 pub struct TaskState {
-    id: u64,
-    operation: Operation,
+    line: TaskLine,
     block_count: usize,
-    bytes: u64,
     begun: Instant,
     deadline: Instant,
     progress: Mutex<Progress>,
@@ -96,22 +77,17 @@ pub struct TaskState {
 
 impl TaskState {
     pub(crate) fn new(
-        id: u64,
-        operation: Operation,
+        line: TaskLine,
         left: Vec<usize>,
         block_count: usize,
-        bytes: u64,
         wait: Duration,
         under_way: &Arc<UnderWay>,
     ) -> Self {
         let begun = Instant::now();
-        let subtasks: usize = left.iter().sum();
-        tracing::debug!("Cache task({id},{},{subtasks},{bytes}) dispatching.", operation.as_str());
+        line.dispatching();
         Self {
-            id,
-            operation,
+            line,
             block_count,
-            bytes,
             begun,
             deadline: begun + wait,
             progress: Mutex::new(Progress {
@@ -129,7 +105,7 @@ impl TaskState {
 
     /// Number of the task in this process.
     pub fn id(&self) -> u64 {
-        self.id
+        self.line.id
     }
 
     /// Blocks (or shards, for tasks by address) that the task moves.
@@ -138,7 +114,7 @@ impl TaskState {
     }
 
     pub(crate) fn operation(&self) -> Operation {
-        self.operation
+        self.line.operation
     }
 
     pub(crate) fn deadline(&self) -> Instant {
@@ -255,12 +231,7 @@ impl TaskState {
             let _ = rustix::io::write(event, &1u64.to_le_bytes());
         }
         drop(progress);
-        let cost_ms = self.begun.elapsed().as_secs_f64() * 1e3;
-        let (id, operation, bytes) = (self.id, self.operation.as_str(), self.bytes);
-        tracing::debug!(
-            "Cache task({id},{operation},{},{bytes}) finished, cost {cost_ms:.3}ms.",
-            self.block_count
-        );
+        self.line.finished(self.begun.elapsed());
     }
 
     /// A descriptor that is readable once the task is done.
@@ -283,8 +254,8 @@ impl fmt::Debug for TaskState {
         write!(
             f,
             "Task({}, {:?}, {} blocks, done: {})",
-            self.id,
-            self.operation,
+            self.line.id,
+            self.line.operation,
             self.block_count,
             self.done()
         )

@@ -5,11 +5,10 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http_body_util::Full;
-use hyper::body::{Bytes, Incoming};
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE};
+use hyper::body::Incoming;
+use hyper::header::AUTHORIZATION;
 use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use kvdepot_core::Result;
 use kvdepot_depot::values::Values;
@@ -20,7 +19,8 @@ use super::browser;
 use super::self_test::self_test;
 use super::shared::Door;
 use super::tls;
-use super::visitors::{Place, Visitors};
+use crate::http::pages::{self, Answer, error, failed, json};
+use crate::http::visitors::{Place, Visitors};
 use crate::log_limit::LogLimit;
 
 /// Connections at a time.
@@ -31,8 +31,6 @@ const HEAVY_MAX: usize = 16;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long a visitor may stay in all.
 const VISIT_MAX: Duration = Duration::from_secs(120);
-
-type Answer = Response<Full<Bytes>>;
 
 /// What all connections share.
 struct Http {
@@ -119,15 +117,11 @@ async fn answer(http: &Http, request: Request<Incoming>) -> Answer {
         None
     };
     match (request.method(), request.uri().path()) {
-        (&Method::GET, "/health") => json(StatusCode::OK, &serde_json::json!({"status": "ok"})),
-        (&Method::GET, "/metrics") => match door.counters.text(&door.depot.direct().stats()) {
-            Ok(text) => answer_with(
-                StatusCode::OK,
-                "application/openmetrics-text; version=1.0.0; charset=utf-8",
-                text,
-            ),
-            Err(error) => failed(&error),
-        },
+        (&Method::GET, "/health") => pages::health(),
+        (&Method::GET, "/metrics") => {
+            pages::metrics(Some(door.counters.registry()), door.depot.direct().stats())
+        }
+        (&Method::GET, "/status") => pages::status(&door.depot.direct().stats()),
         (&Method::POST, "/purge") => match apart(door, Values::purge).await {
             Ok(count) => {
                 tracing::info!("{count} values were purged");
@@ -143,7 +137,7 @@ async fn answer(http: &Http, request: Request<Incoming>) -> Answer {
             Ok(()) => json(StatusCode::OK, &serde_json::json!({"status": "ok"})),
             Err(error) => failed(&error),
         },
-        (_, "/purge" | "/kvmap_len" | "/selftest" | "/health" | "/metrics") => {
+        (_, "/purge" | "/kvmap_len" | "/selftest" | "/health" | "/metrics" | "/status") => {
             error(StatusCode::METHOD_NOT_ALLOWED, "another method is wanted")
         }
         _ => error(StatusCode::NOT_FOUND, "no such page"),
@@ -161,7 +155,7 @@ async fn apart<T: Send + 'static>(door: &Arc<Door>, work: fn(&Values) -> Result<
 
 /// Whether a path walks or changes the depot.
 fn is_heavy(path: &str) -> bool {
-    matches!(path, "/purge" | "/kvmap_len" | "/selftest")
+    matches!(path, "/purge" | "/kvmap_len" | "/selftest" | "/status")
 }
 
 /// The answer to a request that may not walk or change the depot.
@@ -182,24 +176,4 @@ fn is_allowed(door: &Door, request: &Request<Incoming>) -> bool {
     let Some(token) = &door.token else { return true };
     let said = request.headers().get(AUTHORIZATION).map(|value| value.as_bytes());
     said.and_then(|said| said.strip_prefix(b"Bearer ")).is_some_and(|said| token.is(said.trim_ascii()))
-}
-
-fn failed(error: &kvdepot_core::Error) -> Answer {
-    tracing::warn!("an administrator's request failed: {error}");
-    json(StatusCode::INTERNAL_SERVER_ERROR, &serde_json::json!({"error": error.to_string()}))
-}
-
-fn error(status: StatusCode, why: &str) -> Answer {
-    json(status, &serde_json::json!({"error": why}))
-}
-
-fn json(status: StatusCode, value: &serde_json::Value) -> Answer {
-    answer_with(status, "application/json", value.to_string())
-}
-
-fn answer_with(status: StatusCode, kind: &'static str, text: String) -> Answer {
-    let mut answer = Response::new(Full::new(Bytes::from(text)));
-    *answer.status_mut() = status;
-    answer.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
-    answer
 }

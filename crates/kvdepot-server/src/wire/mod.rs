@@ -17,7 +17,6 @@ mod socket;
 mod spare;
 mod stream;
 mod tls;
-mod visitors;
 
 pub use config::{EvictConfig, TlsConfig, WireConfig};
 pub use door::WireDoor;

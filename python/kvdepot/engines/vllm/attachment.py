@@ -50,14 +50,17 @@ def attach(options: ConnectorOptions, socket: str, block_bytes: int | None) -> "
         ProtocolError: something else, or another version, answers at the socket.
     """
     from kvdepot import _native
+    from kvdepot.logs import set_up_logging
 
     config = options.config
+    set_up_logging(config)
     return _native.Depot.connect(
         socket,
         spawn=config.depot_command(socket, block_bytes),
         wait_ms=config.attach_timeout_ms if config.start_depot else min(GLANCE_MS, config.attach_timeout_ms),
         call_timeout_ms=config.call_timeout_ms,
         queue_depths=(config.waiting_queue_depth, config.running_queue_depth),
+        passes_through=config.pool == "Staging",
     )
 
 

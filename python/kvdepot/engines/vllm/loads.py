@@ -195,10 +195,8 @@ class Loads:
     def _count(self, copy: Copy) -> set[int]:
         bad = copy.failed_pages()
         if copy.task is not None:
-            self._stats.observe("load_seconds", time.monotonic() - copy.started_s)
-            loaded = len(copy.pages) - len(bad)
-            self._stats.add("load_blocks", loaded)
-            self._stats.add("load_bytes", loaded * self._stores[copy.group].block_bytes)
+            loaded, seconds = len(copy.pages) - len(bad), time.monotonic() - copy.started_s
+            self._stats.add_transfer("load", loaded, self._stores[copy.group].block_bytes, seconds)
             self._stats.add_failures("load", copy.task.failures())
         return bad
 

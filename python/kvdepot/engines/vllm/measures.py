@@ -23,6 +23,9 @@ class Over(Enum):
     SHARED = "ranks that hold the same bytes share the work: the sum over those that hold the first slice"
 
 
+SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
 @dataclass(frozen=True)
 class Measure:
     """One thing that is counted.
@@ -32,6 +35,7 @@ class Measure:
         text: what an operator reads of it.
         label: by what it is divided; empty = by nothing.
         values: the label's values that are there from the start.
+        buckets: of a histogram: the upper ends of its ranges.
     """
 
     name: str
@@ -40,12 +44,15 @@ class Measure:
     kind: Kind = Kind.COUNTER
     label: str = ""
     values: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = SECONDS_BUCKETS
 
 
 LITE_SIZES = {"quarter": 0.25, "half": 0.5, "pool": 1.0, "double": 2.0, "fourfold": 4.0}
 """Depots that `use_lite` counts for, as parts of the configured pool."""
 
-SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+BLOCKS_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
+RATE_BUCKETS = (1e7, 1e8, 5e8, 1e9, 2e9, 5e9, 1e10, 2e10, 3e10, 5e10, 1e11)
+RATIO_BUCKETS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 _ALL = (
     Measure("claims", Over.SCHEDULER, "Lookups for requests, each of which may lease blocks."),
@@ -72,6 +79,13 @@ _ALL = (
         "From a request's lookup until its hit was known, waiting for tiers included.",
         Kind.HISTOGRAM,
     ),
+    Measure(
+        "lookup_hit_ratio",
+        Over.SCHEDULER,
+        "Part of the tokens that a lookup asked for which it was given.",
+        Kind.HISTOGRAM,
+        buckets=RATIO_BUCKETS,
+    ),
     Measure("loads", Over.FIRST, "Loads: of a request, or of all requests that a step waits for, by KV-cache group."),
     Measure("load_blocks", Over.FIRST, "Blocks copied from the depot into the KV cache of one rank."),
     Measure("load_bytes", Over.SUM, "Bytes copied from the depot into the KV cache, over all ranks."),
@@ -80,6 +94,20 @@ _ALL = (
         Over.FIRST,
         "From a load's start until the engine saw its end, which is at the end of a step.",
         Kind.HISTOGRAM,
+    ),
+    Measure(
+        "load_size_blocks",
+        Over.FIRST,
+        "Blocks that a load copied into the KV cache of one rank.",
+        Kind.HISTOGRAM,
+        buckets=BLOCKS_BUCKETS,
+    ),
+    Measure(
+        "load_bytes_per_second",
+        Over.SUM,
+        "Bytes that a load copied into one rank's KV cache, by the time of `load_seconds`.",
+        Kind.HISTOGRAM,
+        buckets=RATE_BUCKETS,
     ),
     Measure(
         "load_failed_blocks",
@@ -98,6 +126,20 @@ _ALL = (
         Over.FIRST,
         "From a dump's start until the engine saw its end, which may be a step or more after it.",
         Kind.HISTOGRAM,
+    ),
+    Measure(
+        "dump_size_blocks",
+        Over.FIRST,
+        "Blocks that a dump copied out of the KV cache of one rank.",
+        Kind.HISTOGRAM,
+        buckets=BLOCKS_BUCKETS,
+    ),
+    Measure(
+        "dump_bytes_per_second",
+        Over.SUM,
+        "Bytes that a dump copied out of one rank's KV cache, by the time of `dump_seconds`.",
+        Kind.HISTOGRAM,
+        buckets=RATE_BUCKETS,
     ),
     Measure(
         "dump_failed_blocks",

@@ -4,7 +4,9 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics
 
-from kvdepot.engines.vllm.measures import MEASURES, SECONDS_BUCKETS, Kind, Measure
+from kvdepot.engines.vllm.log import connector_logger
+from kvdepot.engines.vllm.measures import MEASURES, Kind, Measure
+from kvdepot.engines.vllm.seed_series import seed_series
 from kvdepot.engines.vllm.stats import known
 
 PREFIX = "vllm:kvdepot_"
@@ -27,12 +29,19 @@ class DepotPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc, unused-ign
             for engine in per_engine_labelvalues:
                 for label in measure.values or ([] if measure.label else [""]):
                     self._of(name, engine, label)
+        self._of_file = seed_series(
+            vllm_config,
+            connector_logger(),
+            classes={Kind.HISTOGRAM: self._histogram_cls, Kind.COUNTER: self._counter_cls},
+            labelnames=labelnames,
+            engines=per_engine_labelvalues,
+        )
 
     def _new(self, measure: Measure, labelnames: list[str]) -> Any:
         labels = [*labelnames, measure.label] if measure.label else labelnames
         about: dict[str, Any] = {"name": PREFIX + measure.name, "documentation": measure.text, "labelnames": labels}
         if measure.kind is Kind.HISTOGRAM:
-            return self._histogram_cls(**about, buckets=SECONDS_BUCKETS)
+            return self._histogram_cls(**about, buckets=measure.buckets)
         if measure.kind is Kind.GAUGE:
             return self._gauge_cls(**about, multiprocess_mode="mostrecent")
         return self._counter_cls(**about)
@@ -44,6 +53,8 @@ class DepotPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc, unused-ign
         """Adds what a step counted."""
         for name, value in known(transfer_stats_data).items():
             measure = MEASURES[name]
+            if self._of_file is not None:
+                self._of_file.add(name, value, engine_idx)
             if measure.kind is Kind.HISTOGRAM:
                 for seconds in value:
                     self._of(name, engine_idx).observe(seconds)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kvdepot.config import KVDepotConfig, load_config
+from kvdepot.config.metrics_file import read_metrics_file
 from kvdepot.errors import config_error
 
 FILE_KEYS = ("config", "UCM_CONFIG_FILE")
@@ -135,6 +136,8 @@ def read_options(extra_config: Mapping[str, Any] | None) -> ConnectorOptions:
         also = ", ".join(sorted(extra)) or " and ".join(FILE_KEYS)
         raise config_error(f"kv_connector_extra_config: names a file and also {also}: write everything in one place")
     config = load_config(files[0] if files else extra or None, owns_pool=False)
+    if config.metrics_config_path:
+        read_metrics_file(config.metrics_config_path)
     if config.mode == "embedded":
         raise config_error("mode: embedded: an engine's processes share a depot: write node, or remove the key")
     return ConnectorOptions(config, policy, reset == "drop", str(version))

@@ -21,6 +21,7 @@ class RequestState:
             scheduler and is not used yet keeps its leases here.
         miss: why the last lookup found nothing beyond ``local_tokens``; ``None`` after a hit.
         loaded_tokens: what the depot gave beyond ``local_tokens`` when the request was admitted.
+        asked_tokens: what the last lookup asked the depot for.
         missed_tokens: local hit of the last lookup that found nothing beyond it, -1 when there was none.
         expected_tokens: what a tier had beyond ``local_tokens`` when it gave up waiting (P9); 0 = it never did.
         saved_blocks: by group, leading blocks that need no dump: they were hit, loaded, dumped, or are about to be.
@@ -39,6 +40,7 @@ class RequestState:
     missed_s: float = 0.0
     tier_tokens: int = 0
     expected_tokens: int = 0
+    asked_tokens: int = 0
     saved_blocks: dict[int, int] = field(default_factory=dict)
     load_failed: bool = False
     logged: bool = False

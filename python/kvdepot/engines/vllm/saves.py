@@ -155,10 +155,8 @@ class Saves:
             if not dump.task.done():
                 running.append(dump)
                 continue
-            self._stats.observe("dump_seconds", time.monotonic() - dump.started_s)
-            stored = len(dump.pages) - len(dump.task.failed())
-            self._stats.add("dump_blocks", stored)
-            self._stats.add("dump_bytes", stored * dump.block_bytes)
+            stored, seconds = len(dump.pages) - len(dump.task.failed()), time.monotonic() - dump.started_s
+            self._stats.add_transfer("dump", stored, dump.block_bytes, seconds)
             self._stats.add_failures("dump", dump.task.failures())
         self._running = running
 

@@ -150,9 +150,10 @@ class SchedulerSide:
         answer = state.lookup.poll(now_s, self._idle)
         if not known and not isinstance(answer, Pending):
             self.stats.observe("lookup_seconds", time.monotonic() - state.lookup.started_s)
+            given = answer.tokens if isinstance(answer, Hit) else 0
+            self.stats.observe("lookup_hit_ratio", given / max(state.asked_tokens, 1))
             if answer.declined_tokens:
-                found = answer.tokens if isinstance(answer, Hit) else 0
-                state.expected_tokens = found + answer.declined_tokens
+                state.expected_tokens = given + answer.declined_tokens
         if isinstance(answer, Miss):
             state.missed_tokens, state.missed_s = local_tokens, now_s
             if not self._depot.attached:
@@ -165,7 +166,8 @@ class SchedulerSide:
         if isinstance(bounds, Miss):
             return bounds
         self.stats.add("claims")
-        self.stats.add("asked_tokens", (bounds.limit - bounds.skip) * self._geometry.hash_tokens)
+        state.asked_tokens = (bounds.limit - bounds.skip) * self._geometry.hash_tokens
+        self.stats.add("asked_tokens", state.asked_tokens)
         groups, hashes = self._namespaces.groups, state.hashes[: bounds.limit]
         claim = self._depot.claim(groups, hashes, skip=bounds.skip, limit=bounds.limit)
         if state.ask.pool_only:

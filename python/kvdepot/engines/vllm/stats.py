@@ -47,11 +47,20 @@ class DepotStats(KVConnectorStats):
         self.add("hit_tokens", tokens - from_tier, "pool")
         self.add("hit_tokens", from_tier, "tier")
 
-    def observe(self, name: str, seconds: float) -> None:
+    def add_transfer(self, verb: str, blocks: int, block_bytes: int, seconds: float) -> None:
+        """Counts a load or a dump that has ended, and what of it was copied."""
+        self.observe(f"{verb}_seconds", seconds)
+        self.add(f"{verb}_blocks", blocks)
+        self.add(f"{verb}_bytes", blocks * block_bytes)
+        if blocks:
+            self.observe(f"{verb}_size_blocks", blocks)
+            self.observe(f"{verb}_bytes_per_second", blocks * block_bytes / max(seconds, 1e-9))
+
+    def observe(self, name: str, value: float) -> None:
         """Adds an observation to a histogram."""
         if MEASURES[name].kind is not Kind.HISTOGRAM:
             raise KeyError(name)
-        self.data.setdefault(name, []).append(seconds)
+        self.data.setdefault(name, []).append(value)
 
     def tell(self, name: str, value: int) -> None:
         """Sets a gauge."""

@@ -9,7 +9,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 
 /// Connections that are served at a time.
-pub(super) struct Visitors {
+pub(crate) struct Visitors {
     places: Arc<Semaphore>,
     /// Oldest first.
     present: Arc<Mutex<Vec<Arc<Visitor>>>>,
@@ -17,26 +17,26 @@ pub(super) struct Visitors {
 
 /// One connection.
 #[derive(Default)]
-pub(super) struct Visitor {
+pub(crate) struct Visitor {
     /// Whether a request of it is being answered.
     busy: AtomicBool,
     task: Mutex<Option<AbortHandle>>,
 }
 
 /// A connection's place, until this is dropped.
-pub(super) struct Place {
-    pub(super) visitor: Arc<Visitor>,
+pub(crate) struct Place {
+    pub(crate) visitor: Arc<Visitor>,
     present: Arc<Mutex<Vec<Arc<Visitor>>>>,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Visitors {
-    pub(super) fn new(places: usize) -> Self {
+    pub(crate) fn new(places: usize) -> Self {
         Self { places: Arc::new(Semaphore::new(places)), present: Arc::default() }
     }
 
     /// A place for a connection that was accepted; waits only while all others are being answered.
-    pub(super) async fn admit(&self) -> Place {
+    pub(crate) async fn admit(&self) -> Place {
         if self.places.available_permits() == 0 {
             self.displace();
         }
@@ -57,19 +57,19 @@ impl Visitors {
 
 impl Visitor {
     /// Tells which task serves this connection.
-    pub(super) fn served_by(&self, task: AbortHandle) {
+    pub(crate) fn served_by(&self, task: AbortHandle) {
         *self.task.lock() = Some(task);
     }
 
     /// Marks the connection busy until the guard is dropped.
-    pub(super) fn answering(self: &Arc<Self>) -> Answering {
+    pub(crate) fn answering(self: &Arc<Self>) -> Answering {
         self.busy.store(true, Ordering::Release);
         Answering(Arc::clone(self))
     }
 }
 
 /// See [`Visitor::answering`].
-pub(super) struct Answering(Arc<Visitor>);
+pub(crate) struct Answering(Arc<Visitor>);
 
 impl Drop for Answering {
     fn drop(&mut self) {

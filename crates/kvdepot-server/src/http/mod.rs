@@ -1,0 +1,8 @@
+//! HTTP for operators: what every depot answers, and the door of those without a wire door.
+
+pub(crate) mod pages;
+mod series;
+mod status_door;
+pub(crate) mod visitors;
+
+pub use status_door::{StatusDoor, socket_of};

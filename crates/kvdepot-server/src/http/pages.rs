@@ -1,0 +1,137 @@
+//! Answers that every door with HTTP gives alike.
+
+use http_body_util::Full;
+use hyper::body::Bytes;
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::{Response, StatusCode};
+use kvdepot_core::{Error, ErrorKind, Result};
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
+use prometheus_client::registry::Registry;
+use serde_json::Value;
+
+use super::series::Series;
+
+pub(crate) type Answer = Response<Full<Bytes>>;
+
+const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// `/health`.
+pub(crate) fn health() -> Answer {
+    json(StatusCode::OK, &serde_json::json!({"status": "ok"}))
+}
+
+/// `/metrics`: what a depot's statistics say, after the door's own series.
+pub(crate) fn metrics(door: Option<&Registry>, stats: Value) -> Answer {
+    match metrics_text(door, stats) {
+        Ok(text) => answer_with(StatusCode::OK, METRICS_TYPE, text),
+        Err(error) => failed(&error),
+    }
+}
+
+/// OpenMetrics text.
+pub(crate) fn metrics_text(door: Option<&Registry>, stats: Value) -> Result<String> {
+    let mut depot = Registry::with_prefix("kvdepot");
+    depot.register_collector(Box::new(Series(stats)));
+    let mut text = String::new();
+    door.into_iter()
+        .chain([&depot])
+        .try_for_each(|registry| encode_registry(&mut text, registry))
+        .and_then(|()| encode_eof(&mut text))
+        .map_err(|e| Error::new(ErrorKind::Io, "metrics cannot be written").with_source(e))?;
+    Ok(text)
+}
+
+/// `/status`: all that `kvdepot stat` shows.
+pub(crate) fn status(stats: &Value) -> Answer {
+    json(StatusCode::OK, stats)
+}
+
+/// The answer to a request that the depot failed to carry out.
+pub(crate) fn failed(error: &Error) -> Answer {
+    tracing::warn!("an administrator's request failed: {error}");
+    json(StatusCode::INTERNAL_SERVER_ERROR, &serde_json::json!({"error": error.to_string()}))
+}
+
+pub(crate) fn error(status: StatusCode, why: &str) -> Answer {
+    json(status, &serde_json::json!({"error": why}))
+}
+
+pub(crate) fn json(status: StatusCode, value: &Value) -> Answer {
+    answer_with(status, "application/json", value.to_string())
+}
+
+fn answer_with(status: StatusCode, kind: &'static str, text: String) -> Answer {
+    let mut answer = Response::new(Full::new(Bytes::from(text)));
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn has(text: &str, lines: &[&str]) {
+        for line in lines {
+            assert!(text.lines().any(|other| other == *line), "{line} is not in\n{text}");
+        }
+        assert!(text.ends_with("# EOF\n"));
+    }
+
+    #[test]
+    fn counters_and_gauges_have_their_type_unit_and_help() {
+        let stats = serde_json::json!({
+            "pid": 7, "pipeline": "Cache|\"Posix\"", "fetch_bytes": 9, "claims": 3, "pool_bytes": 5, "evict_blocks": 2,
+            "lock_hold_max_us": 1500, "failures": {"fetch": {"io": 4}},
+        });
+        let text = metrics_text(None, stats).expect("text");
+        let lines = [
+            "# TYPE kvdepot_fetch_bytes counter",
+            "# UNIT kvdepot_fetch_bytes bytes",
+            "# HELP kvdepot_fetch_bytes Bytes read from tiers into the pool.",
+            "kvdepot_fetch_bytes_total 9",
+            "kvdepot_claims_total 3",
+            "kvdepot_evict_blocks_total 2",
+            "# TYPE kvdepot_pool_bytes gauge",
+            "kvdepot_pool_bytes 5",
+            "kvdepot_lock_hold_max_seconds 0.0015",
+            "kvdepot_failures_total{operation=\"fetch\",kind=\"io\"} 4",
+        ];
+        has(&text, &lines);
+        assert!(text.contains("pipeline=\"Cache|\\\"Posix\\\"\""), "{text}");
+        assert!(!text.contains("pid"), "{text}");
+    }
+
+    #[test]
+    fn tiers_and_their_servers_are_told() {
+        let server = |address: &str, up: bool| serde_json::json!({"address": address, "up": up, "connections": 4, "failures": 7});
+        let tiers = serde_json::json!([
+            {"name": "Posix", "blocks": 3, "bytes": 12, "bytes_max": null},
+            {"name": "Remote", "servers": [server("a:1", true), server("[::1]:2", false)]},
+        ]);
+        let text = metrics_text(None, serde_json::json!({"tiers": tiers})).expect("text");
+        let lines = [
+            "kvdepot_tier_blocks{tier=\"Posix\"} 3",
+            "kvdepot_tier_bytes{tier=\"Posix\"} 12",
+            "kvdepot_remote_server_up{server=\"a:1\"} 1",
+            "kvdepot_remote_server_up{server=\"[::1]:2\"} 0",
+            "kvdepot_remote_server_failures_total{server=\"a:1\"} 7",
+            "# TYPE kvdepot_remote_server_connections gauge",
+        ];
+        has(&text, &lines);
+        assert!(!text.contains("tier_max_bytes"), "no bound, no number: {text}");
+    }
+
+    #[test]
+    fn regions_of_the_pool_are_told() {
+        let regions = serde_json::json!([{"node": 1, "bytes": 9, "free_bytes": 5}, {"node": null, "bytes": 7, "free_bytes": 0}]);
+        let text = metrics_text(None, serde_json::json!({"pool_regions": regions})).expect("text");
+        let lines = [
+            "kvdepot_pool_region_bytes{region=\"0\",node=\"1\"} 9",
+            "kvdepot_pool_region_free_bytes{region=\"0\",node=\"1\"} 5",
+            "kvdepot_pool_region_bytes{region=\"1\",node=\"\"} 7",
+            "# TYPE kvdepot_pool_region_free_bytes gauge",
+        ];
+        has(&text, &lines);
+    }
+}

@@ -1,0 +1,172 @@
+//! A depot's statistics as series for Prometheus, with type, unit and help.
+
+use std::fmt;
+
+use kvdepot_depot::stats::{EVICTIONS_HELP, GAUGES_HELP, Stats};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::Unit;
+use serde_json::Value;
+
+/// What a depot's `stat` said, to be encoded below the prefix `kvdepot`.
+#[derive(Debug)]
+pub(super) struct Series(pub(super) Value);
+
+/// A value with its labels.
+type Sample = (Vec<(&'static str, String)>, f64);
+
+impl Collector for Series {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let stats = &self.0;
+        let info = Info::new([
+            ("version", env!("CARGO_PKG_VERSION").to_owned()),
+            ("pipeline", quoted(stats["pipeline"].as_str().unwrap_or_default())),
+        ]);
+        info.encode(encoder.encode_descriptor("build", "The depot.", None, MetricType::Info)?)?;
+        let plain = |name: &str| stats[name].as_u64().map(|value| vec![(Vec::new(), value as f64)]);
+        for (kind, table) in
+            [(Kind::Counter, Stats::HELP), (Kind::Counter, EVICTIONS_HELP), (Kind::Gauge, GAUGES_HELP)]
+        {
+            for (name, help) in table {
+                write(
+                    &mut encoder,
+                    kind,
+                    name,
+                    help.trim().trim_end_matches('.'),
+                    &plain(name).unwrap_or_default(),
+                )?;
+            }
+        }
+        let most =
+            |name: &str| stats[name].as_u64().map_or_else(Vec::new, |us| vec![(Vec::new(), us as f64 / 1e6)]);
+        let holds = "Longest time that a thread held the depot's lock";
+        write(&mut encoder, Kind::Gauge, "lock_hold_max_seconds", holds, &most("lock_hold_max_us"))?;
+        let on_processor = "Longest processor time of a thread that held the depot's lock";
+        write(
+            &mut encoder,
+            Kind::Gauge,
+            "lock_hold_cpu_max_seconds",
+            on_processor,
+            &most("lock_hold_cpu_max_us"),
+        )?;
+        write(&mut encoder, Kind::Counter, "failures", "Operations that failed, by kind", &failures(stats))?;
+        self.regions(&mut encoder)?;
+        self.tiers(&mut encoder)
+    }
+}
+
+impl Series {
+    fn regions(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let regions = self.0["pool_regions"].as_array().map_or(&[][..], Vec::as_slice);
+        for (name, field, help) in [
+            ("pool_region_bytes", "bytes", "Memory of a region of the pool"),
+            ("pool_region_free_bytes", "free_bytes", "Memory of a region of the pool that holds nothing"),
+        ] {
+            let samples = regions.iter().enumerate().map(|(number, region)| {
+                let node = region["node"].as_u64().map_or_else(String::new, |node| node.to_string());
+                let labels = vec![("region", number.to_string()), ("node", node)];
+                (labels, region[field].as_u64().unwrap_or(0) as f64)
+            });
+            write(encoder, Kind::Gauge, name, help, &samples.collect::<Vec<_>>())?;
+        }
+        Ok(())
+    }
+
+    fn tiers(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let tiers = self.0["tiers"].as_array().map_or(&[][..], Vec::as_slice);
+        for (name, field, help) in [
+            ("tier_blocks", "blocks", "Blocks of a tier, where it knows them"),
+            ("tier_bytes", "bytes", "Bytes of a tier's blocks, where it knows them"),
+            ("tier_max_bytes", "bytes_max", "Bytes that a tier may hold, where it has a bound"),
+        ] {
+            let samples = tiers.iter().filter_map(|tier| {
+                let name = quoted(tier["name"].as_str()?);
+                Some((vec![("tier", name)], tier[field].as_u64()? as f64))
+            });
+            write(encoder, Kind::Gauge, name, help, &samples.collect::<Vec<_>>())?;
+        }
+        let servers: Vec<&Value> =
+            tiers.iter().flat_map(|tier| tier["servers"].as_array().into_iter().flatten()).collect();
+        for (kind, name, field, help) in [
+            (Kind::Gauge, "remote_server_up", "up", "Whether a pool server is used"),
+            (Kind::Gauge, "remote_server_connections", "connections", "Connections to a pool server"),
+            (Kind::Counter, "remote_server_failures", "failures", "Failures of a pool server"),
+        ] {
+            let samples = servers.iter().map(|server| {
+                let value = server[field].as_bool().map(u64::from).or_else(|| server[field].as_u64());
+                let address = quoted(server["address"].as_str().unwrap_or_default());
+                (vec![("server", address)], value.unwrap_or(0) as f64)
+            });
+            write(encoder, kind, name, help, &samples.collect::<Vec<_>>())?;
+        }
+        Ok(())
+    }
+}
+
+/// Text as it stands between the quotes of a label: the encoder writes it as it is.
+fn quoted(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+/// Failures by operation and kind.
+fn failures(stats: &Value) -> Vec<Sample> {
+    let by_operation = stats["failures"].as_object().into_iter().flatten();
+    by_operation
+        .flat_map(|(operation, kinds)| {
+            kinds.as_object().into_iter().flatten().map(move |(kind, count)| {
+                let labels = vec![("operation", quoted(operation)), ("kind", quoted(kind))];
+                (labels, count.as_u64().unwrap_or(0) as f64)
+            })
+        })
+        .collect()
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Counter,
+    Gauge,
+}
+
+/// A series and its samples; nothing without any. A name that ends in its unit has that as its unit.
+fn write(
+    encoder: &mut DescriptorEncoder<'_>,
+    kind: Kind,
+    name: &str,
+    help: &str,
+    samples: &[Sample],
+) -> fmt::Result {
+    if samples.is_empty() {
+        return Ok(());
+    }
+    let (stem, unit) = [("_bytes", Unit::Bytes), ("_seconds", Unit::Seconds)]
+        .into_iter()
+        .find_map(|(end, unit)| Some((name.strip_suffix(end)?, Some(unit))))
+        .unwrap_or((name, None));
+    let metric_type = match kind {
+        Kind::Counter => MetricType::Counter,
+        Kind::Gauge => MetricType::Gauge,
+    };
+    let mut metric = encoder.encode_descriptor(stem, &format!("{help}."), unit.as_ref(), metric_type)?;
+    // Labels of a family are written in braces, also when there are none.
+    if let [(labels, value)] = samples
+        && labels.is_empty()
+    {
+        return write_value(kind, *value, metric);
+    }
+    for (labels, value) in samples {
+        write_value(kind, *value, metric.encode_family(labels)?)?;
+    }
+    Ok(())
+}
+
+fn write_value(kind: Kind, value: f64, metric: MetricEncoder<'_>) -> fmt::Result {
+    match kind {
+        Kind::Counter => ConstCounter::new(value as u64).encode(metric),
+        Kind::Gauge if value.fract() == 0.0 => ConstGauge::new(value as i64).encode(metric),
+        Kind::Gauge => ConstGauge::new(value).encode(metric),
+    }
+}

@@ -1,0 +1,209 @@
+//! What a depot says of itself over HTTP, wire door or not: at a Unix socket beside its own, and at a port of the loopback where
+//! one is asked for. It reads, and changes nothing. A depot whose status cannot be asked for serves all the same.
+
+use std::convert::Infallible;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper::{Method, Request, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use kvdepot_core::{Error, ErrorKind, Result};
+use kvdepot_depot::Depot;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::runtime::Runtime;
+
+use super::pages::{self, Answer};
+use super::visitors::{Place, Visitors};
+use crate::lock::FileId;
+use crate::log_limit::LogLimit;
+
+/// Connections at a time, of both doors together.
+const VISITORS_MAX: usize = 16;
+/// How long a visitor may take for a request's head, and stay in all.
+const HEAD_WAIT: Duration = Duration::from_secs(10);
+const VISIT_MAX: Duration = Duration::from_secs(60);
+/// Pause after a connection that could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How long the end of the door waits for answers that have begun.
+const END_WAIT: Duration = Duration::from_secs(1);
+
+const PAGES: &str = "/health, /metrics, /status";
+
+/// The Unix socket for HTTP of the depot at `socket`.
+pub fn socket_of(socket: &Path) -> PathBuf {
+    let mut name = socket.as_os_str().to_owned();
+    name.push(".http");
+    name.into()
+}
+
+/// An open door; it is closed when it is dropped.
+#[derive(Debug)]
+pub struct StatusDoor {
+    runtime: Option<Runtime>,
+    socket: Option<(PathBuf, FileId)>,
+    port: Option<SocketAddr>,
+}
+
+impl StatusDoor {
+    /// Opens the door of the depot at `socket`, as far as that is possible; the log says what is not.
+    pub fn open(socket: &Path, port: Option<u16>, depot: &Arc<Depot>) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("kvdepot-status")
+            .enable_all()
+            .build();
+        let runtime = match runtime {
+            Ok(runtime) => runtime,
+            Err(error) => {
+                tracing::error!("there is no HTTP for metrics: no thread can be started: {error}");
+                return Self { runtime: None, socket: None, port: None };
+            }
+        };
+        let visitors = Arc::new(Visitors::new(VISITORS_MAX));
+        let (mut path, mut at) = (None, None);
+        let entered = runtime.enter();
+        match listen_at_socket(&socket_of(socket)) {
+            Ok((listener, id)) => {
+                path = Some((socket_of(socket), id));
+                tokio::spawn(serve_socket(listener, Arc::clone(depot), Arc::clone(&visitors)));
+            }
+            Err(error) => tracing::error!("there is no Unix socket for metrics: {error}"),
+        }
+        match port.map(listen_at_port) {
+            None => {}
+            Some(Ok((listener, address))) => {
+                at = Some(address);
+                tracing::info!("metrics are at http://{address}/metrics");
+                tokio::spawn(serve_port(listener, Arc::clone(depot), visitors));
+            }
+            Some(Err(error)) => tracing::error!("there is no port for metrics: {error}"),
+        }
+        drop(entered);
+        Self { runtime: Some(runtime), socket: path, port: at }
+    }
+
+    /// Where the loopback is listened at.
+    pub const fn port_address(&self) -> Option<SocketAddr> {
+        self.port
+    }
+}
+
+impl Drop for StatusDoor {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_timeout(END_WAIT);
+        }
+        if let Some((path, own)) = &self.socket {
+            // Another depot may have taken the place.
+            if FileId::at(path).is_ok_and(|there| there.as_ref() == Some(own)) {
+                let _ = std::fs::remove_file(path);
+            }
+        }
+    }
+}
+
+/// The caller holds the lock of the depot's own socket: what lies at the path is a dead depot's.
+fn listen_at_socket(path: &Path) -> Result<(UnixListener, FileId)> {
+    let context = |what: &'static str| move |e| Error::io(what, e).with("path", path.display());
+    if let Ok(there) = std::fs::symlink_metadata(path) {
+        if !there.file_type().is_socket() {
+            let what = "something that is no socket lies where the one for metrics should be: remove it";
+            return Err(Error::new(ErrorKind::Config, what).with("path", path.display()));
+        }
+        std::fs::remove_file(path).map_err(context("cannot remove a dead depot's socket"))?;
+    }
+    let listener = UnixListener::bind(path).map_err(context("cannot listen"))?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
+        .map_err(context("cannot restrict the socket to its user"))?;
+    let gone = || context("cannot check the socket")(std::io::ErrorKind::NotFound.into());
+    let id = FileId::at(path).map_err(context("cannot check the socket"))?.ok_or_else(gone)?;
+    Ok((listener, id))
+}
+
+fn listen_at_port(port: u16) -> Result<(TcpListener, SocketAddr)> {
+    let at = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let open = || {
+        let socket = tokio::net::TcpSocket::new_v4()?;
+        socket.set_reuseaddr(true)?;
+        socket.bind(at)?;
+        let listener = socket.listen(u32::try_from(VISITORS_MAX).unwrap_or(u32::MAX))?;
+        let address = listener.local_addr()?;
+        Ok((listener, address))
+    };
+    open().map_err(|e| {
+        Error::io("cannot listen: does another depot have this port? Each needs its own metrics_port", e)
+            .with("address", at)
+    })
+}
+
+async fn serve_socket(listener: UnixListener, depot: Arc<Depot>, visitors: Arc<Visitors>) {
+    let refused = LogLimit::default();
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => admit(stream, &depot, &visitors).await,
+            Err(error) => not_accepted(&refused, &error).await,
+        }
+    }
+}
+
+async fn serve_port(listener: TcpListener, depot: Arc<Depot>, visitors: Arc<Visitors>) {
+    let refused = LogLimit::default();
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => admit(stream, &depot, &visitors).await,
+            Err(error) => not_accepted(&refused, &error).await,
+        }
+    }
+}
+
+async fn not_accepted(limit: &LogLimit, error: &std::io::Error) {
+    limit.line(|left_out| {
+        tracing::warn!("a connection for metrics could not be accepted: {error}{left_out}");
+    });
+    tokio::time::sleep(ACCEPT_PAUSE).await;
+}
+
+async fn admit<S>(stream: S, depot: &Arc<Depot>, visitors: &Visitors)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let place = visitors.admit().await;
+    let visitor = Arc::clone(&place.visitor);
+    let task = tokio::spawn(visit(stream, Arc::clone(depot), place));
+    visitor.served_by(task.abort_handle());
+}
+
+async fn visit<S>(stream: S, depot: Arc<Depot>, place: Place)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let visitor = Arc::clone(&place.visitor);
+    let service = service_fn(move |request: Request<Incoming>| {
+        let _answering = visitor.answering();
+        let answered = answer(&depot, request.method(), request.uri().path());
+        async move { Ok::<_, Infallible>(answered) }
+    });
+    let mut builder = hyper::server::conn::http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(HEAD_WAIT);
+    let visit = builder.serve_connection(TokioIo::new(stream), service);
+    // A client that stays longer, or speaks no HTTP, is disconnected.
+    let _ = tokio::time::timeout(VISIT_MAX, visit).await;
+}
+
+fn answer(depot: &Arc<Depot>, method: &Method, path: &str) -> Answer {
+    match (method, path) {
+        (&Method::GET, "/health") => pages::health(),
+        (&Method::GET, "/metrics") => pages::metrics(None, depot.direct().stats()),
+        (&Method::GET, "/status") => pages::status(&depot.direct().stats()),
+        (_, "/health" | "/metrics" | "/status") => {
+            pages::error(StatusCode::METHOD_NOT_ALLOWED, "only GET is answered")
+        }
+        _ => pages::error(StatusCode::NOT_FOUND, &format!("no such page: there are {PAGES}")),
+    }
+}

@@ -1,0 +1,116 @@
+//! What a depot without a wire door says over HTTP.
+#![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+
+use common::{LONG, Served, config};
+use kvdepot_depot::Depot;
+use kvdepot_server::StatusDoor;
+use kvdepot_server::http::socket_of;
+use serde_json::json;
+
+fn ask(mut stream: impl Read + Write, request: &str) -> (u16, String) {
+    let head = format!("{request} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    stream.write_all(head.as_bytes()).unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let status = text.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, text.split_once("\r\n\r\n").unwrap().1.to_owned())
+}
+
+fn at_socket(socket: &Path, request: &str) -> (u16, String) {
+    let stream = UnixStream::connect(socket_of(socket)).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    ask(stream, request)
+}
+
+fn depot() -> Arc<Depot> {
+    Arc::new(Depot::start(config(8 << 20, json!({}))).unwrap())
+}
+
+#[test]
+fn a_depot_without_a_wire_door_tells_its_health_status_and_metrics() {
+    let mut served = Served::start(config(8 << 20, json!({})));
+    let attachment = served.attach();
+    let http = socket_of(&served.socket);
+    assert_eq!(std::fs::metadata(&http).unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(at_socket(&served.socket, "GET /health"), (200, "{\"status\":\"ok\"}".to_owned()));
+    let (code, status) = at_socket(&served.socket, "GET /status");
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    assert_eq!((code, &status["pid"]), (200, &json!(std::process::id())));
+    assert_eq!(at_socket(&served.socket, "POST /status").0, 405);
+    let (code, why) = at_socket(&served.socket, "GET /nothing");
+    assert_eq!(code, 404);
+    assert!(why.contains("/metrics"), "{why}");
+    let (code, metrics) = at_socket(&served.socket, "GET /metrics");
+    assert_eq!(code, 200);
+    assert!(metrics.lines().any(|line| line == "kvdepot_pool_bytes 8388608"), "{metrics}");
+    drop(attachment);
+    served.stop();
+    assert!(!http.exists(), "it goes with the depot");
+}
+
+/// Whoever adds a number to `stat` describes it there, too.
+#[test]
+fn every_number_of_the_status_is_a_series_with_help() {
+    let served = Served::start(config(8 << 20, json!({})));
+    let _attachment = served.attach();
+    let status: serde_json::Value =
+        serde_json::from_str(&at_socket(&served.socket, "GET /status").1).unwrap();
+    let metrics = at_socket(&served.socket, "GET /metrics").1;
+    for (name, _) in status.as_object().unwrap().iter().filter(|(_, value)| value.is_u64()) {
+        let name = match name.strip_suffix("_us") {
+            _ if name == "pid" => continue,
+            Some(stem) => format!("{stem}_seconds"),
+            None => name.clone(),
+        };
+        assert!(metrics.contains(&format!("# HELP kvdepot_{name} ")), "{name} is not in\n{metrics}");
+    }
+}
+
+#[test]
+fn a_depot_serves_without_what_it_cannot_tell_its_status_at() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("depot.sock");
+    std::fs::write(socket_of(&socket), "something of somebody's").unwrap();
+    let door = StatusDoor::open(&socket, Some(taken.local_addr().unwrap().port()), &depot());
+    assert_eq!(door.port_address(), None);
+    drop(door);
+    assert_eq!(std::fs::read_to_string(socket_of(&socket)).unwrap(), "something of somebody's");
+}
+
+#[test]
+fn the_port_is_the_loopbacks_and_silent_connections_make_room() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("depot.sock");
+    let door = StatusDoor::open(&socket, Some(0), &depot());
+    let at = door.port_address().unwrap();
+    assert!(at.ip().is_loopback());
+    let silent: Vec<_> = (0..40).map(|_| UnixStream::connect(socket_of(&socket)).unwrap()).collect();
+    for _ in 0..3 {
+        let stream = TcpStream::connect(at).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        assert_eq!(ask(stream, "GET /health").0, 200);
+    }
+    drop(silent);
+}
+
+#[test]
+fn a_door_leaves_the_socket_of_the_one_that_took_its_place() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("depot.sock");
+    let first = StatusDoor::open(&socket, None, &depot());
+    let second = StatusDoor::open(&socket, None, &depot());
+    drop(first);
+    assert_eq!(at_socket(&socket, "GET /health").0, 200);
+    drop(second);
+    assert!(!socket_of(&socket).exists());
+}

@@ -1,0 +1,200 @@
+"""Names of other projects that existing launch lines use, installed only when somebody asks for them.
+
+A wheel cannot leave a console script or a package out until it is wanted, and a second distribution would write over
+files of the real one without a word. So ``kvdepot compat install`` writes a few files into this environment, after it
+has seen that nobody has the name, and ``kvdepot compat remove`` takes away what it wrote.
+"""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvdepot.errors import config_error
+
+MARK = "Written by `kvdepot compat install"
+HEAD_BYTES = 400
+"""Where the mark stands in a file that was written here."""
+
+_HEADER = f"# {MARK} {{name}}`; `kvdepot compat remove {{name}}` takes it away.\n"
+
+_CONNECTOR = '''\
+"""The module path of existing launch lines: kvdepot's connector."""
+
+from kvdepot.engines import vllm as _vllm
+
+
+def __getattr__(name: str) -> object:
+    if name != "UCMConnector":
+        raise AttributeError(f"module {__name__!r} of kvdepot has UCMConnector only, not {name!r}")
+    return _vllm.UCMConnector
+'''
+
+_LAUNCHER = """\
+import sys
+
+from kvdepot.cli.infinistore import main
+
+sys.exit(main())
+"""
+
+
+@dataclass(frozen=True)
+class Shim:
+    """One name.
+
+    Attributes:
+        gives: what there is with it.
+        module: top-level module that must not be there without it; empty = none is made.
+        distributions: whose name it is.
+        files: what is written, by path below ``where``; a text of "" has the header alone.
+        where: key of ``sysconfig``'s paths.
+        is_program: whether the files are run.
+    """
+
+    name: str
+    gives: str
+    distributions: tuple[str, ...]
+    files: Mapping[str, str]
+    where: str
+    module: str = ""
+    is_program: bool = False
+
+    def directory(self) -> Path:
+        """Where the files go in this environment."""
+        return Path(sysconfig.get_path(self.where))
+
+    def paths(self) -> list[Path]:
+        """The files that it is made of."""
+        return [self.directory() / name for name in self.files]
+
+    def is_installed(self) -> bool:
+        """Whether all of its files are there, and ours."""
+        return all(is_own(path) for path in self.paths())
+
+
+SHIMS: Mapping[str, Shim] = {
+    shim.name: shim
+    for shim in (
+        Shim(
+            name="infinistore",
+            gives="the command `infinistore`, which is `kvdepot serve` with the wire door open",
+            distributions=("infinistore",),
+            files={"infinistore": _LAUNCHER},
+            where="scripts",
+            is_program=True,
+        ),
+        Shim(
+            name="ucm",
+            gives="the module path `ucm.integration.vllm.ucm_connector`, which is kvdepot's connector",
+            distributions=("uc-manager", "ucm", "unified-cache-management"),
+            files={
+                "ucm/__init__.py": "",
+                "ucm/integration/__init__.py": "",
+                "ucm/integration/vllm/__init__.py": "",
+                "ucm/integration/vllm/ucm_connector.py": _CONNECTOR,
+            },
+            where="purelib",
+            module="ucm",
+        ),
+    )
+}
+"""What can be installed, by name."""
+
+
+def is_own(path: Path) -> bool:
+    """Whether a file was written here."""
+    try:
+        with path.open("rb") as file:
+            return MARK.encode() in file.read(HEAD_BYTES)
+    except OSError:
+        return False
+
+
+def install(shim: Shim) -> list[Path]:
+    """Writes a shim's files; those that are there and ours are written again.
+
+    Raises:
+        ConfigError: somebody else has the name, or the environment cannot be written to.
+    """
+    taken = _taken_by(shim)
+    if taken:
+        raise config_error(
+            f"{shim.name}: not installed, because it would stand in the way of {taken}: remove that first"
+        )
+    for path, text in zip(shim.paths(), shim.files.values(), strict=True):
+        _write(shim, path, text)
+    importlib.invalidate_caches()
+    return shim.paths()
+
+
+def _write(shim: Shim, path: Path, text: str) -> None:
+    shebang = f"#!{sys.executable}\n" if shim.is_program else ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Whole or not at all: an engine may be starting.
+        fresh = path.with_name(f".{path.name}.{os.getpid()}")
+        fresh.write_text(shebang + _HEADER.format(name=shim.name) + text, encoding="utf-8")
+        fresh.chmod(0o755 if shim.is_program else 0o644)
+        fresh.replace(path)
+    except OSError as error:
+        raise config_error(f"{shim.name}: cannot write {path}: {error.strerror or error}") from error
+
+
+def remove(shim: Shim) -> list[Path]:
+    """Removes what ``install`` wrote, and directories that are empty then. Gives the files that are gone.
+
+    Raises:
+        ConfigError: a file cannot be removed.
+    """
+    gone = []
+    for path in reversed(shim.paths()):
+        if not is_own(path):
+            continue
+        _unlink(shim, path)
+        gone.append(path)
+        _remove_empty(path.parent, shim.directory())
+    importlib.invalidate_caches()
+    return gone
+
+
+def _unlink(shim: Shim, path: Path) -> None:
+    try:
+        path.unlink()
+    except OSError as error:
+        raise config_error(f"{shim.name}: cannot remove {path}: {error.strerror or error}") from error
+
+
+def _remove_empty(directory: Path, above: Path) -> None:
+    while directory != above:
+        shutil.rmtree(directory / "__pycache__", ignore_errors=True)
+        try:
+            directory.rmdir()
+        except OSError:  # somebody else's file is in it
+            return
+        directory = directory.parent
+
+
+def _taken_by(shim: Shim) -> str:
+    """Who has the name; empty when nobody has."""
+    for found in importlib.metadata.distributions():
+        if str(found.metadata["Name"]).lower().replace("_", "-") in shim.distributions:
+            return f"the package {found.metadata['Name']} {found.version}"
+    for path in shim.paths():
+        if os.path.lexists(path) and not is_own(path):
+            return str(path)
+    if shim.is_program:
+        program = shutil.which(shim.name)
+        return f"the program {program}" if program and not is_own(Path(program)) else ""
+    spec = importlib.util.find_spec(shim.module)
+    if spec is None:
+        return ""
+    places = [Path(place) for place in spec.submodule_search_locations or ()] or [Path(spec.origin or shim.module)]
+    foreign = [place for place in places if place != shim.directory() / shim.module]
+    return f"the module {foreign[0]}" if foreign else ""
