@@ -190,8 +190,8 @@ def _taken_by(shim: Shim) -> str:
         if os.path.lexists(path) and not is_own(path):
             return str(path)
     if shim.is_program:
-        found = shutil.which(shim.name)
-        return f"the program {found}" if found and not is_own(Path(found)) else ""
+        program = shutil.which(shim.name)
+        return f"the program {program}" if program and not is_own(Path(program)) else ""
     spec = importlib.util.find_spec(shim.module)
     if spec is None:
         return ""
