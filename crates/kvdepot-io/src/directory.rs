@@ -225,7 +225,7 @@ fn is_plain(file: &OwnedFd, bytes: u64) -> bool {
 }
 
 /// A file of an NFS mount that another node replaced or removed answers ESTALE: to us it is gone.
-fn fail(what: &str, path: &Path, source: std::io::Error) -> Error {
+pub(crate) fn fail(what: &str, path: &Path, source: std::io::Error) -> Error {
     const ESTALE: i32 = 116;
     let error = if source.raw_os_error() == Some(ESTALE) {
         Error::new(ErrorKind::NotFound, what).with_source(source)
