@@ -128,6 +128,8 @@ def test_pool_sized_in_blocks_needs_the_block(seeds, machine):
         ("cache_buffer_capacity_gb", 64, "pool_gb", 64),
         ("posix_capacity_gb", 1024, "posix_capacity_gb", 1024),
         ("posix_io_engine", "psync", "io_engine", "psync"),
+        ("posix_io_engine", "aio", "io_engine", "aio"),
+        ("posix_io_engine", "aio", "io_direct", True),
         ("waiting_queue_depth", 16, "waiting_queue_depth", 16),
         ("running_queue_depth", 32, "running_queue_depth", 32),
         ("timeout_ms", 1000, "timeout_ms", 1000),

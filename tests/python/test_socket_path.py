@@ -56,6 +56,12 @@ ENGINE_KEYS = {
     "running_queue_depth": 5,
     "log_level": "debug",
     "mode": "node",
+    "use_lite": True,
+    "enable_record_traces": True,
+    "trace_directory": "/traces",
+    "trace_file_mb": 5,
+    "trace_files": 5,
+    "metrics_config_path": "/metrics.yaml",
 }
 MANNER_KEYS = {
     "idle_exit_s": 5,
@@ -64,6 +70,11 @@ MANNER_KEYS = {
     "pool_mlock": True,
     "pool_numa": "0-1",
     "pool_populate_threads": 4,
+    "log_format": "json",
+    "log_max_size_mb": 5,
+    "log_max_files": 5,
+    "log_burst_lines": 5,
+    "metrics_port": 18080,
 }
 DEPOT_KEYS = {
     "pipeline": "Cache",

@@ -74,6 +74,10 @@ pub const IO_QUEUE_MAX: usize = 65_536;
 pub const IO_WORKERS_WRITTEN_OFF_MAX: usize = 64;
 /// Reads in a row before a waiting write gets a turn.
 pub const IO_READS_IN_A_ROW_MAX: usize = 64;
+/// Most reads that a thread of an I/O engine on queues of the kernel has under way.
+pub const IO_FLIGHTS_MAX: usize = 16;
+/// Bytes of requests under way from which on such a thread takes no more.
+pub const IO_FLIGHT_BYTES_MAX: usize = 64 << 20;
 /// How late, in milliseconds, an expired request may learn of it.
 pub const IO_WATCHDOG_TICK_MS: u64 = 5;
 /// Pieces of memory in one vectored call: what Linux takes.

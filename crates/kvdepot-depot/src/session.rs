@@ -397,6 +397,9 @@ impl Session {
             let servers = tier.servers().into_iter().map(|server| {
                 serde_json::json!({"address": server.address, "up": server.up, "connections": server.connections, "failures": server.failures, "last_error": server.last_error})
             });
+            if !tier.engine().is_empty() {
+                entry["engine"] = tier.engine().into();
+            }
             let servers: Vec<serde_json::Value> = servers.collect();
             if !servers.is_empty() {
                 entry["servers"] = servers.into();

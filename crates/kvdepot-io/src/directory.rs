@@ -225,7 +225,7 @@ fn is_plain(file: &OwnedFd, bytes: u64) -> bool {
 }
 
 /// A file of an NFS mount that another node replaced or removed answers ESTALE: to us it is gone.
-fn fail(what: &str, path: &Path, source: std::io::Error) -> Error {
+pub(crate) fn fail(what: &str, path: &Path, source: std::io::Error) -> Error {
     const ESTALE: i32 = 116;
     let error = if source.raw_os_error() == Some(ESTALE) {
         Error::new(ErrorKind::NotFound, what).with_source(source)
@@ -346,7 +346,7 @@ impl Device for DirDevice {
 
     fn create(&self, path: &Path, direct: bool) -> Result<Box<dyn DeviceFile>> {
         let more = if direct { OFlags::DIRECT } else { OFlags::empty() };
-        let (file, path) = self.create_new(path, more, Mode::from_raw_mode(0o644))?;
+        let (file, path) = self.create_new(path, more, Mode::from_raw_mode(0o600))?;
         Ok(Box::new(DirFile { file, path, writes_back_late: self.writes_back_late }))
     }
 
@@ -496,7 +496,7 @@ impl Device for DirDevice {
         let mut fd = self.root_fd()?;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         for part in path {
-            match rustix::fs::mkdirat(&fd, part, Mode::from_raw_mode(0o777)) {
+            match rustix::fs::mkdirat(&fd, part, Mode::from_raw_mode(0o700)) {
                 Ok(()) | Err(Errno::EXIST) => {}
                 // A read-only or full file system may say so of a directory that is there.
                 Err(e) => match rustix::fs::openat(&fd, part, flags, Mode::empty()) {
@@ -511,7 +511,7 @@ impl Device for DirDevice {
 
     fn create_dir(&self, path: &Path) -> Result<bool> {
         let (dir, name) = self.parent(path)?;
-        match rustix::fs::mkdirat(&dir, name, Mode::from_raw_mode(0o777)) {
+        match rustix::fs::mkdirat(&dir, name, Mode::from_raw_mode(0o700)) {
             Ok(()) => Ok(true),
             Err(Errno::EXIST) => Ok(false),
             Err(e) => Err(self.fail("cannot create a directory", path, e)),
@@ -579,7 +579,7 @@ impl Device for DirDevice {
     }
 
     fn write_small(&self, path: &Path, temporary: &Path, bytes: &[u8]) -> Result<()> {
-        let (mut file, whole) = self.create_new(temporary, OFlags::empty(), Mode::from_raw_mode(0o644))?;
+        let (mut file, whole) = self.create_new(temporary, OFlags::empty(), Mode::from_raw_mode(0o600))?;
         let written = file.write_all(bytes).and_then(|()| file.sync_data());
         let written = written.map_err(|e| self.fail("cannot write a file", temporary, e));
         let written = written.and_then(|()| close_checked(file, &whole));

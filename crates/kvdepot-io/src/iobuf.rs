@@ -101,6 +101,12 @@ impl IoBuf {
             .collect()
     }
 
+    /// The pieces from byte `skip` on, for a queue of the kernel: read into, or written, while this buffer lives.
+    pub(crate) fn pieces(&self, skip: usize) -> Vec<libc::iovec> {
+        let piece = |run: MemRun| libc::iovec { iov_base: run.ptr.cast(), iov_len: run.len };
+        self.runs_from(skip).into_iter().map(piece).collect()
+    }
+
     /// Inverts one bit: how `faults` makes rotten media. Bits past the end are ignored.
     pub fn flip_bit(&mut self, bit: usize) {
         if let Some(run) = self.runs_from(bit / 8).first() {

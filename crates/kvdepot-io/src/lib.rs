@@ -7,7 +7,9 @@ pub mod aligned;
 pub mod buf;
 mod cached;
 pub mod checksum;
+pub mod choose;
 pub mod cut;
+mod desk;
 pub mod device;
 pub mod directory;
 pub mod engine;
@@ -15,15 +17,20 @@ pub mod faults;
 pub mod fork;
 pub mod inherited;
 pub mod iobuf;
+pub mod kernel;
 pub mod noop;
+mod progress;
 pub mod psync;
+pub mod queued;
 pub mod recording;
 pub mod socket;
 pub mod thread_time;
 pub mod transfer;
+mod watchdog;
 
 pub use aligned::AlignedBuf;
 pub use buf::{MemRun, SlotBuf};
+pub use choose::{EngineKind, open_engine};
 pub use device::{Device, DeviceFile, DeviceSpace, DirectAlign, DirectUse, FileStat, ListEntry};
 pub use directory::DirDevice;
 pub use engine::{
@@ -32,3 +39,4 @@ pub use engine::{
 pub use iobuf::IoBuf;
 pub use noop::NoopEngine;
 pub use psync::{PsyncConfig, PsyncEngine};
+pub use queued::QueuedEngine;

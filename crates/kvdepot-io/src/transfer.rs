@@ -1,12 +1,14 @@
-//! Moving whole files with plain calls: what a thread of the psync engine does with one request.
+//! Moving whole files: the steps of a read and of a write, and how a thread takes all of them by plain calls.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use kvdepot_core::{Error, ErrorKind, Result};
 
 use crate::device::{Device, DeviceFile};
-use crate::engine::{FileWritten, Op, Prepared, Request, WriteFile};
+use crate::engine::{Ended, FileWritten, Op, Prepared, Request, WriteFile};
 use crate::iobuf::IoBuf;
+use crate::progress::{ReadNext, ReadProgress, WriteNext, WriteProgress};
 
 /// Runs a request to its end on this thread.
 pub fn run(request: Request) {
@@ -15,95 +17,194 @@ pub fn run(request: Request) {
             let outcome = read_file(&*read.device, &read.path, &mut read.buf).map(|()| read.buf);
             (read.done)(outcome);
         }
-        Op::Write(write) => write_and_tell(write),
+        Op::Write(write) => {
+            if let Some((writing, over)) = Writing::prepare(write) {
+                writing.run(over);
+            }
+        }
         Op::Call(call) => (call.run)(Ok(())),
     }
 }
 
 /// Fills `buf` with a file's first bytes; `Corrupt` if the file is shorter.
 pub fn read_file(device: &dyn Device, path: &Path, buf: &mut IoBuf) -> Result<()> {
-    let always = device.direct().filter(|align| buf.fits(*align));
-    let when_cold = device.direct_when_cold().filter(|align| buf.fits(*align));
-    let mut file = device.open(path, always.is_some())?;
-    let (mut done, whole) = (0, buf.len());
-    let mut direct = always.is_some() || (when_cold.is_some() && file.go_direct_if_cold(whole as u64));
-    let align = always.or(when_cold);
-    while done < whole {
-        let came = file.read_at(buf, done, done as u64)?;
-        if came == 0 {
-            return Err(Error::new(ErrorKind::Corrupt, "a block file ends early")
-                .with("path", device.root().join(path).display())
-                .with("bytes", done)
-                .with("bytes_expected", whole));
-        }
-        done += came;
-        if direct && align.is_some_and(|align| !done.is_multiple_of(align.offset_bytes)) {
-            // O_DIRECT goes on only at aligned offsets; the rest of this one file is read without it.
-            direct = false;
-            file = device.open(path, false)?;
-        }
-    }
-    Ok(())
+    let (file, progress) = open_for_read(device, path, buf)?;
+    read_rest(device, path, buf, file, progress)
 }
 
-fn write_and_tell(write: WriteFile) {
-    let WriteFile { device, temporary, target, durable, prepare, make_room, done } = write;
-    let attempt = |buf: &IoBuf, over: Option<Box<dyn DeviceFile>>| {
-        let published = write_file(&*device, &temporary, buf, durable, over)
-            .and_then(|()| device.publish(&temporary, &target))
-            .map(|()| FileWritten::Published);
-        if published.is_err() {
-            // Best effort: the sweep finds what stays (P4).
-            let _ = device.unlink(&temporary);
-        }
-        published
-    };
-    let first = match prepare() {
-        Ok(Prepared::Skip) => return done(Ok(FileWritten::Skipped)),
-        Ok(Prepared::Buf(buf)) => Ok((attempt(&buf, None), buf)),
-        Ok(Prepared::Over(buf, file)) => Ok((attempt(&buf, Some(file)), buf)),
-        Err(error) => Err(error),
-    };
-    let outcome = first.and_then(|(first, buf)| match first {
-        Err(error) if error.kind() == ErrorKind::NoSpace && make_room() => attempt(&buf, None),
-        first => first,
-    });
-    done(outcome);
-}
-
-fn write_file(
+/// Opens a file, with O_DIRECT where the device wants it for this one.
+pub(crate) fn open_for_read(
     device: &dyn Device,
     path: &Path,
     buf: &IoBuf,
-    durable: bool,
-    over: Option<Box<dyn DeviceFile>>,
-) -> Result<()> {
-    let direct = device.direct().filter(|align| buf.fits(*align));
-    let file = over.map_or_else(|| device.create(path, direct.is_some()), Ok)?;
-    write_whole(&*file, buf, direct.map_or(1, |align| align.offset_bytes)).map_err(|e| match e.kind() {
-        ErrorKind::NoSpace => e.with("free_bytes", device.free_bytes().unwrap_or(0)),
-        _ => e,
-    })?;
-    if durable {
-        file.sync_data()?;
-    }
-    // The rename that follows publishes the file: an error that the system kept for later must come first.
-    file.finish()
+) -> Result<(Box<dyn DeviceFile>, ReadProgress)> {
+    let whole = buf.len();
+    let always = device.direct().filter(|align| buf.fits(*align));
+    let when_cold = device.direct_when_cold().filter(|align| buf.fits(*align));
+    let file = device.open(path, always.is_some())?;
+    let is_direct = always.is_some() || (when_cold.is_some() && file.go_direct_if_cold(whole as u64));
+    let step = always.or(when_cold).filter(|_| is_direct).map(|align| align.offset_bytes);
+    Ok((file, ReadProgress::new(whole, step)))
 }
 
-fn write_whole(file: &dyn DeviceFile, buf: &IoBuf, step: usize) -> Result<()> {
-    let (mut done, whole) = (0, buf.len());
-    while done < whole {
-        let went = file.write_at(buf, done, done as u64)?;
-        let next = (done + went) / step * step;
-        if went == 0 || (next <= done && done + went < whole) {
-            return Err(Error::new(ErrorKind::Io, "the system took no more of a block file")
-                .with("bytes", done)
-                .with("bytes_expected", whole));
+/// Goes on with a read by plain calls.
+pub(crate) fn read_rest(
+    device: &dyn Device,
+    path: &Path,
+    buf: &mut IoBuf,
+    mut file: Box<dyn DeviceFile>,
+    mut progress: ReadProgress,
+) -> Result<()> {
+    while progress.done() < progress.whole() {
+        let came = file.read_at(buf, progress.done(), progress.done() as u64)?;
+        match progress.came(came) {
+            ReadNext::More | ReadNext::Whole => {}
+            ReadNext::MoreBuffered => file = device.open(path, false)?,
+            ReadNext::EndsEarly => return Err(ends_early(device, path, progress)),
         }
-        done = if done + went >= whole { whole } else { next };
     }
     Ok(())
+}
+
+pub(crate) fn ends_early(device: &dyn Device, path: &Path, progress: ReadProgress) -> Error {
+    Error::new(ErrorKind::Corrupt, "a block file ends early")
+        .with("path", device.root().join(path).display())
+        .with("bytes", progress.done())
+        .with("bytes_expected", progress.whole())
+}
+
+/// A file that is being written, from its bytes on.
+pub(crate) struct Writing {
+    device: Arc<dyn Device>,
+    temporary: PathBuf,
+    target: PathBuf,
+    pub(crate) durable: bool,
+    /// Gone when it was asked.
+    make_room: Option<Box<dyn FnOnce() -> bool + Send>>,
+    done: Ended<FileWritten>,
+    pub(crate) buf: IoBuf,
+}
+
+/// A file that is to be written over.
+pub(crate) type Over = Option<Box<dyn DeviceFile>>;
+
+impl Writing {
+    /// Makes the bytes; `None` if the request has ended.
+    pub(crate) fn prepare(write: WriteFile) -> Option<(Self, Over)> {
+        let WriteFile { device, temporary, target, durable, prepare, make_room, done } = write;
+        let (buf, over) = match prepare() {
+            Ok(Prepared::Buf(buf)) => (buf, None),
+            Ok(Prepared::Over(buf, file)) => (buf, Some(file)),
+            Ok(Prepared::Skip) => {
+                done(Ok(FileWritten::Skipped));
+                return None;
+            }
+            Err(error) => {
+                done(Err(error));
+                return None;
+            }
+        };
+        let make_room = Some(make_room);
+        Some((Self { device, temporary, target, durable, make_room, done, buf }, over))
+    }
+
+    /// Creates the file under its temporary name, if there is none to be written over.
+    pub(crate) fn open(&self, over: Over) -> Result<(Box<dyn DeviceFile>, WriteProgress)> {
+        let direct = self.device.direct().filter(|align| self.buf.fits(*align));
+        let file = over.map_or_else(|| self.device.create(&self.temporary, direct.is_some()), Ok)?;
+        Ok((file, WriteProgress::new(self.buf.len(), direct.map_or(1, |align| align.offset_bytes))))
+    }
+
+    pub(crate) fn is_direct(&self) -> bool {
+        self.device.direct().is_some_and(|align| self.buf.fits(align))
+    }
+
+    /// Goes on by plain calls with what is written and not yet whole.
+    pub(crate) fn write_rest(&self, file: &dyn DeviceFile, mut progress: WriteProgress) -> Result<()> {
+        while progress.done() < progress.whole() {
+            let went = file.write_at(&self.buf, progress.done(), progress.done() as u64)?;
+            if progress.went(went) == WriteNext::Stuck {
+                return Err(Self::stuck(progress));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn stuck(progress: WriteProgress) -> Error {
+        Error::new(ErrorKind::Io, "the system took no more of a block file")
+            .with("bytes", progress.done())
+            .with("bytes_expected", progress.whole())
+    }
+
+    /// An error of the system about this file.
+    pub(crate) fn error(&self, what: &str, source: std::io::Error) -> Error {
+        crate::directory::fail(what, &self.device.root().join(&self.temporary), source)
+    }
+
+    /// Gives a file that is whole its name.
+    pub(crate) fn publish(&self, file: Box<dyn DeviceFile>) -> Result<()> {
+        // The rename publishes the file: an error that the system kept for later must come first.
+        file.finish()?;
+        self.device.publish(&self.temporary, &self.target)
+    }
+
+    /// Ends an attempt that failed; what is to be tried once more comes back.
+    pub(crate) fn failed(mut self, error: Error) -> Option<Self> {
+        let is_full = error.kind() == ErrorKind::NoSpace;
+        let error =
+            if is_full { error.with("free_bytes", self.device.free_bytes().unwrap_or(0)) } else { error };
+        self.unlink();
+        if is_full && self.make_room.take().is_some_and(|make_room| make_room()) {
+            return Some(self);
+        }
+        self.end(Err(error));
+        None
+    }
+
+    /// Ends an attempt that failed, and is not tried again.
+    pub(crate) fn abandon(self, error: Error) {
+        self.unlink();
+        self.end(Err(error));
+    }
+
+    fn unlink(&self) {
+        // Best effort: the sweep finds what stays (P4).
+        let _ = self.device.unlink(&self.temporary);
+    }
+
+    pub(crate) fn end(self, outcome: Result<FileWritten>) {
+        // What was borrowed goes back before anyone hears of the end.
+        let Self { buf, done, .. } = self;
+        drop(buf);
+        done(outcome);
+    }
+
+    /// All of it by plain calls.
+    pub(crate) fn run(mut self, mut over: Over) {
+        loop {
+            match self.attempt(over.take()) {
+                Ok(()) => return self.end(Ok(FileWritten::Published)),
+                Err(error) => match self.failed(error) {
+                    Some(again) => self = again,
+                    None => return,
+                },
+            }
+        }
+    }
+
+    fn attempt(&self, over: Over) -> Result<()> {
+        let (file, progress) = self.open(over)?;
+        self.complete(file, progress)
+    }
+
+    /// From what is written on to the file's name, by plain calls.
+    pub(crate) fn complete(&self, file: Box<dyn DeviceFile>, progress: WriteProgress) -> Result<()> {
+        self.write_rest(&*file, progress)?;
+        if self.durable {
+            file.sync_data()?;
+        }
+        self.publish(file)
+    }
 }
 
 #[cfg(test)]

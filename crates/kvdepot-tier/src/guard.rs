@@ -376,6 +376,10 @@ impl<T: Tier> Tier for Guarded<T> {
         self.inner.servers()
     }
 
+    fn engine(&self) -> &'static str {
+        self.inner.engine()
+    }
+
     fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey> {
         self.inner.keys(namespace)
     }

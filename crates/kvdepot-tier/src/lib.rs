@@ -223,6 +223,11 @@ pub trait Tier: Send + Sync + Debug {
         Vec::new()
     }
 
+    /// What moves its blocks, if there is a choice: for `stat`.
+    fn engine(&self) -> &'static str {
+        ""
+    }
+
     /// Keys of a namespace (of its current epoch) that the tier knows; for `ls`, `verify` and tests.
     fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey>;
 

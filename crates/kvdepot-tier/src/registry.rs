@@ -103,7 +103,7 @@ mod tests {
             serde_json::json!({}),
             serde_json::json!({"directories": []}),
             serde_json::json!({"directories": ["/tmp"], "read_threads": 0}),
-            serde_json::json!({"directories": ["/tmp"], "engine": "aio"}),
+            serde_json::json!({"directories": ["/tmp"], "engine": "libaio"}),
             serde_json::json!({"directories": ["/tmp"], "capacity_bytes": -1}),
             serde_json::json!({"directories": ["/tmp"], "faults": "x"}),
         ] {

@@ -64,6 +64,10 @@ impl<T: Tier + ?Sized> Tier for Arc<T> {
         (**self).servers()
     }
 
+    fn engine(&self) -> &'static str {
+        (**self).engine()
+    }
+
     fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey> {
         (**self).keys(namespace)
     }

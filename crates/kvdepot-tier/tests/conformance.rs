@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::path::Path;
 use std::sync::Arc;
 
-use kvdepot_io::DirectUse;
+use kvdepot_io::{DirectUse, EngineKind};
 use kvdepot_tier::{FakeTier, PosixConfig, PosixTier, Tier, conformance};
 
 fn posix(dir: &Path, change: impl FnOnce(&mut PosixConfig)) -> Arc<dyn Tier> {
@@ -89,4 +89,44 @@ fn posix_is_capped() {
             posix(&fresh.next(), |config| (config.capacity_bytes, config.shared) = (cap, shared))
         });
     }
+}
+
+fn queued(engine: EngineKind) {
+    let fresh = Fresh::new();
+    conformance::check(&|| posix(&fresh.next(), |config| config.engine = engine));
+    conformance::check(&|| {
+        posix(&fresh.next(), |config| {
+            (config.engine, config.io_direct, config.durable) = (engine, DirectUse::Always, true);
+            (config.read_threads, config.write_threads) = (1, 1);
+        })
+    });
+    let dir = fresh.next();
+    let direct = |config: &mut PosixConfig| (config.engine, config.io_direct) = (engine, DirectUse::Always);
+    conformance::check_persistent(&|| posix(&dir, direct));
+    conformance::check_capped(&|cap| {
+        posix(&fresh.next(), |config| {
+            direct(config);
+            config.capacity_bytes = cap;
+        })
+    });
+}
+
+#[test]
+fn posix_by_aio() {
+    queued(EngineKind::Aio);
+}
+
+#[test]
+fn posix_by_io_uring() {
+    queued(EngineKind::IoUring);
+}
+
+#[test]
+fn posix_by_what_is_quickest() {
+    let fresh = Fresh::new();
+    let tier = posix(&fresh.next(), |config| config.engine = EngineKind::Auto);
+    assert!(["psync", "aio", "io_uring"].contains(&tier.engine()));
+    conformance::check_persistent(&|| {
+        posix(&fresh.dir.path().join("one"), |config| config.engine = EngineKind::Auto)
+    });
 }

@@ -15,8 +15,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use common::config;
-use kvdepot_io::Device;
 use kvdepot_io::faults::{Fault, FaultDevice, FaultOp, Faults, Image, Loss, MemoryDevice, Mutation};
+use kvdepot_io::{Device, EngineKind};
 use kvdepot_tier::conformance::{Bench, Waiting};
 use kvdepot_tier::{PosixConfig, PosixTier, Presence, Tier, Written};
 
@@ -35,12 +35,13 @@ struct Setup {
     shared: bool,
     /// Each block in a directory of its own. Else all lie in one, and files are written over.
     sharded: bool,
+    engine: EngineKind,
 }
 
 fn open_on(device: &Arc<dyn Device>, setup: Setup) -> Arc<PosixTier> {
-    let Setup { shared, sharded: shard_directories } = setup;
+    let Setup { shared, sharded: shard_directories, engine } = setup;
     let memory = config(Path::new("memory"));
-    let config = PosixConfig { capacity_bytes: CAP, shared, shard_directories, ..memory };
+    let config = PosixConfig { capacity_bytes: CAP, shared, shard_directories, engine, ..memory };
     Arc::new(PosixTier::open_on_devices(config, vec![Arc::clone(device)]).unwrap())
 }
 
@@ -313,15 +314,23 @@ fn check_all(setup: Setup) {
 
 #[test]
 fn every_crash_of_a_node_s_own_directory_is_survived() {
-    check_all(Setup { shared: false, sharded: true });
+    check_all(Setup { shared: false, sharded: true, engine: EngineKind::Psync });
 }
 
 #[test]
 fn every_crash_of_a_shared_directory_is_survived() {
-    check_all(Setup { shared: true, sharded: false });
+    check_all(Setup { shared: true, sharded: false, engine: EngineKind::Psync });
 }
 
 #[test]
 fn every_crash_between_writes_over_other_files_is_survived() {
-    check_all(Setup { shared: false, sharded: false });
+    check_all(Setup { shared: false, sharded: false, engine: EngineKind::Psync });
+}
+
+/// What an engine on queues of the kernel does in what order; a device in memory has no descriptors to queue.
+#[test]
+fn every_crash_between_writes_of_other_engines_is_survived() {
+    for engine in [EngineKind::Aio, EngineKind::IoUring] {
+        check_all(Setup { shared: false, sharded: false, engine });
+    }
 }

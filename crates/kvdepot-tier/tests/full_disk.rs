@@ -6,12 +6,20 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{config, disk_bytes, files_with, open_faulty};
+use common::{config, disk_bytes, files_with, on_every_engine, open_faulty};
 use kvdepot_core::{BlockKey, ErrorKind};
 use kvdepot_io::faults::{Fault, FaultOp, Faults};
 use kvdepot_tier::conformance::Bench;
 use kvdepot_tier::{GuardConfig, Guarded, PosixConfig, PosixTier, Tier, TierEvents, Written};
 use parking_lot::Mutex;
+
+on_every_engine! {
+    a_full_disk_evicts_the_coldest_and_goes_on
+    a_disk_that_others_fill_does_not_stop_writes
+    a_share_of_the_disk_stays_free
+    without_a_capacity_the_cap_is_a_share_of_the_disk
+    a_listener_hears_of_blocks_that_are_missing_or_corrupt
+}
 
 const FILE_BYTES: u64 = 16_384;
 
@@ -43,7 +51,6 @@ fn attach(tier: &PosixTier) -> Arc<Heard> {
 }
 
 /// No cap: the disk's own size is the only bound. 40 KiB of it hold the namespace's description and directories.
-#[test]
 fn a_full_disk_evicts_the_coldest_and_goes_on() {
     let dir = tempfile::tempdir().unwrap();
     let faults = Faults::default();
@@ -67,7 +74,6 @@ fn a_full_disk_evicts_the_coldest_and_goes_on() {
 }
 
 /// A disk that somebody else fills to the brim trips the breaker only as long as nothing can be freed.
-#[test]
 fn a_disk_that_others_fill_does_not_stop_writes() {
     let dir = tempfile::tempdir().unwrap();
     let faults = Faults::default();
@@ -93,7 +99,6 @@ fn a_disk_that_others_fill_does_not_stop_writes() {
 }
 
 /// The file system never answers ENOSPC here: only the floor keeps a tenth of it free.
-#[test]
 fn a_share_of_the_disk_stays_free() {
     let dir = tempfile::tempdir().unwrap();
     let faults = Faults::default();
@@ -125,7 +130,6 @@ fn a_share_of_the_disk_stays_free() {
     assert_eq!(bench.write(500).unwrap(), Written::New, "room that came back is used");
 }
 
-#[test]
 fn without_a_capacity_the_cap_is_a_share_of_the_disk() {
     let dir = tempfile::tempdir().unwrap();
     let faults = Faults::default();
@@ -143,7 +147,6 @@ fn without_a_capacity_the_cap_is_a_share_of_the_disk() {
     assert_eq!(open_faulty(said, &faults).usage().bytes_max, 8192);
 }
 
-#[test]
 fn a_listener_hears_of_blocks_that_are_missing_or_corrupt() {
     let dir = tempfile::tempdir().unwrap();
     let faults = Faults::default();

@@ -7,11 +7,29 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::{block_file, config, disk_bytes, files, files_with, open, open_faulty, until};
+use common::{
+    Engine, block_file, config, disk_bytes, files, files_with, on_every_engine, open, open_faulty, until,
+};
 use kvdepot_core::{BlockLayout, ErrorKind};
 use kvdepot_io::faults::{Fault, FaultOp, Faults};
 use kvdepot_tier::conformance::{Bench, Waiting, spec};
 use kvdepot_tier::{PosixConfig, Presence, Tier};
+
+on_every_engine! {
+    a_write_at_the_cap_takes_over_the_coldest_file
+    where_files_must_not_be_overwritten_they_are_unlinked
+    a_file_with_another_name_or_length_is_not_overwritten
+    what_is_no_file_is_not_overwritten
+    blocks_of_several_lengths_keep_the_cap
+    a_block_that_is_being_read_is_not_overwritten
+    a_reader_in_another_process_gets_a_miss
+    a_write_that_fails_half_way_leaves_nothing_of_either_block
+    the_first_block_of_a_directory_is_written_at_the_cap
+    a_disk_that_refuses_all_changes_costs_no_block
+    trimming_that_fails_costs_no_block
+    room_comes_back_file_by_file
+    a_past_epoch_that_cannot_be_removed_counts
+}
 
 const FILE_BYTES: u64 = 16_384;
 
@@ -24,7 +42,6 @@ fn inode(dir: &Path, bench: &Bench, n: u64) -> u64 {
     block_file(dir, bench, n).metadata().unwrap().ino()
 }
 
-#[test]
 fn a_write_at_the_cap_takes_over_the_coldest_file() {
     for shared in [false, true] {
         let dir = tempfile::tempdir().unwrap();
@@ -47,7 +64,6 @@ fn a_write_at_the_cap_takes_over_the_coldest_file() {
 }
 
 /// As on a network file system.
-#[test]
 fn where_files_must_not_be_overwritten_they_are_unlinked() {
     let dir = tempfile::tempdir().unwrap();
     let faults = Faults::default();
@@ -62,7 +78,6 @@ fn where_files_must_not_be_overwritten_they_are_unlinked() {
 }
 
 /// A backup that was made by a hard link keeps its bytes, and so does a file of another length.
-#[test]
 fn a_file_with_another_name_or_length_is_not_overwritten() {
     let dir = tempfile::tempdir().unwrap();
     let bench = Bench::new(open(capped(dir.path(), 2 * FILE_BYTES)));
@@ -84,7 +99,6 @@ fn a_file_with_another_name_or_length_is_not_overwritten() {
 }
 
 /// What stands under a block's name may be anything.
-#[test]
 fn what_is_no_file_is_not_overwritten() {
     let dir = tempfile::tempdir().unwrap();
     let bench = Bench::new(open(capped(dir.path(), FILE_BYTES)));
@@ -107,7 +121,6 @@ fn what_is_no_file_is_not_overwritten() {
     assert_eq!(std::fs::read(outside.path()).unwrap(), vec![7; FILE_BYTES as usize]);
 }
 
-#[test]
 fn blocks_of_several_lengths_keep_the_cap() {
     let dir = tempfile::tempdir().unwrap();
     let tier = open(capped(dir.path(), 6 * FILE_BYTES));
@@ -125,7 +138,6 @@ fn blocks_of_several_lengths_keep_the_cap() {
 }
 
 /// A reader of the same depot has the file open.
-#[test]
 fn a_block_that_is_being_read_is_not_overwritten() {
     let dir = tempfile::tempdir().unwrap();
     let faults = Faults::default();
@@ -144,7 +156,6 @@ fn a_block_that_is_being_read_is_not_overwritten() {
 }
 
 /// Another depot has the file open while its bytes change.
-#[test]
 fn a_reader_in_another_process_gets_a_miss() {
     let dir = tempfile::tempdir().unwrap();
     let faults = Faults::default();
@@ -162,16 +173,19 @@ fn a_reader_in_another_process_gets_a_miss() {
     one.write(2).unwrap();
     assert_eq!(inode(dir.path(), &one, 2), before, "it is the file that the other one reads");
     faults.release();
-    assert_eq!(
-        Bench::answer(&read).unwrap_err().kind(),
-        ErrorKind::NotFound,
-        "no corruption: it was evicted"
-    );
+    let answer = Bench::answer(&read);
+    if Engine::is_queued() {
+        // The kernel had read the file before it was written over; only the completion came late.
+        answer.unwrap();
+    } else {
+        assert_eq!(answer.unwrap_err().kind(), ErrorKind::NotFound, "no corruption: it was evicted");
+    }
     assert_eq!(tier.quarantined(&other.spec), 0);
-    assert!(one.read_is_right(2) && other.read_is_right(2) && other.read_is_right(1));
+    assert!(one.read_is_right(2) && other.read_is_right(2));
+    // Where block 0 was still read, the other tier knows three blocks, one more than its cap: it may have evicted this one.
+    assert!(Engine::is_queued() || other.read_is_right(1));
 }
 
-#[test]
 fn a_write_that_fails_half_way_leaves_nothing_of_either_block() {
     for op in [FaultOp::Create, FaultOp::Write, FaultOp::Flush] {
         let dir = tempfile::tempdir().unwrap();
@@ -195,7 +209,6 @@ fn a_write_that_fails_half_way_leaves_nothing_of_either_block() {
 }
 
 /// The directory of the new block is not there yet, so nothing can be renamed into it.
-#[test]
 fn the_first_block_of_a_directory_is_written_at_the_cap() {
     let dir = tempfile::tempdir().unwrap();
     let sharded = PosixConfig { shard_directories: true, ..capped(dir.path(), 3 * FILE_BYTES) };
@@ -208,7 +221,6 @@ fn the_first_block_of_a_directory_is_written_at_the_cap() {
 }
 
 /// A disk that turned read-only, or refuses everything else: what can be read stays readable.
-#[test]
 fn a_disk_that_refuses_all_changes_costs_no_block() {
     let dir = tempfile::tempdir().unwrap();
     let faults = Faults::default();
@@ -234,7 +246,6 @@ fn a_disk_that_refuses_all_changes_costs_no_block() {
 }
 
 /// More files than the cap allows lie there, and none can be removed.
-#[test]
 fn trimming_that_fails_costs_no_block() {
     let dir = tempfile::tempdir().unwrap();
     Bench::new(open(config(dir.path()))).write_all(40);
@@ -257,7 +268,6 @@ fn trimming_that_fails_costs_no_block() {
     assert_eq!(disk_bytes(dir.path()), 4 * FILE_BYTES);
 }
 
-#[test]
 fn room_comes_back_file_by_file() {
     let dir = tempfile::tempdir().unwrap();
     let faults = Faults::default();
@@ -278,7 +288,6 @@ fn room_comes_back_file_by_file() {
 }
 
 /// A past epoch that was there at the start and cannot be removed is counted, and does not stop writes.
-#[test]
 fn a_past_epoch_that_cannot_be_removed_counts() {
     let dir = tempfile::tempdir().unwrap();
     let faults = Faults::default();

@@ -117,7 +117,11 @@ class SeedReader:
                 self._unknown((*path, name), STORES[store])
             elif name not in missing:
                 self._say(self.names[name], value, (*path, name))
-        for name, value in STORE_DEFAULTS.items():
+        defaults = {**STORE_DEFAULTS}
+        if config.get("posix_io_engine") == "aio":
+            # There aio goes past the page cache, whatever io_direct says by default; it is of no use without that.
+            defaults["io_direct"] = True
+        for name, value in defaults.items():
             if has_files and name not in config:
                 self._say(self.names[name], value, path)
         self._say_halves(store, config, path)

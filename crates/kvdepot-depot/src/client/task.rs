@@ -217,14 +217,13 @@ impl TaskState {
 
     /// All has ended.
     pub(crate) fn finish(&self) {
-        // First, so that who has seen the end may close the store.
-        let counted = self.progress.lock().counted.take();
-        drop(counted);
         let mut progress = self.progress.lock();
         if progress.done {
             return;
         }
         progress.done = true;
+        // Under the lock: who has seen the end may close the store, and who has waited for the store's tasks sees their end.
+        drop(progress.counted.take());
         self.changed.notify_all();
         let event = self.event.get().and_then(Option::as_ref);
         if let Some(event) = event {

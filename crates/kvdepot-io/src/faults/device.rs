@@ -94,9 +94,10 @@ impl DeviceFile for FaultFile {
         self.inner.go_direct_if_cold(bytes)
     }
 
-    /// `None`: faults strike only through the calls above.
+    /// `None` where faults strike only through the calls above; the size of a simulated disk always does.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        None
+        let in_queue = self.faults.is_striking_in_queue() && self.faults.disk_bytes().is_none();
+        self.inner.descriptor().filter(|_| in_queue)
     }
 }
 

@@ -7,9 +7,11 @@ mod device;
 mod engine;
 mod memory;
 mod plan;
+mod queue;
 mod spec;
 
 pub use device::FaultDevice;
 pub use engine::FaultEngine;
 pub use memory::{Image, Loss, MemoryDevice, Mutation};
 pub use plan::{Fault, FaultOp, Faults};
+pub use queue::FaultQueue;

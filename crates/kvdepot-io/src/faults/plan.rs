@@ -31,6 +31,18 @@ pub enum FaultOp {
     Flush,
     /// Handing a request to an engine (only `FaultEngine`).
     Submit,
+    /// Giving an operation to a queue of the kernel (only [`FaultQueue`](super::FaultQueue)): whatever the fault, the queue breaks.
+    Queue,
+}
+
+/// What strikes an operation that a queue is given.
+pub(super) enum Drawn {
+    /// The queue itself breaks.
+    Break,
+    /// The operation completes with this error, and the kernel does not see it.
+    Errno(i32),
+    /// The operation is made, and its completion is changed or held back.
+    Fault(Fault),
 }
 
 /// What goes wrong.
@@ -64,6 +76,8 @@ struct Plan {
     disabled: bool,
     disk_bytes: Option<u64>,
     overwriting_forbidden: bool,
+    strikes_in_queue: bool,
+    cancels: bool,
     /// Counted up by `release`; who hangs waits for the next count.
     releases: u64,
     hung: usize,
@@ -127,6 +141,27 @@ impl Faults {
         self
     }
 
+    /// Leaves reads, writes and syncs to a [`FaultQueue`](super::FaultQueue) that follows this plan, too: the device then hands out the
+    /// descriptors of its files.
+    pub fn strike_in_queue(&self) -> &Self {
+        self.shared.0.lock().strikes_in_queue = true;
+        self
+    }
+
+    /// Has a [`FaultQueue`](super::FaultQueue) give up what hangs when it is asked to.
+    pub fn let_cancel(&self) -> &Self {
+        self.shared.0.lock().cancels = true;
+        self
+    }
+
+    pub(super) fn is_cancelling(&self) -> bool {
+        self.shared.0.lock().cancels
+    }
+
+    pub(super) fn is_striking_in_queue(&self) -> bool {
+        self.shared.0.lock().strikes_in_queue
+    }
+
     pub(super) fn is_overwriting_forbidden(&self) -> bool {
         self.shared.0.lock().overwriting_forbidden
     }
@@ -174,6 +209,30 @@ impl Faults {
     /// Errors come back as such; `Short` and `Flip` are for the caller to act out.
     pub fn strike(&self, op: FaultOp) -> Result<Option<Fault>> {
         self.act(self.draw(op, None))
+    }
+
+    /// What strikes an operation that a queue is given: nothing here takes time.
+    pub(super) fn draw_for_queue(&self, op: FaultOp) -> Option<Drawn> {
+        if self.draw(FaultOp::Queue, None).is_some() {
+            return Some(Drawn::Break);
+        }
+        self.draw(op, None).map(|fault| match fault {
+            Fault::Eio => Drawn::Errno(libc::EIO),
+            Fault::NoSpace => Drawn::Errno(libc::ENOSPC),
+            other => Drawn::Fault(other),
+        })
+    }
+
+    /// Counts one more that hangs; it is let go when `releases` tells another number.
+    pub(super) fn begin_hang(&self) -> u64 {
+        let mut plan = self.shared.0.lock();
+        plan.hung += 1;
+        self.shared.1.notify_all();
+        plan.releases
+    }
+
+    pub(super) fn releases(&self) -> u64 {
+        self.shared.0.lock().releases
     }
 
     /// [`strike`](Self::strike) for an operation on this path.

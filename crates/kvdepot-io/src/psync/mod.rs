@@ -1,7 +1,6 @@
 //! The engine of plain calls on a bounded pool of threads: works on every kernel, container and file system.
 
 mod queue;
-mod watchdog;
 mod worker;
 
 use std::sync::Arc;
@@ -35,6 +34,25 @@ impl Default for PsyncConfig {
     }
 }
 
+impl PsyncConfig {
+    /// Refuses sizes that cannot work.
+    pub(crate) fn check(&self) -> Result<()> {
+        let threads = |name: &'static str, value: usize| {
+            (1..=IO_THREADS_MAX).contains(&value).then_some(()).ok_or_else(|| {
+                Error::new(ErrorKind::Config, "an I/O engine needs 1 to 512 threads of each kind")
+                    .with(name, value)
+            })
+        };
+        threads("read_threads", self.read_threads)?;
+        threads("write_threads", self.write_threads)?;
+        if !(1..=IO_QUEUE_MAX).contains(&self.queue_depth) {
+            return Err(Error::new(ErrorKind::Config, "an I/O queue holds 1 to 65536 requests")
+                .with("queue_depth", self.queue_depth));
+        }
+        Ok(())
+    }
+}
+
 /// `read_threads + write_threads` threads over two queues, reads first; see `queue` for the rules.
 #[derive(Debug)]
 pub struct PsyncEngine {
@@ -44,23 +62,12 @@ pub struct PsyncEngine {
 impl PsyncEngine {
     /// Starts the threads.
     pub fn new(config: PsyncConfig) -> Result<Self> {
-        let threads = |name: &'static str, value: usize| {
-            (1..=IO_THREADS_MAX).contains(&value).then_some(()).ok_or_else(|| {
-                Error::new(ErrorKind::Config, "an I/O engine needs 1 to 512 threads of each kind")
-                    .with(name, value)
-            })
-        };
-        threads("read_threads", config.read_threads)?;
-        threads("write_threads", config.write_threads)?;
-        if !(1..=IO_QUEUE_MAX).contains(&config.queue_depth) {
-            return Err(Error::new(ErrorKind::Config, "an I/O queue holds 1 to 65536 requests")
-                .with("queue_depth", config.queue_depth));
-        }
+        config.check()?;
         let count = config.read_threads + config.write_threads;
         let shared = Arc::new(Shared::new(config));
         // From here on a failure drops `engine`, which lets the threads that did start go.
         let engine = Self { shared };
-        watchdog::start(&engine.shared)?;
+        crate::watchdog::start(&engine.shared)?;
         for _ in 0..count {
             worker::start(&engine.shared)?;
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kvdepot_core::limits::{IO_QUEUE_MAX, IO_THREADS_MAX, NAMESPACE_OPEN_MS, TIER_DIRECTORIES_MAX};
 use kvdepot_core::{Error, ErrorKind, Result};
-use kvdepot_io::DirectUse;
+use kvdepot_io::{DirectUse, EngineKind};
 use serde_json::Value;
 
 use super::settings::SETTINGS;
@@ -48,8 +48,8 @@ pub struct PosixConfig {
     /// Longest time that opening or advancing a namespace waits for the file system, if its caller waits as long. Not
     /// read from JSON.
     pub open_wait: Duration,
-    /// I/O engine: `psync`.
-    pub engine: String,
+    /// How block files are moved.
+    pub engine: EngineKind,
     /// Faults to inject, for tests: see `kvdepot_io::faults`.
     pub faults: Option<String>,
 }
@@ -70,7 +70,7 @@ impl Default for PosixConfig {
             durable: false,
             shared: true,
             open_wait: Duration::from_millis(NAMESPACE_OPEN_MS),
-            engine: "psync".to_owned(),
+            engine: EngineKind::default(),
             faults: None,
         }
     }
@@ -106,7 +106,8 @@ impl PosixConfig {
         fields.bool("durable", &mut config.durable)?;
         fields.bool("shared", &mut config.shared)?;
         if let Some(engine) = fields.text("engine")? {
-            config.engine = engine;
+            config.engine = EngineKind::named(&engine)
+                .ok_or_else(|| Error::new(ErrorKind::Config, "no such I/O engine").with("engine", engine))?;
         }
         config.faults = fields.text("faults")?;
         config.check()?;
@@ -135,9 +136,6 @@ impl PosixConfig {
             if value > 100 {
                 return Err(bad("a share of a file system is at most 100 percent").with(name, value));
             }
-        }
-        if self.engine != "psync" {
-            return Err(bad("no such I/O engine; this build has psync").with("engine", &self.engine));
         }
         Ok(())
     }

@@ -36,7 +36,7 @@ use std::time::{Duration, Instant, SystemTime};
 use kvdepot_core::limits::{NAMESPACES_MAX, NAMESPACES_OPENING_MAX};
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
 use kvdepot_io::faults::{FaultDevice, Faults};
-use kvdepot_io::{Device, DirDevice, IoEngine, PsyncConfig, PsyncEngine};
+use kvdepot_io::{Device, DirDevice, IoEngine, PsyncConfig, open_engine};
 
 use crate::registry::TierEntry;
 use crate::{
@@ -90,14 +90,15 @@ impl PosixTier {
             devices.push(Arc::new(DirDevice::open(path, config.io_direct)?));
         }
         let skew_s = check_writable(&devices)?;
-        if let Some(faults) = faults {
+        if let Some(faults) = &faults {
             tracing::warn!(spec = config.faults, "this tier injects faults: for tests only");
+            faults.strike_in_queue();
             devices = devices
                 .into_iter()
                 .map(|device| Arc::new(FaultDevice::new(device, faults.clone())) as _)
                 .collect();
         }
-        let engine = psync(&config)?;
+        let engine = engine(&config, &devices, faults.as_ref())?;
         Self::start(config, devices, skew_s, engine)
     }
 
@@ -113,7 +114,17 @@ impl PosixTier {
 
     /// As `open_on`, with the engine that the configuration asks for.
     pub fn open_on_devices(config: PosixConfig, devices: Vec<Arc<dyn Device>>) -> Result<Self> {
-        let engine = psync(&config)?;
+        let engine = engine(&config, &devices, None)?;
+        Self::open_on(config, devices, engine)
+    }
+
+    /// As `open_on_devices`, with faults that also strike in the engine's queues, if it has any and the plan leaves them to it.
+    pub fn open_on_faulty(
+        config: PosixConfig,
+        devices: Vec<Arc<dyn Device>>,
+        faults: &Faults,
+    ) -> Result<Self> {
+        let engine = engine(&config, &devices, Some(faults))?;
         Self::open_on(config, devices, engine)
     }
 
@@ -194,14 +205,18 @@ impl PosixTier {
     }
 }
 
-fn psync(config: &PosixConfig) -> Result<Arc<dyn IoEngine>> {
-    let engine = PsyncConfig {
+fn engine(
+    config: &PosixConfig,
+    devices: &[Arc<dyn Device>],
+    faults: Option<&Faults>,
+) -> Result<Arc<dyn IoEngine>> {
+    let sizes = PsyncConfig {
         read_threads: config.read_threads,
         write_threads: config.write_threads,
         queue_depth: config.queue_depth,
         name: "kvd-posix".to_owned(),
     };
-    Ok(Arc::new(PsyncEngine::new(engine)?))
+    open_engine(config.engine, &sizes, devices, faults)
 }
 
 /// Writes and removes a file in each directory: how far ahead of ours each device's clock is, in seconds. A directory
@@ -338,6 +353,10 @@ impl Tier for PosixTier {
     fn usage(&self) -> TierUsage {
         let state = self.shared.lock();
         TierUsage { blocks: state.index.len() as u64, bytes: state.found_bytes(), bytes_max: self.shared.cap }
+    }
+
+    fn engine(&self) -> &'static str {
+        self.engine.name()
     }
 
     fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey> {

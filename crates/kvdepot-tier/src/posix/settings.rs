@@ -73,14 +73,14 @@ pub(super) const SETTINGS: [Setting; 14] = [
     },
     Setting {
         name: "engine",
-        kind: Kind::Choice { of: &["psync", "aio", "io_uring"] },
+        kind: Kind::Choice { of: &["psync", "aio", "io_uring", "auto"] },
         key: Some(Key {
             name: "io_engine",
-            meaning: "How block files are read and written.",
+            meaning: "How block files are read and written: by plain calls, or by queues of the kernel, for what goes past the page \
+                      cache (`io_direct`). An engine that the system lacks or forbids is replaced by the next one. `auto` \
+                      measures for a moment in each directory.",
             default: Preset::Word("psync"),
             seeds: &["posix_io_engine"],
-            only: &["psync"],
-            instead: "write psync or remove the key",
             ..Key::BLANK
         }),
     },
@@ -89,7 +89,7 @@ pub(super) const SETTINGS: [Setting; 14] = [
         kind: THREADS,
         key: Some(Key {
             name: "io_read_threads",
-            meaning: "Threads that read block files.",
+            meaning: "Threads that read block files. With `aio` and `io_uring` each reads several at a time.",
             unit: "threads",
             default: Preset::Whole(8),
             seeds: &["stream_number"],

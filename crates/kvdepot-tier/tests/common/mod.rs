@@ -1,22 +1,68 @@
 //! What the tests of block files share.
-#![allow(dead_code, clippy::unwrap_used)] // each test uses its part; a test that cannot go on shall panic
+#![allow(dead_code, unused_macros, unused_imports, clippy::unwrap_used)] // each test uses its part; a test that cannot go on shall panic
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use kvdepot_io::faults::{FaultDevice, Faults};
-use kvdepot_io::{Device, DirDevice, DirectUse};
+use kvdepot_io::{Device, DirDevice, DirectUse, EngineKind};
 use kvdepot_tier::conformance::Bench;
 use kvdepot_tier::{PosixConfig, PosixTier};
 
 /// Only a hang reaches it.
 const HANG: Duration = Duration::from_secs(60);
 
+thread_local! {
+    static ENGINE: Cell<EngineKind> = const { Cell::new(EngineKind::Psync) };
+}
+
+/// The engine of this thread's tiers until it is dropped.
+pub(crate) struct Engine;
+
+impl Engine {
+    pub(crate) fn set(kind: EngineKind) -> Self {
+        ENGINE.set(kind);
+        Self
+    }
+
+    pub(crate) fn is_queued() -> bool {
+        ENGINE.get() != EngineKind::Psync
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        ENGINE.set(EngineKind::Psync);
+    }
+}
+
+/// Runs each test with each I/O engine; where the system lacks one, with the one that it falls back to.
+macro_rules! on_every_engine {
+    ($($test:ident)*) => {
+        on_every_engine! { @ psync Psync $($test)* }
+        on_every_engine! { @ aio Aio $($test)* }
+        on_every_engine! { @ io_uring IoUring $($test)* }
+    };
+    (@ $name:ident $kind:ident $($test:ident)*) => {
+        mod $name {
+            $(#[test]
+            fn $test() {
+                let _engine = super::common::Engine::set(kvdepot_io::EngineKind::$kind);
+                super::$test();
+            })*
+        }
+    };
+}
+pub(crate) use on_every_engine;
+
 /// A tier on a directory, small in everything.
 pub(crate) fn config(dir: &Path) -> PosixConfig {
     PosixConfig {
-        io_direct: DirectUse::Never,
+        engine: ENGINE.get(),
+        // Without it no queue is used for writes.
+        io_direct: if Engine::is_queued() { DirectUse::Always } else { DirectUse::Never },
         read_threads: 2,
         write_threads: 2,
         // Whatever the disk of the machine that runs the tests has free.
@@ -35,8 +81,9 @@ pub(crate) fn open(config: PosixConfig) -> Arc<PosixTier> {
 /// A tier whose device follows a plan of faults.
 pub(crate) fn open_faulty(config: PosixConfig, faults: &Faults) -> Arc<PosixTier> {
     let plain: Arc<dyn Device> = Arc::new(DirDevice::open(&config.directories[0], config.io_direct).unwrap());
+    faults.strike_in_queue();
     let device: Arc<dyn Device> = Arc::new(FaultDevice::new(plain, faults.clone()));
-    Arc::new(PosixTier::open_on_devices(config, vec![device]).unwrap())
+    Arc::new(PosixTier::open_on_faulty(config, vec![device], faults).unwrap())
 }
 
 /// All files under a directory, but for the tier's own records of what lies there. Directories that the tier removes

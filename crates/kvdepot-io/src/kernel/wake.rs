@@ -1,0 +1,31 @@
+//! A descriptor that wakes a thread out of its queue.
+
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use kvdepot_core::{Error, Result};
+use rustix::event::{EventfdFlags, eventfd};
+
+/// Readable from `wake` to `clear`.
+#[derive(Debug)]
+pub(crate) struct Wake(OwnedFd);
+
+impl Wake {
+    pub(crate) fn new() -> Result<Self> {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|e| Error::io("cannot make an eventfd for an I/O thread", e.into()))?;
+        Ok(Self(fd))
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    pub(crate) fn wake(&self) {
+        // It only fails when the counter is full, and then the descriptor is readable.
+        let _ = rustix::io::write(&self.0, &1_u64.to_le_bytes());
+    }
+
+    pub(crate) fn clear(&self) {
+        let _ = rustix::io::read(&self.0, &mut [0_u8; 8]);
+    }
+}

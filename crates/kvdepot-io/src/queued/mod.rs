@@ -1,0 +1,109 @@
+//! The engine of queues of the kernel: a thread keeps many reads under way, and waits for none of them alone.
+//!
+//! What the device must be waited for goes through the queue: transfers that go past the page cache, syncs, and with io_uring
+//! reads that may come from it. Everything else a thread does itself by plain calls: opening, checksums, renames, buffered
+//! writes, files without a descriptor.
+
+mod flight;
+mod shared;
+mod thread;
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvdepot_core::{Error, ErrorKind, Result};
+
+use crate::engine::{Class, EngineStats, IoEngine, Request};
+use crate::faults::{FaultQueue, Faults};
+use crate::kernel::{AioQueue, KernelQueue, MakeQueue, UringQueue};
+use crate::psync::PsyncConfig;
+use shared::Shared;
+
+/// How long dropping an engine waits for work that runs; threads go on waiting for what the kernel holds longer.
+const CLOSE_WAIT_MAX: Duration = Duration::from_secs(2);
+
+/// Sizes of an engine on queues: as psync's, but each thread serves one class, with `IO_FLIGHTS_MAX` reads or one write at a time.
+pub(crate) type QueuedConfig = PsyncConfig;
+
+/// `read_threads` threads that read and `write_threads` that write, each with a queue of its own; see `shared` for the rules.
+#[derive(Debug)]
+pub struct QueuedEngine {
+    shared: Arc<Shared>,
+}
+
+impl QueuedEngine {
+    /// The engine `aio`; `Unsupported` where the system has none.
+    pub fn aio(config: PsyncConfig, faults: Option<Faults>) -> Result<Self> {
+        let make = |operations| Ok(Box::new(AioQueue::new(operations)?) as Box<dyn KernelQueue>);
+        Self::with("aio", config, faults, make)
+    }
+
+    /// The engine `io_uring`; `Unsupported` where the system has none, or forbids it.
+    pub fn io_uring(config: PsyncConfig, faults: Option<Faults>) -> Result<Self> {
+        let make = |operations| Ok(Box::new(UringQueue::new(operations)?) as Box<dyn KernelQueue>);
+        Self::with("io_uring", config, faults, make)
+    }
+
+    /// An engine on queues of the caller's, which are struck by faults that are left to them ([`Faults::strike_in_queue`]).
+    pub fn with(
+        name: &'static str,
+        config: PsyncConfig,
+        faults: Option<Faults>,
+        make: impl Fn(usize) -> io::Result<Box<dyn KernelQueue>> + Send + Sync + 'static,
+    ) -> Result<Self> {
+        config.check()?;
+        let make: Box<MakeQueue> = match faults {
+            None => Box::new(make),
+            Some(faults) => Box::new(move |operations| {
+                let queue = make(operations)?;
+                Ok(Box::new(FaultQueue::new(queue, faults.clone())) as Box<dyn KernelQueue>)
+            }),
+        };
+        let classes = [(Class::Read, config.read_threads), (Class::Write, config.write_threads)];
+        // From here on a failure drops `engine`, which lets the threads that did start go.
+        let engine = Self { shared: Arc::new(Shared::new(name, config, make)) };
+        crate::watchdog::start(&engine.shared)?;
+        let mut told = Vec::new();
+        for (class, threads) in classes {
+            for _ in 0..threads {
+                told.push(thread::start(&engine.shared, class)?);
+            }
+        }
+        for told in told {
+            told.recv().unwrap_or_else(|_| Err(Request::closed())).map_err(|e| {
+                Error::new(ErrorKind::Unsupported, "this system has no such I/O engine")
+                    .with("engine", name)
+                    .with_source(e)
+            })?;
+        }
+        Ok(engine)
+    }
+}
+
+impl IoEngine for QueuedEngine {
+    fn name(&self) -> &'static str {
+        self.shared.name
+    }
+
+    fn submit(&self, batch: Vec<Request>) {
+        self.shared.submit(batch);
+    }
+
+    fn drain(&self, deadline: Instant) -> bool {
+        self.shared.drain(deadline)
+    }
+
+    fn stats(&self) -> EngineStats {
+        self.shared.stats()
+    }
+}
+
+impl Drop for QueuedEngine {
+    fn drop(&mut self) {
+        for request in self.shared.close() {
+            request.fail(Request::closed());
+        }
+        self.shared.drain(Instant::now() + CLOSE_WAIT_MAX);
+    }
+}

@@ -1,0 +1,288 @@
+//! What the threads of an engine on queues of the kernel share: who waits for work, who is stuck.
+//!
+//! Invariants, all under the one lock:
+//! - a thread serves one class, so writes never keep reads from a thread;
+//! - when a request waits, a thread of its class that has room is awake, or there is none;
+//! - a thread is written off when one step of its own passes a request's deadline, or when all that it has room for is with the
+//!   kernel past its deadline. It takes nothing more, and ends when the kernel has given everything back.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvdepot_core::Result;
+use kvdepot_core::limits::{IO_WATCHDOG_TICK_MS, IO_WORKERS_WRITTEN_OFF_MAX};
+use parking_lot::{Condvar, Mutex};
+
+use super::{QueuedConfig, thread};
+use crate::desk::Desk;
+use crate::engine::{Class, EngineStats, Request};
+use crate::kernel::{MakeQueue, Wake};
+use crate::watchdog::{Found, Stuck, Watched};
+
+/// How long a step may take that begins after its request's deadline.
+const STEP_MAX: Duration = Duration::from_secs(1);
+
+#[derive(Debug)]
+struct Thread {
+    class: Class,
+    wake: Arc<Wake>,
+    /// With how many requests under way it sleeps and would take more; `None` while it is awake or full.
+    asleep: Option<usize>,
+    /// When the step that it takes by itself should have ended.
+    step_until: Option<Instant>,
+    written_off: bool,
+}
+
+#[derive(Debug)]
+struct State {
+    desk: Desk,
+    threads: HashMap<usize, Thread>,
+    numbered: usize,
+    written_off: usize,
+    /// Classes of threads that are to be replaced.
+    replace: Vec<Class>,
+    /// When the watchdog looks next; `None` while it looks now or sleeps without end.
+    watch_at: Option<Instant>,
+}
+
+/// What the threads of one engine share.
+pub(super) struct Shared {
+    pub(super) name: &'static str,
+    pub(super) config: QueuedConfig,
+    pub(super) make: Box<MakeQueue>,
+    state: Mutex<State>,
+    watch: Condvar,
+    idle: Condvar,
+}
+
+/// What a thread does next.
+pub(super) enum Next {
+    /// Begin this.
+    Begin(Request),
+    /// Wait for completions.
+    Wait,
+    /// End.
+    Stop,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("name", &self.name).field("state", &*self.state.lock()).finish()
+    }
+}
+
+impl Shared {
+    pub(super) fn new(name: &'static str, config: QueuedConfig, make: Box<MakeQueue>) -> Self {
+        let state = State {
+            desk: Desk::new(config.queue_depth),
+            threads: HashMap::new(),
+            numbered: 0,
+            written_off: 0,
+            replace: Vec::new(),
+            watch_at: None,
+        };
+        let (watch, idle) = (Condvar::new(), Condvar::new());
+        Self { name, config, make, state: Mutex::new(state), watch, idle }
+    }
+
+    pub(super) fn submit(&self, batch: Vec<Request>) {
+        let now = Instant::now();
+        let (mut failed, mut woken) = (Vec::new(), Vec::new());
+        {
+            let mut state = self.state.lock();
+            for request in batch {
+                let (class, deadline) = (request.class, request.deadline);
+                match state.desk.admit(request, now) {
+                    Some(refused) => failed.push(refused),
+                    None => {
+                        self.watch_by(&mut state, deadline);
+                        woken.extend(state.rouse(class));
+                    }
+                }
+            }
+        }
+        woken.iter().for_each(|wake| wake.wake());
+        for (request, error) in failed {
+            request.fail(error);
+        }
+    }
+
+    fn watch_by(&self, state: &mut State, deadline: Instant) {
+        if state.watch_at.is_none_or(|at| deadline < at) {
+            state.watch_at = Some(deadline);
+            self.watch.notify_one();
+        }
+    }
+
+    /// Enters a thread; returns its number.
+    pub(super) fn enter(&self, class: Class, wake: Arc<Wake>) -> usize {
+        let mut state = self.state.lock();
+        let number = state.numbered;
+        state.numbered += 1;
+        let thread = Thread { class, wake, asleep: None, step_until: None, written_off: false };
+        state.threads.insert(number, thread);
+        number
+    }
+
+    /// What a thread does next that has `flights` requests under way, and room for more or not.
+    pub(super) fn next(&self, number: usize, flights: usize, has_room: bool) -> Next {
+        let mut state = self.state.lock();
+        let State { desk, threads, .. } = &mut *state;
+        let Some(thread) = threads.get_mut(&number) else { return Next::Stop };
+        thread.step_until = None;
+        if has_room && !thread.written_off {
+            let class = thread.class;
+            if let Some(request) = desk.take(class) {
+                thread.step_until = Some(request.deadline);
+                thread.asleep = None;
+                let next = (desk.waiting(class) > 0).then(|| state.rouse(class)).flatten();
+                drop(state);
+                if let Some(wake) = next {
+                    wake.wake();
+                }
+                return Next::Begin(request);
+            }
+        }
+        if flights == 0 && (thread.written_off || desk.is_closed()) {
+            return Next::Stop;
+        }
+        thread.asleep = (has_room && !thread.written_off).then_some(flights);
+        Next::Wait
+    }
+
+    /// A thread is about to go on with a request by steps of its own.
+    pub(super) fn step(&self, number: usize, deadline: Instant) {
+        let until = deadline.max(Instant::now() + STEP_MAX);
+        let mut state = self.state.lock();
+        if let Some(thread) = state.threads.get_mut(&number) {
+            thread.asleep = None;
+            thread.step_until = Some(until);
+        }
+        self.watch_by(&mut state, until);
+    }
+
+    /// A request ended that `next` had handed out.
+    pub(super) fn ended(&self) {
+        let mut state = self.state.lock();
+        state.desk.ended();
+        if state.desk.is_idle() {
+            self.idle.notify_all();
+        }
+    }
+
+    /// A thread has no room, and all that it has is past its deadline: another one is started in its place. `false` if too
+    /// many have been.
+    pub(super) fn is_clogged(&self, number: usize) -> bool {
+        let mut state = self.state.lock();
+        let written_off = state.write_off(number);
+        if written_off {
+            state.watch_at = Some(Instant::now());
+            self.watch.notify_one();
+        }
+        written_off
+    }
+
+    /// A thread ends.
+    pub(super) fn leave(&self, number: usize) {
+        let mut state = self.state.lock();
+        if let Some(thread) = state.threads.remove(&number) {
+            state.written_off -= usize::from(thread.written_off);
+        }
+    }
+
+    /// Refuses new work; returns what had not begun.
+    pub(super) fn close(&self) -> Vec<Request> {
+        let (waiting, wakes) = {
+            let mut state = self.state.lock();
+            let wakes: Vec<_> = state.threads.values().map(|thread| Arc::clone(&thread.wake)).collect();
+            (state.desk.close(), wakes)
+        };
+        wakes.iter().for_each(|wake| wake.wake());
+        self.watch.notify_all();
+        waiting
+    }
+
+    pub(super) fn drain(&self, deadline: Instant) -> bool {
+        let mut state = self.state.lock();
+        while !state.desk.is_idle() {
+            if self.idle.wait_until(&mut state, deadline).timed_out() {
+                return state.desk.is_idle();
+            }
+        }
+        true
+    }
+
+    pub(super) fn stats(&self) -> EngineStats {
+        let state = self.state.lock();
+        EngineStats { written_off: state.written_off, ..state.desk.stats() }
+    }
+}
+
+impl Watched for Shared {
+    fn name(&self) -> &str {
+        &self.config.name
+    }
+
+    fn watch(&self) -> Found {
+        let mut state = self.state.lock();
+        if !state.desk.is_closed() {
+            match state.watch_at {
+                Some(at) => drop(self.watch.wait_until(&mut state, at)),
+                None => self.watch.wait(&mut state),
+            }
+        }
+        let now = Instant::now();
+        let (expired, closed) = (state.desk.expire(now), state.desk.is_closed());
+        let stuck = |thread: &Thread| !thread.written_off && thread.step_until.is_some_and(|at| at <= now);
+        let late: Vec<usize> =
+            state.threads.iter().filter(|(_, thread)| stuck(thread)).map(|(number, _)| *number).collect();
+        for number in late {
+            state.write_off(number);
+        }
+        let replace = state.replace.drain(..).map(Some).collect();
+        let tick = Duration::from_millis(IO_WATCHDOG_TICK_MS);
+        state.watch_at = state.next_deadline().map(|at| at.max(now + tick));
+        Found { expired, replace, closed }
+    }
+
+    fn expired_ended(&self) {
+        let mut state = self.state.lock();
+        state.desk.expired_ended();
+        if state.desk.is_idle() {
+            self.idle.notify_all();
+        }
+    }
+
+    fn replace(self: &Arc<Self>, stuck: Stuck) -> Result<()> {
+        thread::start(self, stuck.unwrap_or(Class::Read)).map(drop)
+    }
+}
+
+impl State {
+    /// The thread to wake for a request that waits: one that sleeps, the idlest.
+    fn rouse(&mut self, class: Class) -> Option<Arc<Wake>> {
+        let able = self.threads.values_mut().filter(|t| t.class == class && !t.written_off);
+        let thread = able.filter(|t| t.asleep.is_some()).min_by_key(|t| t.asleep)?;
+        thread.asleep = None;
+        Some(Arc::clone(&thread.wake))
+    }
+
+    fn write_off(&mut self, number: usize) -> bool {
+        let Some(thread) = self.threads.get_mut(&number) else { return false };
+        if thread.written_off || self.written_off >= IO_WORKERS_WRITTEN_OFF_MAX {
+            return thread.written_off;
+        }
+        thread.written_off = true;
+        thread.asleep = None;
+        self.written_off += 1;
+        self.replace.push(thread.class);
+        true
+    }
+
+    /// The next deadline to look at: of waiting requests, and of the steps of threads that may yet be written off.
+    fn next_deadline(&self) -> Option<Instant> {
+        let able = self.threads.values().filter(|thread| !thread.written_off);
+        self.desk.next_deadline().into_iter().chain(able.filter_map(|thread| thread.step_until)).min()
+    }
+}

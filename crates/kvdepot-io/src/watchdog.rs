@@ -1,0 +1,70 @@
+//! The thread of an engine that ends what is past its deadline (P2) and replaces threads stuck in the operating system.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use kvdepot_core::{Error, Result};
+
+use crate::engine::Request;
+
+/// What the watchdog found.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    /// Requests that had not begun by their deadline.
+    pub(crate) expired: Vec<Request>,
+    /// Threads to start in place of those written off.
+    pub(crate) replace: Vec<Stuck>,
+    pub(crate) closed: bool,
+}
+
+/// A thread that was written off: the class that it served, where threads serve one.
+pub(crate) type Stuck = Option<crate::engine::Class>;
+
+/// An engine that is watched.
+pub(crate) trait Watched: Send + Sync + 'static {
+    /// Prefix of thread names.
+    fn name(&self) -> &str;
+
+    /// Blocks until the next deadline, then collects what is past it.
+    fn watch(&self) -> Found;
+
+    /// Takes note that the expired requests of the last `watch` have ended.
+    fn expired_ended(&self);
+
+    /// Starts a thread in place of one that is stuck.
+    fn replace(self: &Arc<Self>, stuck: Stuck) -> Result<()>;
+}
+
+/// Starts the watchdog.
+pub(crate) fn start<W: Watched>(shared: &Arc<W>) -> Result<()> {
+    let mine = Arc::clone(shared);
+    std::thread::Builder::new()
+        .name(format!("{}-watch", shared.name()))
+        .spawn(move || run(&mine))
+        .map(drop)
+        .map_err(|e| Error::io("cannot start an I/O watchdog thread", e))
+}
+
+fn run<W: Watched>(shared: &Arc<W>) {
+    loop {
+        let found = shared.watch();
+        for request in found.expired {
+            if catch_unwind(AssertUnwindSafe(|| request.fail(Request::expired()))).is_err() {
+                tracing::error!("an I/O callback panicked; the watchdog goes on");
+            }
+        }
+        shared.expired_ended();
+        if found.closed {
+            return;
+        }
+        if !found.replace.is_empty() {
+            let threads = found.replace.len();
+            tracing::warn!(threads, "I/O threads are stuck past their deadline and were replaced");
+        }
+        for stuck in found.replace {
+            if let Err(error) = shared.replace(stuck) {
+                tracing::error!(%error, "one I/O thread fewer until the stuck one comes back");
+            }
+        }
+    }
+}

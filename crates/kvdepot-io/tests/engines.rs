@@ -1,0 +1,386 @@
+//! P1, P2, P4 and P7 of every I/O engine: everything ends, in bounded time, files are whole, a stuck thread stops nobody else, and
+//! memory stays with who may still write into it.
+#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{
+    Kind, LONG, Place, call, has_direct, is_right, next, plug, read, read_now, tell, write, write_now,
+};
+use crossbeam_channel::unbounded;
+use kvdepot_core::ErrorKind;
+use kvdepot_core::limits::IO_FLIGHTS_MAX;
+use kvdepot_io::faults::{Fault, FaultOp, Faults};
+use kvdepot_io::{Class, DirectUse, FileWritten, Op};
+
+/// Runs each test on each engine that this system has.
+macro_rules! on_every_engine {
+    ($($test:ident)*) => {
+        on_engine! { psync Psync $($test)* }
+        on_engine! { aio Aio $($test)* }
+        on_engine! { io_uring IoUring $($test)* }
+    };
+}
+macro_rules! on_queues {
+    ($($test:ident)*) => {
+        mod queues { use super::*;
+            mod aio { $(#[test] fn $test() { super::super::$test(super::Kind::Aio); })* }
+            mod io_uring { $(#[test] fn $test() { super::super::$test(super::Kind::IoUring); })* }
+        }
+    };
+}
+macro_rules! on_engine {
+    ($name:ident $kind:ident $($test:ident)*) => {
+        mod $name { $(#[test] fn $test() { super::$test(super::Kind::$kind); })* }
+    };
+}
+
+on_every_engine! {
+    reads_find_a_thread_while_all_writers_are_busy
+    a_full_queue_is_busy_and_a_waiting_request_times_out
+    stuck_threads_are_replaced_and_end_when_let_go
+    a_panic_in_a_callback_costs_no_thread
+    shutdown_ends_what_waits
+    files_come_back_whole_also_through_short_calls
+    many_files_at_once
+    a_failed_write_leaves_nothing
+    a_full_disk_is_tried_once_more_when_room_was_made
+    what_cannot_be_read_says_so
+    a_late_request_keeps_its_memory_until_the_system_is_through
+    shutdown_leaves_memory_to_what_is_under_way
+}
+
+on_queues! {
+    a_request_that_the_kernel_gives_up_is_late_and_leaves_nothing
+    a_thread_full_of_late_requests_is_replaced
+    a_queue_that_breaks_frees_nothing_and_is_replaced
+}
+
+fn reads_find_a_thread_while_all_writers_are_busy(kind: Kind) {
+    let Some(engine) = kind.open(1, 2, 64, &Faults::default()) else { return };
+    let (began, begun) = unbounded();
+    let (plugs, releases): (Vec<_>, Vec<_>) = (0..3).map(|_| plug(Class::Write, LONG, &began)).unzip();
+    engine.submit(plugs);
+    next(&begun);
+    next(&begun);
+    let (ended, end) = unbounded();
+    engine.submit(vec![call(Class::Read, LONG, tell(&ended))]);
+    next(&end).unwrap();
+    assert!(begun.try_recv().is_err(), "a third write began though only two may");
+    drop(releases);
+    assert!(engine.drain(Instant::now() + LONG));
+}
+
+fn a_full_queue_is_busy_and_a_waiting_request_times_out(kind: Kind) {
+    let Some(engine) = kind.open(1, 1, 1, &Faults::default()) else { return };
+    let (began, begun) = unbounded();
+    let mut releases = Vec::new();
+    for _ in 0..kind.readers(1, 1) {
+        let (request, release) = plug(Class::Read, LONG, &began);
+        engine.submit(vec![request]);
+        next(&begun);
+        releases.push(release);
+    }
+    let (ended, end) = unbounded();
+    engine.submit(vec![
+        call(Class::Read, Duration::from_secs(1), tell(&ended)),
+        call(Class::Read, LONG, tell(&ended)),
+        call(Class::Read, Duration::ZERO, tell(&ended)),
+    ]);
+    let mut kinds: Vec<ErrorKind> = (0..3).map(|_| next(&end).unwrap_err().kind()).collect();
+    assert_eq!(kinds.pop(), Some(ErrorKind::Timeout));
+    kinds.sort_by_key(|kind| kind.as_str());
+    assert_eq!(kinds, [ErrorKind::Busy, ErrorKind::Timeout]);
+    assert!(!engine.drain(Instant::now()));
+    drop(releases);
+    assert!(engine.drain(Instant::now() + LONG));
+}
+
+fn stuck_threads_are_replaced_and_end_when_let_go(kind: Kind) {
+    let Some(engine) = kind.open(1, 1, 64, &Faults::default()) else { return };
+    let (began, begun) = unbounded();
+    let mut releases = Vec::new();
+    for class in [Class::Read, Class::Write] {
+        let (request, release) = plug(class, Duration::from_secs(5), &began);
+        engine.submit(vec![request]);
+        next(&begun);
+        releases.push(release);
+    }
+    let (ended, end) = unbounded();
+    engine.submit(vec![call(Class::Read, LONG, tell(&ended)), call(Class::Write, LONG, tell(&ended))]);
+    next(&end).unwrap();
+    next(&end).unwrap();
+    assert_eq!(engine.stats().written_off, 2);
+    drop(releases);
+    assert!(engine.drain(Instant::now() + LONG));
+    assert_eq!(engine.stats().running, 0);
+    let until = Instant::now() + LONG;
+    while engine.stats().written_off > 0 {
+        assert!(Instant::now() < until, "a thread that was let go did not end");
+        std::thread::yield_now();
+    }
+}
+
+fn a_panic_in_a_callback_costs_no_thread(kind: Kind) {
+    let Some(engine) = kind.open(1, 1, 64, &Faults::default()) else { return };
+    for _ in 0..4 {
+        engine.submit(vec![call(Class::Read, LONG, |_| panic!("a callback's own fault"))]);
+    }
+    let (ended, end) = unbounded();
+    engine.submit(vec![call(Class::Read, LONG, tell(&ended))]);
+    next(&end).unwrap();
+}
+
+fn shutdown_ends_what_waits(kind: Kind) {
+    let Some(engine) = kind.open(1, 1, 64, &Faults::default()) else { return };
+    let (began, begun) = unbounded();
+    let mut releases = Vec::new();
+    for _ in 0..kind.readers(1, 1) {
+        let (request, release) = plug(Class::Read, LONG, &began);
+        engine.submit(vec![request]);
+        next(&begun);
+        releases.push(release);
+    }
+    let (ended, end) = unbounded();
+    engine.submit(vec![call(Class::Read, LONG, tell(&ended))]);
+    let closing = std::thread::spawn(move || drop(engine));
+    assert_eq!(next(&end).unwrap_err().kind(), ErrorKind::Closed);
+    drop(releases);
+    closing.join().unwrap();
+}
+
+fn files_come_back_whole_also_through_short_calls(kind: Kind) {
+    for direct in [DirectUse::Never, DirectUse::Always, DirectUse::ColdReads] {
+        for short in [false, true] {
+            let place = Place::new(kind, direct);
+            let Some(engine) = kind.open(2, 2, 64, &place.faults) else { return };
+            if short {
+                place.faults.chance(FaultOp::Read, Fault::Short, 0.5);
+                // O_DIRECT may have no short write whose rest begins at a whole step.
+                let odd = if direct == DirectUse::Always { 0.0 } else { 0.5 };
+                place.faults.chance(FaultOp::Write, Fault::Short, odd);
+            }
+            for (number, used_bytes) in [1, 4096, 5000, 300_000].into_iter().enumerate() {
+                write_now(&place, &*engine, number, used_bytes).unwrap();
+                read_now(&place, &*engine, number, used_bytes).unwrap();
+            }
+        }
+    }
+}
+
+fn many_files_at_once(kind: Kind) {
+    const FILES: usize = 120;
+    for direct in [DirectUse::Never, DirectUse::Always] {
+        let place = Place::new(kind, direct);
+        let Some(engine) = kind.open(2, 2, 4096, &place.faults) else { return };
+        let bytes = |number: usize| 1 + number * 2999;
+        let (ended, end) = unbounded();
+        let writes =
+            (0..FILES).map(|number| write(&place.device, number, bytes(number), LONG, &ended).0).collect();
+        engine.submit(writes);
+        for _ in 0..FILES {
+            assert_eq!(next(&end).unwrap(), FileWritten::Published);
+        }
+        assert_eq!(place.names().len(), FILES, "something else than the files stayed");
+        // Each in a channel of its own, to know which it is.
+        let mut ends = Vec::new();
+        let mut reads = Vec::new();
+        for number in 0..FILES {
+            let (ended, end) = unbounded();
+            reads.push(read(&place.device, number, bytes(number), LONG, &ended).0);
+            ends.push(end);
+        }
+        engine.submit(reads);
+        for (number, end) in ends.iter().enumerate() {
+            assert!(is_right(&next(end).unwrap(), number, bytes(number)), "file {number}");
+        }
+        assert!(engine.drain(Instant::now() + LONG));
+        assert_eq!((engine.stats().running, engine.stats().ended), (0, 2 * FILES as u64));
+    }
+}
+
+fn a_failed_write_leaves_nothing(kind: Kind) {
+    for (op, fault, error) in [
+        (FaultOp::Write, Fault::NoSpace, ErrorKind::NoSpace),
+        (FaultOp::Write, Fault::Eio, ErrorKind::Io),
+        (FaultOp::Meta, Fault::Eio, ErrorKind::Io),
+        (FaultOp::Flush, Fault::Eio, ErrorKind::Io),
+        (FaultOp::Publish, Fault::Eio, ErrorKind::Io),
+    ] {
+        for direct in [DirectUse::Never, DirectUse::Always] {
+            let place = Place::new(kind, direct);
+            let Some(engine) = kind.open(1, 1, 64, &place.faults) else { return };
+            place.faults.at(op, 0, fault);
+            // Number 0 is durable, so that it is synced.
+            let failed = write_now(&place, &*engine, 0, 5000).unwrap_err();
+            assert_eq!(failed.kind(), error, "{op:?}");
+            if kind.is_queued() && direct == DirectUse::Always && matches!(op, FaultOp::Write | FaultOp::Meta)
+            {
+                assert!(failed.to_string().contains(".tmp0"), "{failed}");
+            }
+            assert!(place.names().is_empty(), "{op:?} left {:?}", place.names());
+            write_now(&place, &*engine, 0, 5000).unwrap();
+            read_now(&place, &*engine, 0, 5000).unwrap();
+        }
+    }
+}
+
+fn a_full_disk_is_tried_once_more_when_room_was_made(kind: Kind) {
+    for (times, published) in [(1, true), (2, false)] {
+        let place = Place::new(kind, DirectUse::Always);
+        let Some(engine) = kind.open(1, 1, 64, &place.faults) else { return };
+        for nth in 0..times {
+            place.faults.at(FaultOp::Write, nth, Fault::NoSpace);
+        }
+        let (ended, end) = unbounded();
+        let (mut request, _) = write(&place.device, 1, 5000, LONG, &ended);
+        if let Op::Write(write) = &mut request.op {
+            write.make_room = Box::new(|| true);
+        }
+        engine.submit(vec![request]);
+        let outcome = next(&end);
+        assert_eq!(outcome.is_ok(), published);
+        assert!(published || outcome.is_err_and(|error| error.kind() == ErrorKind::NoSpace));
+        assert_eq!(place.names().len(), usize::from(published));
+    }
+}
+
+fn what_cannot_be_read_says_so(kind: Kind) {
+    for direct in [DirectUse::Never, DirectUse::Always] {
+        let place = Place::new(kind, direct);
+        let Some(engine) = kind.open(1, 1, 64, &place.faults) else { return };
+        write_now(&place, &*engine, 0, 9000).unwrap();
+        let kind_of = |number, bytes| read_now(&place, &*engine, number, bytes).unwrap_err().kind();
+        assert_eq!(kind_of(1, 9000), ErrorKind::NotFound);
+        assert_eq!(kind_of(0, 90_000), ErrorKind::Corrupt, "the file is shorter");
+        place.faults.at(FaultOp::Read, 0, Fault::Eio);
+        assert_eq!(kind_of(0, 9000), ErrorKind::Io);
+        place.faults.at(FaultOp::Open, 0, Fault::Eio);
+        assert_eq!(kind_of(0, 9000), ErrorKind::Io);
+        read_now(&place, &*engine, 0, 9000).unwrap();
+    }
+}
+
+fn a_late_request_keeps_its_memory_until_the_system_is_through(kind: Kind) {
+    let place = Place::new(kind, DirectUse::Always);
+    let Some(engine) = kind.open(1, 1, 64, &place.faults) else { return };
+    write_now(&place, &*engine, 1, 9000).unwrap();
+    place.faults.hang(FaultOp::Read).hang(FaultOp::Write);
+    let soon = Duration::from_secs(3);
+    let (ended, end) = unbounded();
+    let (late_read, read_held) = read(&place.device, 1, 9000, soon, &ended);
+    let (written, writing) = unbounded();
+    let (late_write, write_held) = write(&place.device, 3, 9000, soon, &written);
+    engine.submit(vec![late_read, late_write]);
+    assert!(place.faults.wait_hung(2, Instant::now() + LONG));
+    // Past the deadline: by then the engine has seen to what is late, and served others.
+    let (others, other) = unbounded();
+    engine.submit(vec![call(Class::Read, LONG, tell(&others)), call(Class::Write, LONG, tell(&others))]);
+    next(&other).unwrap();
+    next(&other).unwrap();
+    std::thread::sleep(soon + Duration::from_millis(50));
+    assert!(
+        end.try_recv().is_err() && writing.try_recv().is_err(),
+        "it ended while the system had its memory"
+    );
+    assert!(read_held.strong_count() > 0 && write_held.strong_count() > 0);
+    assert_eq!(engine.stats().running, 2);
+    place.faults.release();
+    assert!(is_right(&next(&end).unwrap(), 1, 9000));
+    assert_eq!(next(&writing).unwrap(), FileWritten::Published);
+    assert!(engine.drain(Instant::now() + LONG));
+    assert_eq!((read_held.strong_count(), write_held.strong_count()), (0, 0));
+}
+
+fn shutdown_leaves_memory_to_what_is_under_way(kind: Kind) {
+    let place = Place::new(kind, DirectUse::Always);
+    let Some(engine) = kind.open(1, 1, 64, &place.faults) else { return };
+    write_now(&place, &*engine, 1, 9000).unwrap();
+    place.faults.hang(FaultOp::Read);
+    let (ended, end) = unbounded();
+    let (request, held) = read(&place.device, 1, 9000, LONG, &ended);
+    engine.submit(vec![request]);
+    assert!(place.faults.wait_hung(1, Instant::now() + LONG));
+    drop(engine);
+    assert!(end.try_recv().is_err());
+    assert!(held.strong_count() > 0, "memory went while the system may write into it");
+    place.faults.release();
+    assert!(is_right(&next(&end).unwrap(), 1, 9000));
+    let until = Instant::now() + LONG;
+    while held.strong_count() > 0 {
+        assert!(Instant::now() < until, "memory stayed for ever");
+        std::thread::yield_now();
+    }
+}
+
+fn a_request_that_the_kernel_gives_up_is_late_and_leaves_nothing(kind: Kind) {
+    let place = Place::new(kind, DirectUse::Always);
+    let Some(engine) = kind.open(1, 1, 64, &place.faults) else { return };
+    if !has_direct(place.dir.path()) {
+        return eprintln!("not tested: no O_DIRECT here");
+    }
+    write_now(&place, &*engine, 1, 9000).unwrap();
+    place.faults.let_cancel().hang(FaultOp::Read).hang(FaultOp::Write);
+    let soon = Duration::from_secs(3);
+    let (ended, end) = unbounded();
+    let (late_read, read_held) = read(&place.device, 1, 9000, soon, &ended);
+    let (written, writing) = unbounded();
+    let (late_write, write_held) = write(&place.device, 3, 9000, soon, &written);
+    engine.submit(vec![late_read, late_write]);
+    assert!(place.faults.wait_hung(2, Instant::now() + LONG));
+    assert_eq!(next(&end).unwrap_err().kind(), ErrorKind::Timeout);
+    assert_eq!(next(&writing).unwrap_err().kind(), ErrorKind::Timeout);
+    assert!(engine.drain(Instant::now() + LONG));
+    assert_eq!((read_held.strong_count(), write_held.strong_count()), (0, 0));
+    assert_eq!(place.names(), ["file1"]);
+    place.faults.release();
+    read_now(&place, &*engine, 1, 9000).unwrap();
+}
+
+fn a_thread_full_of_late_requests_is_replaced(kind: Kind) {
+    let place = Place::new(kind, DirectUse::Always);
+    let Some(engine) = kind.open(1, 1, 64, &place.faults) else { return };
+    if !has_direct(place.dir.path()) {
+        return eprintln!("not tested: no O_DIRECT here");
+    }
+    write_now(&place, &*engine, 1, 9000).unwrap();
+    place.faults.hang(FaultOp::Read);
+    let (ended, end) = unbounded();
+    let soon = Duration::from_secs(5);
+    let reads = (0..IO_FLIGHTS_MAX).map(|_| read(&place.device, 1, 9000, soon, &ended).0).collect();
+    engine.submit(reads);
+    assert!(place.faults.wait_hung(IO_FLIGHTS_MAX, Instant::now() + LONG));
+    let (others, other) = unbounded();
+    engine.submit(vec![call(Class::Read, LONG, tell(&others))]);
+    next(&other).unwrap();
+    assert_eq!((engine.stats().written_off, engine.stats().running), (1, IO_FLIGHTS_MAX));
+    place.faults.release();
+    (0..IO_FLIGHTS_MAX).for_each(|_| assert!(is_right(&next(&end).unwrap(), 1, 9000)));
+    assert!(engine.drain(Instant::now() + LONG));
+    read_now(&place, &*engine, 1, 9000).unwrap();
+}
+
+fn a_queue_that_breaks_frees_nothing_and_is_replaced(kind: Kind) {
+    let place = Place::new(kind, DirectUse::Always);
+    let Some(engine) = kind.open(1, 1, 64, &place.faults) else { return };
+    if !has_direct(place.dir.path()) {
+        return eprintln!("not tested: no O_DIRECT here");
+    }
+    write_now(&place, &*engine, 1, 9000).unwrap();
+    place.faults.hang(FaultOp::Read);
+    let (lost, loss) = unbounded();
+    let (request, held) = read(&place.device, 1, 9000, LONG, &lost);
+    engine.submit(vec![request]);
+    assert!(place.faults.wait_hung(1, Instant::now() + LONG));
+    place.faults.at(FaultOp::Queue, 0, Fault::Eio);
+    let (ended, end) = unbounded();
+    engine.submit(vec![read(&place.device, 1, 9000, LONG, &ended).0]);
+    assert_eq!(next(&end).unwrap_err().kind(), ErrorKind::Io, "the kernel had not seen this one");
+    place.faults.release();
+    read_now(&place, &*engine, 1, 9000).unwrap();
+    drop(engine);
+    assert!(loss.try_recv().is_err(), "nobody knows whether the kernel is through with it");
+    assert!(held.strong_count() > 0, "memory went that the kernel may write into");
+}
