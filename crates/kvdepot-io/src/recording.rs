@@ -17,6 +17,8 @@ pub const QUEUED_BYTES_MAX: usize = 32 << 20;
 /// Bytes that are put together before they are written.
 const BATCH_BYTES: usize = 1 << 18;
 const PREFIX: &str = "trace-";
+/// Names that are tried for a file while others have them.
+const NAMES_TRIED: u64 = 1000;
 const SUFFIX: &str = ".jsonl";
 
 /// Where lines go, and how many are kept.
@@ -169,9 +171,17 @@ impl Files {
             Error::io("cannot make the directory of traces", e).with("path", directory.display())
         })?;
         remove_oldest(directory, self.config.files_max.max(1) - 1);
-        self.number += 1;
-        let path = self.path();
-        let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path);
+        // Another recording of this process may have begun in the same millisecond, and have the same name.
+        let (path, file) = loop {
+            self.number += 1;
+            let path = self.path();
+            let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path);
+            let is_taken =
+                file.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::AlreadyExists);
+            if !is_taken || self.number.is_multiple_of(NAMES_TRIED) {
+                break (path, file);
+            }
+        };
         let file =
             file.map_err(|e| Error::io("cannot make a file for traces", e).with("path", path.display()))?;
         self.file = Some((file, 0));

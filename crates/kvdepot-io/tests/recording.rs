@@ -51,6 +51,16 @@ fn what_is_offered_is_written_whole_and_in_order() {
 }
 
 #[test]
+fn two_recordings_of_one_name_have_files_of_their_own() {
+    let here = tempfile::tempdir().unwrap();
+    let first = Recording::start(config(here.path(), "same", 1 << 20, 9)).unwrap();
+    let second = Recording::start(config(here.path(), "same", 1 << 20, 9)).unwrap();
+    assert!(first.offer(record(1, 1)) && second.offer(record(2, 1)));
+    assert!(first.close(LONG) && second.close(LONG));
+    assert_eq!((files(here.path()).len(), timestamps(here.path())), (2, vec![1, 2]));
+}
+
+#[test]
 fn files_are_followed_by_others_and_the_oldest_go() {
     let here = tempfile::tempdir().unwrap();
     fs::write(here.path().join("notes.txt"), "not ours").unwrap();
