@@ -9,6 +9,9 @@ use pyo3::prelude::*;
 
 use crate::errors::OrRaise;
 
+/// Units, units now, units from tiers, blocks that have come, blocks that have not.
+type ArrivingParts = (u32, u32, u32, u32, u32);
+
 #[pyclass(frozen, module = "kvdepot._native")]
 pub(crate) struct Claim {
     inner: OfProcess<Mutex<CoreClaim>>,
@@ -35,7 +38,7 @@ impl Claim {
         self.with(py, |claim| claim.wait(Duration::from_millis(timeout_ms)))
     }
 
-    fn arriving(&self, py: Python<'_>) -> PyResult<Option<(u32, u32, u32, u32, u32)>> {
+    fn arriving(&self, py: Python<'_>) -> PyResult<Option<ArrivingParts>> {
         let arriving = self.with(py, |claim| claim.arriving())?;
         Ok(arriving.map(|it| (it.units, it.units_now, it.units_from_tier, it.blocks_come, it.blocks_left)))
     }
