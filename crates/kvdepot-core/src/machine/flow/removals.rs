@@ -50,9 +50,13 @@ impl Flow {
             return self.send_removal(catalog, key, token, out);
         };
         if matches!(turn.until, Until::Written(_)) {
-            // The write may take long: nobody waits for it.
+            // The write may take long: nobody waits for it. What a tier owes from before it may still have.
             self.set_next(key, Next::Remove);
-            return false;
+            if self.owed.tiers(&key) == 0 {
+                return false;
+            }
+            self.removed.extend(token.map(|token| (token, true)));
+            return token.is_some();
         }
         turn.tokens.extend(token);
         self.set_next(key, Next::Nothing);
