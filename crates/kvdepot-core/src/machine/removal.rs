@@ -31,7 +31,9 @@ impl Machine {
             self.pool.unname(slot);
             self.flow.displace(&mut self.pool, slot);
         }
-        self.flow.has_tiers() && (saved || location != Location::Absent || self.flow.is_leaving(&key))
+        // A tier that is closed for the block may have it, whatever it says.
+        let may_be_there = || self.flow.is_leaving(&key) || self.flow.is_closed(&self.catalog, &key);
+        self.flow.has_tiers() && (saved || location != Location::Absent || may_be_there())
     }
 
     pub(super) fn remove(

@@ -38,6 +38,11 @@ impl Flow {
         self.owed.closed(&self.parts, key.space, || catalog.block_key(key))
     }
 
+    /// Whether a tier, or the part of one that the block belongs to, is closed for it.
+    pub(crate) fn is_closed(&self, catalog: &Catalog, key: &PoolKey) -> bool {
+        self.closed(catalog, key) != 0
+    }
+
     /// Has the tiers forget a key, in its turn. Whether `token` will be told when they have.
     pub(crate) fn remove(
         &mut self,
