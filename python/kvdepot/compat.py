@@ -192,9 +192,26 @@ def _taken_by(shim: Shim) -> str:
     if shim.is_program:
         program = shutil.which(shim.name)
         return f"the program {program}" if program and not is_own(Path(program)) else ""
+    directory = shim.directory() / shim.module
+    if os.path.lexists(directory) and not _is_own_directory(directory):
+        return f"the directory {directory}"
     spec = importlib.util.find_spec(shim.module)
     if spec is None:
         return ""
     places = [Path(place) for place in spec.submodule_search_locations or ()] or [Path(spec.origin or shim.module)]
-    foreign = [place for place in places if place != shim.directory() / shim.module]
+    foreign = [place for place in places if place != directory]
     return f"the module {foreign[0]}" if foreign else ""
+
+
+def _is_own_directory(directory: Path) -> bool:
+    """Whether a module's directory was made here.
+
+    A namespace package has no ``__init__.py``, and ours would change what it is.
+    """
+    if directory.is_symlink() or not directory.is_dir():
+        return False
+    if is_own(directory / "__init__.py"):
+        return True
+    # What an installation that was interrupted left: directories, and files of ours.
+    files = (path for path in directory.rglob("*") if "__pycache__" not in path.parts)
+    return all(is_own(path) for path in files if path.is_symlink() or not path.is_dir())

@@ -39,3 +39,8 @@ def config_error(message: str) -> ConfigError:
     error = ConfigError(message)
     error.kind = "config"
     return error
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether something failed: an ordinary error or a panic of the core, and no request to end the process."""
+    return isinstance(error, Exception) or type(error).__module__ == "pyo3_runtime"

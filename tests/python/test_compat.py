@@ -72,6 +72,14 @@ def test_what_is_installed_is_taken_away_whole(environment, name):
     assert "is not installed" in environment.compat("remove", name).stdout
 
 
+def test_what_an_interrupted_installation_left_is_finished(environment):
+    (environment.site / "ucm" / "integration").mkdir(parents=True)
+    done = environment.compat("install", "ucm")
+    assert done.returncode == 0, done.stderr
+    assert environment.compat("remove", "ucm").returncode == 0
+    assert not (environment.site / "ucm").exists()
+
+
 def test_the_module_path_is_the_connectors(environment):
     assert environment.compat("install", "ucm").returncode == 0
     # What stands in for vLLM where there is none.
@@ -87,11 +95,17 @@ print(importlib.import_module('{MODULE}').UCMConnector is vllm.UCMConnector)
     assert environment.python(script, PYTHONPATH=path) == "True\n"
 
 
-@pytest.mark.parametrize("real", ["module", "distribution"])
+@pytest.mark.parametrize("real", ["module", "namespace", "link", "distribution"])
 def test_a_real_ucm_is_left_alone(environment, real):
     if real == "module":
         (environment.site / "ucm").mkdir()
         (environment.site / "ucm" / "__init__.py").write_text("REAL = True\n")
+    elif real == "namespace":
+        (environment.site / "ucm" / "store").mkdir(parents=True)
+        (environment.site / "ucm" / "store" / "part.py").write_text("REAL = True\n")
+    elif real == "link":
+        (environment.site / "of_another").mkdir()
+        (environment.site / "ucm").symlink_to("of_another")
     else:
         facts = environment.site / "uc_manager-0.4.0.dist-info"
         facts.mkdir()

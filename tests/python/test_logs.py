@@ -181,6 +181,9 @@ def test_a_depots_log_is_bounded_by_the_seeds_variables(node, tmp_path):
         ({}, (10, 10)),
         ({"UCM_LOG_MAX_SIZE": "256", "UCM_LOG_MAX_FILES": "3"}, (256, 3)),
         ({"UCM_LOG_MAX_SIZE": " 0 "}, (0, 10)),
+        ({"UCM_LOG_MAX_FILES": "0"}, (10, 1)),
+        ({"UCM_LOG_MAX_SIZE": "5242880"}, (5, 10)),
+        ({"UCM_LOG_MAX_SIZE": "1048575"}, (1048575, 10)),
     ],
 )
 def test_the_environment_goes_before_the_configuration(environ, expected):
@@ -189,7 +192,13 @@ def test_the_environment_goes_before_the_configuration(environ, expected):
 
 
 @pytest.mark.parametrize(
-    "environ", [{"UCM_LOG_MAX_SIZE": "5M"}, {"UCM_LOG_MAX_FILES": "0"}, {"UCM_LOG_MAX_FILES": "-1"}]
+    "environ",
+    [
+        {"UCM_LOG_MAX_SIZE": "5M"},
+        {"UCM_LOG_MAX_SIZE": "9" * 5000},
+        {"UCM_LOG_MAX_FILES": "1001"},
+        {"UCM_LOG_MAX_FILES": "-1"},
+    ],
 )
 def test_a_variable_without_meaning_is_named(environ):
     [(variable, said)] = environ.items()

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -20,13 +20,14 @@ const PREFIX: &str = "trace-";
 /// Names that are tried for a file while others have them.
 const NAMES_TRIED: u64 = 1000;
 const SUFFIX: &str = ".jsonl";
+const NUMBER_DIGITS: usize = 6;
 
 /// Where lines go, and how many are kept.
 #[derive(Clone, Debug)]
 pub struct RecordingConfig {
     /// Directory of the files; it is made when it is not there.
     pub directory: PathBuf,
-    /// What tells this recording's files from those of others.
+    /// What tells this recording's files from those of others: `TIME-PROCESS`, two whole numbers.
     pub name: String,
     /// A file that has so many bytes is followed by another one.
     pub file_bytes: u64,
@@ -64,6 +65,10 @@ pub struct Recording {
 impl Recording {
     /// Makes the directory and the first file, and starts the thread that writes.
     pub fn start(config: RecordingConfig) -> Result<Self> {
+        if !is_own_name(&config.name) {
+            let what = "a recording is named TIME-PROCESS, two whole numbers";
+            return Err(Error::new(ErrorKind::Config, what).with("name", &config.name));
+        }
         let mut files = Files { config, number: 0, file: None };
         files.open()?;
         // Bounded by bytes: see `offer`.
@@ -143,7 +148,7 @@ struct Files {
 
 impl Files {
     fn write(&mut self, lines: &[u8]) -> Result<()> {
-        if self.file.as_ref().is_none_or(|(_, bytes)| *bytes >= self.config.file_bytes) {
+        if self.file.as_ref().is_none_or(|(file, bytes)| *bytes >= self.config.file_bytes || is_gone(file)) {
             self.open()?;
         }
         let Some((file, bytes)) = &mut self.file else {
@@ -161,7 +166,8 @@ impl Files {
     }
 
     fn path(&self) -> PathBuf {
-        self.config.directory.join(format!("{PREFIX}{}.{:06}{SUFFIX}", self.config.name, self.number))
+        let (name, number) = (&self.config.name, self.number);
+        self.config.directory.join(format!("{PREFIX}{name}.{number:0NUMBER_DIGITS$}{SUFFIX}"))
     }
 
     fn open(&mut self) -> Result<()> {
@@ -189,15 +195,35 @@ impl Files {
     }
 }
 
+/// Whether nobody can read what is written: another recording, or somebody, has removed the file.
+fn is_gone(file: &File) -> bool {
+    file.metadata().is_ok_and(|facts| facts.nlink() == 0)
+}
+
+/// Whether a name is `TIME-PROCESS`.
+fn is_own_name(name: &str) -> bool {
+    name.split_once('-').is_some_and(|(time, process)| is_number(time) && is_number(process))
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_digit())
+}
+
+/// Whether a file is a recording's, by its name: others may keep traces beside it.
+fn is_recorded(file: &str) -> bool {
+    file.strip_prefix(PREFIX)
+        .and_then(|rest| rest.strip_suffix(SUFFIX))
+        .and_then(|rest| rest.split_once('.'))
+        .is_some_and(|(name, number)| is_own_name(name) && number.len() >= NUMBER_DIGITS && is_number(number))
+}
+
 /// Removes recordings' files, those first that were written to the longest ago. What cannot be removed stays.
 fn remove_oldest(directory: &Path, keep: usize) {
     let Ok(entries) = fs::read_dir(directory) else { return };
     let mut files: Vec<_> = entries
         .filter_map(std::result::Result::ok)
-        .filter(|entry| {
-            let name = entry.file_name();
-            name.to_str().is_some_and(|name| name.starts_with(PREFIX) && name.ends_with(SUFFIX))
-        })
+        .filter(|entry| entry.file_name().to_str().is_some_and(is_recorded))
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file()))
         .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.file_name(), entry.path())))
         .collect();
     files.sort();

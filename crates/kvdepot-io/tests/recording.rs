@@ -42,7 +42,7 @@ fn timestamps(directory: &Path) -> Vec<u64> {
 fn what_is_offered_is_written_whole_and_in_order() {
     let here = tempfile::tempdir().unwrap();
     let directory = here.path().join("made/by/it");
-    let recording = Recording::start(config(&directory, "a", 1 << 20, 9)).unwrap();
+    let recording = Recording::start(config(&directory, "1-1", 1 << 20, 9)).unwrap();
     for n in 0..100 {
         assert!(recording.offer(record(n, 5)));
     }
@@ -53,8 +53,8 @@ fn what_is_offered_is_written_whole_and_in_order() {
 #[test]
 fn two_recordings_of_one_name_have_files_of_their_own() {
     let here = tempfile::tempdir().unwrap();
-    let first = Recording::start(config(here.path(), "same", 1 << 20, 9)).unwrap();
-    let second = Recording::start(config(here.path(), "same", 1 << 20, 9)).unwrap();
+    let first = Recording::start(config(here.path(), "7-7", 1 << 20, 9)).unwrap();
+    let second = Recording::start(config(here.path(), "7-7", 1 << 20, 9)).unwrap();
     assert!(first.offer(record(1, 1)) && second.offer(record(2, 1)));
     assert!(first.close(LONG) && second.close(LONG));
     assert_eq!((files(here.path()).len(), timestamps(here.path())), (2, vec![1, 2]));
@@ -63,8 +63,17 @@ fn two_recordings_of_one_name_have_files_of_their_own() {
 #[test]
 fn files_are_followed_by_others_and_the_oldest_go() {
     let here = tempfile::tempdir().unwrap();
-    fs::write(here.path().join("notes.txt"), "not ours").unwrap();
-    let recording = Recording::start(config(here.path(), "a", 1, 3)).unwrap();
+    let others = [
+        "notes.txt",
+        "trace-mooncake.jsonl",
+        "trace-2026-11.jsonl",
+        "trace-1-1.7.jsonl",
+        "trace-1-x.000001.jsonl",
+    ];
+    for name in others {
+        fs::write(here.path().join(name), "").unwrap();
+    }
+    let recording = Recording::start(config(here.path(), "1-1", 1, 3)).unwrap();
     for n in 0..10 {
         // One record a file: each is written before the next is offered.
         assert!(recording.offer(record(n, 1)));
@@ -74,17 +83,46 @@ fn files_are_followed_by_others_and_the_oldest_go() {
     }
     assert!(recording.close(LONG));
     assert_eq!(timestamps(here.path()), [7, 8, 9]);
-    assert!(files(here.path()).contains(&"notes.txt".to_owned()), "only traces are removed");
+    let there = files(here.path());
+    assert!(
+        others.iter().all(|name| there.contains(&(*name).to_owned())),
+        "only recordings are removed: {there:?}"
+    );
     // The next recording keeps the bound, too.
-    let next = Recording::start(config(here.path(), "b", 1 << 20, 3)).unwrap();
+    let next = Recording::start(config(here.path(), "2-1", 1 << 20, 3)).unwrap();
     assert!(next.offer(record(77, 1)) && next.close(LONG));
     assert_eq!(timestamps(here.path()), [8, 9, 77]);
 }
 
 #[test]
+fn a_file_that_another_recording_removed_is_followed_by_another() {
+    let here = tempfile::tempdir().unwrap();
+    let first = Recording::start(config(here.path(), "1-1", 1 << 20, 1)).unwrap();
+    assert!(first.offer(record(1, 1)));
+    while first.counters().written < 1 {
+        std::thread::yield_now();
+    }
+    let second = Recording::start(config(here.path(), "2-2", 1 << 20, 1)).unwrap();
+    assert!(first.offer(record(2, 1)) && first.close(LONG));
+    assert_eq!(timestamps(here.path()), [2]);
+    assert!(second.offer(record(3, 1)) && second.close(LONG));
+    assert_eq!(timestamps(here.path()), [3]);
+}
+
+#[test]
+fn a_name_whose_files_would_never_be_removed_is_refused() {
+    let here = tempfile::tempdir().unwrap();
+    for name in ["", "a", "1", "1-", "-1", "1-1.1", "1-a", "../1-1"] {
+        let error = Recording::start(config(here.path(), name, 1, 1)).unwrap_err().to_string();
+        assert!(error.contains("TIME-PROCESS"), "{error}");
+    }
+    assert!(files(here.path()).is_empty());
+}
+
+#[test]
 fn what_finds_the_queue_full_is_dropped_and_counted() {
     let here = tempfile::tempdir().unwrap();
-    let recording = Recording::start(config(here.path(), "a", 1 << 30, 3)).unwrap();
+    let recording = Recording::start(config(here.path(), "1-1", 1 << 30, 3)).unwrap();
     let too_large = record(0, QUEUED_BYTES_MAX / 16 + 1);
     assert!(!recording.offer(too_large));
     assert!(recording.offer(record(1, 1)));
@@ -98,7 +136,7 @@ fn a_directory_that_cannot_be_used_is_said_at_the_start() {
     let here = tempfile::tempdir().unwrap();
     let file = here.path().join("file");
     fs::write(&file, "").unwrap();
-    let error = Recording::start(config(&file.join("below"), "a", 1, 1)).unwrap_err().to_string();
+    let error = Recording::start(config(&file.join("below"), "1-1", 1, 1)).unwrap_err().to_string();
     assert!(error.contains("directory of traces") && error.contains("below"), "{error}");
 }
 
@@ -106,7 +144,7 @@ fn a_directory_that_cannot_be_used_is_said_at_the_start() {
 fn a_disk_that_refuses_costs_records_and_nothing_else() {
     let here = tempfile::tempdir().unwrap();
     let directory = here.path().join("traces");
-    let recording = Recording::start(config(&directory, "a", 1, 9)).unwrap();
+    let recording = Recording::start(config(&directory, "1-1", 1, 9)).unwrap();
     assert!(recording.offer(record(0, 1)));
     while recording.counters().written < 1 {
         std::thread::yield_now();
@@ -138,9 +176,9 @@ fn a_full_disk_neither_tears_a_line_nor_costs_older_files() {
 #[ignore = "a part of the test above, which sets the limit"]
 fn on_a_full_disk() {
     let here = tempfile::tempdir().unwrap();
-    let older = Recording::start(config(here.path(), "a", 1 << 20, 2)).unwrap();
+    let older = Recording::start(config(here.path(), "1-1", 1 << 20, 2)).unwrap();
     assert!(older.offer(record(1, 1)) && older.close(LONG));
-    let recording = Recording::start(config(here.path(), "b", 1 << 30, 2)).unwrap();
+    let recording = Recording::start(config(here.path(), "2-1", 1 << 30, 2)).unwrap();
     assert!(recording.offer(record(2, 1)));
     while recording.counters().written < 1 {
         std::thread::yield_now();

@@ -16,8 +16,12 @@ use kvdepot_server::StatusDoor;
 use kvdepot_server::http::socket_of;
 use serde_json::json;
 
-fn ask(mut stream: impl Read + Write, request: &str) -> (u16, String) {
-    let head = format!("{request} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+fn ask(stream: impl Read + Write, request: &str) -> (u16, String) {
+    ask_with(stream, request, "Host: localhost")
+}
+
+fn ask_with(mut stream: impl Read + Write, request: &str, headers: &str) -> (u16, String) {
+    let head = format!("{request} HTTP/1.1\r\n{headers}\r\nConnection: close\r\n\r\n");
     stream.write_all(head.as_bytes()).unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
@@ -101,6 +105,37 @@ fn the_port_is_the_loopbacks_and_silent_connections_make_room() {
         assert_eq!(ask(stream, "GET /health").0, 200);
     }
     drop(silent);
+}
+
+#[test]
+fn the_port_answers_no_web_page() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("depot.sock");
+    let door = StatusDoor::open(&socket, Some(0), &depot());
+    let asked = |request: &str, headers: &str| {
+        let stream = TcpStream::connect(door.port_address().unwrap()).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        ask_with(stream, request, headers)
+    };
+    for request in ["GET /status", "GET /metrics"] {
+        for own in ["Host: localhost:1", "Host: 127.0.0.1", "Host: localhost\r\nSec-Fetch-Site: none"] {
+            assert_eq!(asked(request, own).0, 200, "{request} {own}");
+        }
+        for page in [
+            "Host: evil.example",
+            "Host: localhost\r\nOrigin: null",
+            "Host: localhost\r\nSec-Fetch-Site: cross-site",
+        ] {
+            let (code, said) = asked(request, page);
+            assert_eq!(code, 403, "{request} {page}");
+            assert!(!said.contains("pool"), "{said}");
+        }
+    }
+    assert_eq!(asked("GET /health", "Host: probe.example").0, 200);
+    // No browser reaches the socket, and what asks there may name it as it likes.
+    let stream = UnixStream::connect(socket_of(&socket)).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    assert_eq!(ask_with(stream, "GET /status", "Host: depot").0, 200);
 }
 
 #[test]

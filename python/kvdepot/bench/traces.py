@@ -30,7 +30,7 @@ def cost(*, rounds: int, shape: Shape = SHAPE, requests: int = 32) -> Row:
     meter = _native.Meter("lru", [1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18])
     times: list[list[tuple[float, float]]] = []
     with tempfile.TemporaryDirectory() as directory:
-        recorder = _native.Recorder(directory, "bench", block_tokens=TOKENS, file_bytes=64 * MIB, files_max=2)
+        recorder = _native.Recorder(directory, "0-0", block_tokens=TOKENS, file_bytes=64 * MIB, files_max=2)
         for number in range(rounds + 2):
             names = [hashes(number * requests + one, shape.blocks) for one in range(requests)]
             begun = (perf_counter(), process_time())

@@ -12,14 +12,13 @@ if TYPE_CHECKING:
 
 LOG_VARIABLES = ("KVDEPOT_LOG", "UC_LOGGER_LEVEL")
 LOG_LEVELS = ("error", "warn", "info", "debug", "trace")
-TRACE_FILES_VARIABLE = "UCM_LOG_MAX_FILES"
-TRACE_SIZE_VARIABLE = "UCM_LOG_MAX_SIZE"
+SIZE_VARIABLE = "UCM_LOG_MAX_SIZE"
+FILES_VARIABLE = "UCM_LOG_MAX_FILES"
+SIZE_MAX = 1 << 40
+FILES_MAX = 1000
 _ALIASES = {"warning": "warn", "critical": "error", "fatal": "error"}
-LOG_BOUNDS = {
-    "log_max_size_mb": ("UCM_LOG_MAX_SIZE", 0, 1 << 40),
-    "log_max_files": ("UCM_LOG_MAX_FILES", 1, 1000),
-}
-"""Keys with the variable that goes before each, its least and its largest value."""
+LOG_BOUNDS = ("log_max_size_mb", "log_max_files")
+"""Keys that a variable goes before."""
 MIB = 1 << 20
 
 
@@ -90,42 +89,49 @@ def log_level(configured: str, environ: Mapping[str, str]) -> tuple[str, str | N
 def trace_limits(file_mb: int, files: int, environ: Mapping[str, str]) -> tuple[int, int]:
     """Bytes of a file of recorded requests, and how many files are kept.
 
-    The size's variable counts bytes from a mebibyte on, and MiB below.
-
     Raises:
-        ConfigError: a variable is no whole number above 0.
+        ConfigError: a variable has no meaning.
     """
-    size = _number(TRACE_SIZE_VARIABLE, environ)
-    kept = _number(TRACE_FILES_VARIABLE, environ)
-    file_bytes = file_mb * MIB if size is None else size if size >= MIB else size * MIB
-    return file_bytes, files if kept is None else kept
-
-
-def _number(variable: str, environ: Mapping[str, str]) -> int | None:
-    said = environ.get(variable, "").strip()
-    if not said:
-        return None
-    if not said.isascii() or not said.isdigit() or not 0 < int(said) < 1 << 60:
-        raise config_error(f"environment variable {variable} is {said!r}: write a whole number above 0, or unset it")
-    return int(said)
+    size_bytes, kept = _file_limits(environ)
+    if size_bytes == 0:
+        size_bytes = _NO_BOUND_BYTES
+    return file_mb * MIB if size_bytes is None else size_bytes, files if kept is None else kept
 
 
 def log_bound(key: str, configured: int, environ: Mapping[str, str]) -> tuple[int, str | None]:
     """The value that holds of a key of ``LOG_BOUNDS``, and the variable that says so.
 
     Raises:
-        ConfigError: the variable is no number, or none that the key could have.
+        ConfigError: a variable has no meaning.
     """
-    variable, least, most = LOG_BOUNDS[key]
+    size_bytes, kept = _file_limits(environ)
+    if key == "log_max_size_mb":
+        return (configured, None) if size_bytes is None else (size_bytes // MIB, SIZE_VARIABLE)
+    return (configured, None) if kept is None else (kept, FILES_VARIABLE)
+
+
+_NO_BOUND_BYTES = 1 << 62
+
+
+def _file_limits(environ: Mapping[str, str]) -> tuple[int | None, int | None]:
+    """Bytes of a file (0 = no bound) and files that are kept, as the environment says them; ``None`` = it does not.
+
+    A size counts bytes from a mebibyte on, and MiB below. Files are one at least: the one that is written.
+    """
+    size = _number(SIZE_VARIABLE, SIZE_MAX, environ)
+    kept = _number(FILES_VARIABLE, FILES_MAX, environ)
+    if size is not None and size < MIB:
+        size *= MIB
+    return size, None if kept is None else max(1, kept)
+
+
+def _number(variable: str, most: int, environ: Mapping[str, str]) -> int | None:
     said = environ.get(variable, "").strip()
     if not said:
-        return configured, None
-    if not (said.isascii() and said.isdigit() and least <= int(said) <= most):
+        return None
+    # Python reads no number of thousands of digits.
+    if not (said.isascii() and said.isdigit() and len(said) < 20 and int(said) <= most):
         raise config_error(
-            f"environment variable {variable} is {said!r}: write a whole number from {least} to {most}, or unset it"
+            f"environment variable {variable} is {said!r}: write a whole number from 0 to {most}, or unset it"
         )
-    number = int(said)
-    # As for recorded requests: a size from a mebibyte on counts bytes.
-    if key == "log_max_size_mb" and number >= MIB:
-        number //= MIB
-    return number, variable
+    return int(said)

@@ -47,8 +47,8 @@ _ENVIRONMENT = """\
 | variable | meaning |
 | --- | --- |
 | `KVDEPOT_LOG`, then `UC_LOGGER_LEVEL` | goes before `log_level`, same levels |
-| `UCM_LOG_MAX_SIZE` | goes before `log_max_size_mb`, in MiB |
-| `UCM_LOG_MAX_FILES` | goes before `log_max_files` |
+| `UCM_LOG_MAX_SIZE` | goes before `log_max_size_mb` and `trace_file_mb`: MiB, bytes from 1048576 on; 0 = no bound |
+| `UCM_LOG_MAX_FILES` | goes before `log_max_files` and `trace_files`; 0 = 1 |
 | `XDG_CACHE_HOME` | where the default directory of the `Posix` tier lies; `~/.cache` without it |
 | `XDG_RUNTIME_DIR` | where the depot's socket lies; `/tmp/kvdepot-UID` without it |
 """

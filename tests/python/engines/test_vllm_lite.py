@@ -10,7 +10,7 @@ from engine_parts import BLOCK
 
 from kvdepot import _native
 from kvdepot.config import load_config
-from kvdepot.config.environment import trace_limits
+from kvdepot.config.environment import log_bound, trace_limits
 from kvdepot.engines.vllm import recording
 from kvdepot.engines.vllm.groups import Geometry, Group
 from kvdepot.engines.vllm.lite import COUNT_S, SAY_S, LiteScheduler, LiteWorker, unit_bytes
@@ -290,16 +290,107 @@ def test_a_directory_that_cannot_be_used_costs_the_trace_and_not_the_engine(tmp_
         ({}, (64 << 20, 10)),
         ({"UCM_LOG_MAX_SIZE": "5", "UCM_LOG_MAX_FILES": "3"}, (5 << 20, 3)),
         ({"UCM_LOG_MAX_SIZE": "5242880"}, (5 << 20, 10)),
+        ({"UCM_LOG_MAX_SIZE": "0"}, (1 << 62, 10)),
+        ({"UCM_LOG_MAX_FILES": "0"}, (64 << 20, 1)),
     ],
 )
 def test_limits_of_files_come_from_the_environment_first(environ, limits):
     assert trace_limits(64, 10, environ) == limits
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "5MB", "1.5", "9" * 40])
+@pytest.mark.parametrize("value", ["-1", "5MB", "1.5", "1001", "9" * 40, "9" * 5000])
 def test_limits_that_are_none_are_said(value):
     with pytest.raises(ConfigError, match="UCM_LOG_MAX_FILES"):
         trace_limits(64, 10, {"UCM_LOG_MAX_FILES": value})
+
+
+@pytest.mark.parametrize("size", ["", "0", "1", "1048575", "1048576", "104857600", "-1", "1e6", "9" * 20])
+@pytest.mark.parametrize("files", ["", "0", "7", "1000", "1001", "x"])
+def test_recordings_and_logs_understand_the_variables_alike(size, files):
+    environ = {"UCM_LOG_MAX_SIZE": size, "UCM_LOG_MAX_FILES": files}
+
+    def asked(what):
+        try:
+            return what()
+        except ConfigError as error:
+            return str(error)
+
+    def of_logs():
+        size_mb = log_bound("log_max_size_mb", 64, environ)[0]
+        return size_mb << 20 or 1 << 62, log_bound("log_max_files", 10, environ)[0]
+
+    assert asked(lambda: trace_limits(64, 10, environ)) == asked(of_logs)
+
+
+PANIC = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
+"""What a panic of the core is in Python."""
+
+
+class Broken:
+    """A native object whose calls fail, from one of them on."""
+
+    def __init__(self, *good, error=RuntimeError):
+        self.good, self.error = good, error
+        self.calls = 0
+
+    def __getattr__(self, name):
+        if name in self.good:
+            return lambda *_, **__: (0, 0, 0)
+
+        def fail(*_, **__):
+            self.calls += 1
+            raise self.error(f"no {name}")
+
+        return fail
+
+
+@pytest.mark.parametrize("error", [RuntimeError, PANIC])
+def test_a_recorder_that_fails_is_switched_off_and_ends_no_engine(error, caplog):
+    recorder, stats = Broken("counters", error=error), DepotStats()
+    made = recording.Recording(recorder, BLOCK, 0.0)
+    for name in ("a", "b", "c"):
+        made.ended(request(name, "x", 3 * BLOCK))
+    made.count(stats)
+    made.count(stats)
+    assert stats.data["traced_requests"] == {"failed": 3}
+    assert recorder.calls == 1
+    made.close()
+    assert caplog.text.count("requests are not recorded from now on: no record") == 1
+
+
+def test_a_recorder_that_cannot_be_asked_is_switched_off(caplog):
+    recorder, stats = Broken(), DepotStats()
+    made = recording.Recording(recorder, BLOCK, 0.0)
+    made.count(stats)
+    made.count(stats)
+    made.close()
+    assert caplog.text.count("requests are not recorded from now on: no counters") == 1
+
+
+def test_a_wish_to_end_the_process_is_no_failure():
+    side, _ = lite()
+    side._meter = Broken(error=KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        serve(side, request("a", "x", 5 * BLOCK))
+    with pytest.raises(KeyboardInterrupt):
+        recording.Recording(side._meter, BLOCK, 0.0).ended(request("a", "x", BLOCK))
+
+
+@pytest.mark.parametrize("error", [RuntimeError, PANIC])
+@pytest.mark.parametrize("good", [(), ("look_up",), ("look_up", "store")])
+def test_a_meter_that_fails_is_switched_off_and_ends_no_engine(good, error, caplog):
+    side, _ = lite()
+    side._meter = meter = Broken(*good, error=error)
+    for name in ("a", "b"):
+        one = request(name, "x", 5 * BLOCK)
+        assert side.match(one, 0) == (0, False)
+        side.allocated(one, None, 0)
+        assert side.build_step(step(**{name: (0, 5 * BLOCK)})) == StepMetadata()
+        side.finished(name)
+    side.close()
+    assert meter.calls == 1
+    assert side.stats.data == {"lite_dropped_calls": 1}
+    assert caplog.text.count("use_lite counts nothing from now on: no ") == 1
 
 
 def test_files_go_by_the_limits(tmp_path, monkeypatch):

@@ -40,8 +40,11 @@ class Made:
     """A series as `prometheus_client` makes it, and what it was given."""
 
     all: dict[str, "Made"]
+    taken: tuple[str, ...] = ()
 
     def __init__(self, **about: Any) -> None:
+        if about["name"] in Made.taken:
+            raise ValueError(f"Duplicated timeseries: {about['name']}")
         self.about, self.seen = about, []
         Made.all[about["name"]] = self
 
@@ -96,6 +99,17 @@ def test_series_have_the_files_names_buckets_and_words(file, caplog):
         "ucm:load_duration": [250, 500],
         "ucm:load_speed": [3],
     }
+
+
+def test_a_name_that_is_taken_costs_one_series_and_not_the_server(file, caplog, monkeypatch):
+    file.write_text(FILE.replace("ucm:", "vllm:kvdepot_"))
+    monkeypatch.setattr(Made, "taken", ("vllm:kvdepot_load_bytes_total",))
+    series = made(vllm_config({"metrics_config_path": str(file)}))
+    assert set(Made.all) == {"vllm:kvdepot_load_duration", "vllm:kvdepot_load_speed"}
+    assert "1 names have no series, use another metric_prefix: vllm:kvdepot_load_bytes_total (Dup" in caplog.text
+    series.add("load_bytes", 7, 0)
+    series.add("load_seconds", [0.25], 0)
+    assert Made.all["vllm:kvdepot_load_duration"].seen == [250]
 
 
 def test_of_several_connectors_ours_names_it(file):

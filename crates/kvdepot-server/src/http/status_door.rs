@@ -1,5 +1,5 @@
 //! What a depot says of itself over HTTP, wire door or not: at a Unix socket beside its own, and at a port of the loopback where
-//! one is asked for. It reads, and changes nothing. A depot whose status cannot be asked for serves all the same.
+//! one is asked for, which answers no web page. It reads, and changes nothing. A depot whose status cannot be asked for serves all the same.
 
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use hyper::body::Incoming;
 use hyper::service::service_fn;
-use hyper::{Method, Request, StatusCode};
+use hyper::{HeaderMap, Method, Request, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_depot::Depot;
@@ -18,10 +18,31 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Runtime;
 
+use super::browser;
 use super::pages::{self, Answer};
 use super::visitors::{Place, Visitors};
 use crate::lock::FileId;
 use crate::log_limit::LogLimit;
+
+/// What checks requests that come in at the port; None at the socket, which no browser reaches.
+type Guard = Option<Arc<PortGuard>>;
+
+struct PortGuard {
+    own_name: String,
+    refused: LogLimit,
+}
+
+impl PortGuard {
+    /// Why a request is refused. `/health` says nothing that a page could use.
+    fn refusal(&self, path: &str, headers: &HeaderMap) -> Option<Answer> {
+        if path == "/health" {
+            return None;
+        }
+        let why = browser::refusal(headers, &self.own_name)?;
+        self.refused.line(|left_out| tracing::warn!("a request for {path} was refused: {why}{left_out}"));
+        Some(pages::error(StatusCode::FORBIDDEN, why))
+    }
+}
 
 /// Connections at a time, of both doors together.
 const VISITORS_MAX: usize = 16;
@@ -146,7 +167,7 @@ async fn serve_socket(listener: UnixListener, depot: Arc<Depot>, visitors: Arc<V
     let refused = LogLimit::default();
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => admit(stream, &depot, &visitors).await,
+            Ok((stream, _)) => admit(stream, &depot, &visitors, None).await,
             Err(error) => not_accepted(&refused, &error).await,
         }
     }
@@ -154,9 +175,10 @@ async fn serve_socket(listener: UnixListener, depot: Arc<Depot>, visitors: Arc<V
 
 async fn serve_port(listener: TcpListener, depot: Arc<Depot>, visitors: Arc<Visitors>) {
     let refused = LogLimit::default();
+    let guard = Arc::new(PortGuard { own_name: browser::own_name(), refused: LogLimit::default() });
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => admit(stream, &depot, &visitors).await,
+            Ok((stream, _)) => admit(stream, &depot, &visitors, Some(Arc::clone(&guard))).await,
             Err(error) => not_accepted(&refused, &error).await,
         }
     }
@@ -169,24 +191,26 @@ async fn not_accepted(limit: &LogLimit, error: &std::io::Error) {
     tokio::time::sleep(ACCEPT_PAUSE).await;
 }
 
-async fn admit<S>(stream: S, depot: &Arc<Depot>, visitors: &Visitors)
+async fn admit<S>(stream: S, depot: &Arc<Depot>, visitors: &Visitors, guard: Guard)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let place = visitors.admit().await;
     let visitor = Arc::clone(&place.visitor);
-    let task = tokio::spawn(visit(stream, Arc::clone(depot), place));
+    let task = tokio::spawn(visit(stream, Arc::clone(depot), place, guard));
     visitor.served_by(task.abort_handle());
 }
 
-async fn visit<S>(stream: S, depot: Arc<Depot>, place: Place)
+async fn visit<S>(stream: S, depot: Arc<Depot>, place: Place, guard: Guard)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let visitor = Arc::clone(&place.visitor);
     let service = service_fn(move |request: Request<Incoming>| {
         let _answering = visitor.answering();
-        let answered = answer(&depot, request.method(), request.uri().path());
+        let path = request.uri().path();
+        let refused = guard.as_ref().and_then(|guard| guard.refusal(path, request.headers()));
+        let answered = refused.unwrap_or_else(|| answer(&depot, request.method(), path));
         async move { Ok::<_, Infallible>(answered) }
     });
     let mut builder = hyper::server::conn::http1::Builder::new();

@@ -1,4 +1,5 @@
 //! A log file of bounded size: when it is full it is renamed to `NAME.1`, what was `NAME.1` to `NAME.2`, and so on; the oldest goes.
+//! What is no regular file (`/dev/null`, `/dev/stderr`, a pipe, a link) is only appended to: it is somebody else's to replace.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -18,10 +19,13 @@ pub(super) struct LogFile {
 }
 
 impl LogFile {
-    /// Opens a file to append to; `max_bytes` of 0 is no bound.
+    /// Opens a file to append to; `max_bytes` of 0 is no bound, and what is no regular file has none.
     pub(super) fn open(path: &Path, max_bytes: u64, max_files: u32) -> Result<Self> {
-        let opened = open(path).and_then(|file| Ok((file.metadata()?.len(), file)));
-        let (bytes, file) =
+        let opened = open(path, 0).and_then(|file| {
+            let is_file = file.metadata()?.is_file() && fs::symlink_metadata(path)?.is_file();
+            Ok((file.metadata()?.len(), if is_file { max_bytes } else { 0 }, file))
+        });
+        let (bytes, max_bytes, file) =
             opened.map_err(|e| Error::io("cannot open the log file", e).with("path", path.display()))?;
         Ok(Self { path: path.to_owned(), max_bytes, max_files: max_files.max(1), file, bytes })
     }
@@ -29,7 +33,7 @@ impl LogFile {
     /// Makes room. A depot that only finds another one serving writes to the same file: whoever comes second finds it renamed.
     fn begin_next(&mut self) -> io::Result<()> {
         let own = self.file.metadata()?;
-        let is_renamed = fs::metadata(&self.path)
+        let is_renamed = fs::symlink_metadata(&self.path)
             .map_or(true, |there| (there.dev(), there.ino()) != (own.dev(), own.ino()));
         if !is_renamed {
             self.bytes = own.len();
@@ -48,8 +52,14 @@ impl LogFile {
                 return Err(error);
             }
         }
-        self.file = open(&self.path)?;
-        self.bytes = self.file.metadata()?.len();
+        // Whatever somebody put there since: a link is not followed, and a pipe without a reader not waited for.
+        let next = open(&self.path, libc::O_NOFOLLOW | libc::O_NONBLOCK)?;
+        let facts = next.metadata()?;
+        if !facts.is_file() {
+            return Err(io::Error::other("something that is no file lies at the log's path"));
+        }
+        self.bytes = facts.len();
+        self.file = next;
         Ok(())
     }
 }
@@ -71,8 +81,8 @@ impl Write for LogFile {
     }
 }
 
-fn open(path: &Path) -> io::Result<File> {
-    OpenOptions::new().create(true).append(true).mode(0o600).open(path)
+fn open(path: &Path, flags: i32) -> io::Result<File> {
+    OpenOptions::new().create(true).append(true).mode(0o600).custom_flags(flags).open(path)
 }
 
 fn numbered(path: &Path, number: u32) -> PathBuf {
@@ -157,6 +167,40 @@ mod tests {
         let mut log = LogFile::open(&path, 17, 2).expect("open");
         write(&mut log, 0..40);
         assert!(fs::metadata(&path).expect("log").len() <= 17);
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_never_renamed() {
+        let directory = tempfile::tempdir().expect("directory");
+        let at = |name: &str| directory.path().join(name);
+        let made = std::process::Command::new("mkfifo").arg(at("pipe")).status().expect("mkfifo");
+        assert!(made.success());
+        let _reader = OpenOptions::new().read(true).write(true).open(at("pipe")).expect("reader");
+        fs::write(at("plain"), "").expect("file");
+        std::os::unix::fs::symlink("/dev/null", at("null")).expect("link");
+        std::os::unix::fs::symlink(at("plain"), at("link")).expect("link");
+        for name in ["pipe", "null", "link"] {
+            let before = fs::symlink_metadata(at(name)).expect("there");
+            write(&mut LogFile::open(&at(name), 17, 3).expect("open"), 0..40);
+            let after = fs::symlink_metadata(at(name)).expect("there");
+            assert_eq!((after.ino(), after.mode()), (before.ino(), before.mode()), "{name}");
+        }
+        assert_eq!(fs::read_dir(directory.path()).expect("directory").count(), 4);
+        assert_eq!(fs::metadata(at("plain")).expect("there").len(), 40 * 8, "all lines are there");
+    }
+
+    #[test]
+    fn a_link_that_was_put_in_the_place_of_the_file_is_not_followed() {
+        let directory = tempfile::tempdir().expect("directory");
+        let (path, victim) = (directory.path().join("log"), directory.path().join("victim"));
+        let mut log = LogFile::open(&path, 17, 3).expect("open");
+        write(&mut log, 0..2);
+        fs::rename(&path, directory.path().join("moved")).expect("renamed");
+        fs::write(&victim, "").expect("file");
+        std::os::unix::fs::symlink(&victim, &path).expect("link");
+        write(&mut log, 2..5);
+        assert_eq!(fs::read_to_string(&victim).expect("victim"), "");
+        assert!(fs::symlink_metadata(&path).expect("there").is_symlink());
     }
 
     #[test]

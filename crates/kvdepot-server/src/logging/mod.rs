@@ -2,15 +2,15 @@
 
 mod burst;
 mod file;
+mod gate;
 mod line;
 
 use std::io::{self, Write};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use hashbrown::HashMap;
 use kvdepot_core::{Error, ErrorKind, Result};
-use parking_lot::Mutex;
 use tracing::callsite::Identifier;
 use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::Layer;
@@ -20,6 +20,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use self::burst::Burst;
 use self::file::LogFile;
+use self::gate::Gate;
 pub use self::line::Form;
 use self::line::Line;
 
@@ -72,21 +73,17 @@ fn level_filter(level: &str) -> Result<LevelFilter> {
     })
 }
 
-/// How long a thread waits for another one's line. Only in a process that was forked in the middle of one does it take
-/// that long: its lines are lost then.
-const LINE_WAIT: Duration = Duration::from_secs(1);
-
-/// Writes each event as a line, whole.
+/// Writes each event as a line, whole. What finds a gate shut is lost.
 struct Lines {
     form: Form,
     burst_lines: u32,
-    bursts: Mutex<HashMap<Identifier, Burst>>,
-    out: Mutex<Box<dyn Write + Send>>,
+    bursts: Gate<HashMap<Identifier, Burst>>,
+    out: Gate<Box<dyn Write + Send>>,
 }
 
 impl Lines {
     fn new(out: Box<dyn Write + Send>, form: Form, burst_lines: u32) -> Self {
-        Self { form, burst_lines, bursts: Mutex::default(), out: Mutex::new(out) }
+        Self { form, burst_lines, bursts: Gate::new(HashMap::new()), out: Gate::new(out) }
     }
 
     /// Whether a line may be written now; how many of its kind were left out before it.
@@ -95,7 +92,7 @@ impl Lines {
         if self.burst_lines == 0 || *facts.level() > Level::INFO {
             return Some(0);
         }
-        let mut bursts = self.bursts.try_lock_for(LINE_WAIT)?;
+        let mut bursts = self.bursts.enter()?;
         bursts.entry(facts.callsite()).or_default().admit(Instant::now(), self.burst_lines)
     }
 }
@@ -104,7 +101,7 @@ impl<S: Subscriber> Layer<S> for Lines {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let Some(left_out) = self.admit(event.metadata()) else { return };
         let line = Line::of(event, left_out).text(self.form);
-        if let Some(mut out) = self.out.try_lock_for(LINE_WAIT) {
+        if let Some(mut out) = self.out.enter() {
             // There is nowhere to say that a line cannot be written.
             let _ = out.write_all(line.as_bytes());
         }
@@ -114,6 +111,8 @@ impl<S: Subscriber> Layer<S> for Lines {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+
+    use parking_lot::Mutex;
 
     use super::*;
 

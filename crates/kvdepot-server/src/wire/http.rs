@@ -15,10 +15,10 @@ use kvdepot_depot::values::Values;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
-use super::browser;
 use super::self_test::self_test;
 use super::shared::Door;
 use super::tls;
+use crate::http::browser;
 use crate::http::pages::{self, Answer, error, failed, json};
 use crate::http::visitors::{Place, Visitors};
 use crate::log_limit::LogLimit;

@@ -1,7 +1,6 @@
 //! The wire door: TCP for clients on other machines, InfiniStore's and our own, and HTTP for administrators. Drawn in
 //! `docs/wire.md`.
 
-mod browser;
 mod config;
 mod connection;
 mod conversation;

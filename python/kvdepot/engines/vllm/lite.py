@@ -7,11 +7,12 @@ connector.
 
 # ruff: noqa: ARG002 - hooks that have nothing to do
 
+import functools
 import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from kvdepot.config import KVDepotConfig
 from kvdepot.engines.vllm.attachment import bytes_per_block
@@ -22,6 +23,7 @@ from kvdepot.engines.vllm.measures import LITE_SIZES
 from kvdepot.engines.vllm.meta import LoadReport, StepMetadata
 from kvdepot.engines.vllm.options import ConnectorOptions
 from kvdepot.engines.vllm.stats import DepotStats
+from kvdepot.errors import is_failure
 from kvdepot.traces.advice import GIB, Measured, Size, advise
 
 if TYPE_CHECKING:
@@ -57,6 +59,37 @@ class Meter(Protocol):
 
     def report_json(self) -> str:
         """What was counted."""
+
+
+_Args = ParamSpec("_Args")
+_Given = TypeVar("_Given")
+
+
+def _or_off(
+    otherwise: Callable[[], _Given],
+) -> Callable[
+    [Callable[Concatenate["LiteScheduler", _Args], _Given]], Callable[Concatenate["LiteScheduler", _Args], _Given]
+]:
+    """Makes a hook that never raises: whatever goes wrong ends the counting, with one line, and not the engine."""
+
+    def guarded(
+        hook: Callable[Concatenate["LiteScheduler", _Args], _Given],
+    ) -> Callable[Concatenate["LiteScheduler", _Args], _Given]:
+        @functools.wraps(hook)
+        def run(side: "LiteScheduler", /, *args: _Args.args, **kwargs: _Args.kwargs) -> _Given:
+            try:
+                return hook(side, *args, **kwargs)
+            except BaseException as error:  # noqa: BLE001 - a panic is one, too
+                side.switch_off(error)
+                return otherwise()
+
+        return run
+
+    return guarded
+
+
+def _nothing() -> None:
+    """What most hooks give."""
 
 
 @dataclass
@@ -111,6 +144,7 @@ class LiteScheduler:
     def new_request(self, request: "Request") -> None:
         """``on_new_request``."""
 
+    @_or_off(lambda: (0, False))
     def match(self, request: "Request", local_tokens: int) -> tuple[int, bool]:
         """``get_num_new_matched_tokens``: never anything, and what vLLM has itself is noted."""
         if not self._off:
@@ -118,6 +152,7 @@ class LiteScheduler:
             state.local_tokens = local_tokens
         return 0, False
 
+    @_or_off(_nothing)
     def allocated(self, request: "Request", blocks: "KVCacheBlocks", external_tokens: int) -> None:
         """``update_state_after_alloc``: an admitted request would have asked now."""
         state = self._requests.get(request.request_id)
@@ -136,6 +171,7 @@ class LiteScheduler:
             unit = self._geometry.hash_tokens
             self._meter.look_up(self._units(request, bounds.skip * unit, bounds.limit * unit))
 
+    @_or_off(StepMetadata)
     def build_step(self, output: "SchedulerOutput") -> StepMetadata:
         """``build_connector_meta``: what the step computes would be stored."""
         computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
@@ -158,6 +194,7 @@ class LiteScheduler:
             self._count()
         return StepMetadata()
 
+    @_or_off(_nothing)
     def finished(self, request_id: str) -> None:
         """``request_finished``."""
         if self._requests.pop(request_id, None) is not None:
@@ -168,6 +205,17 @@ class LiteScheduler:
         per = self._geometry.hit_tokens // self._geometry.hash_tokens
         unit = self._geometry.hash_tokens
         return list(request.block_hashes[begin_tokens // unit + per - 1 : end_tokens // unit : per])
+
+    def switch_off(self, error: BaseException) -> None:
+        """Counts nothing from now on; raises again what is no failure."""
+        if not is_failure(error):
+            raise error
+        if self._off:
+            return
+        self._off = str(error) or type(error).__name__
+        self._requests.clear()
+        self.stats.add("lite_dropped_calls")
+        logger.error("kvdepot: use_lite counts nothing from now on: %s", self._off, exc_info=error)
 
     # What was counted.
 
@@ -226,6 +274,7 @@ class LiteScheduler:
         """The simulated depots keep what they have, as real ones do by default."""
         return True
 
+    @_or_off(_nothing)
     def close(self) -> None:
         """Says what was counted in all."""
         if not self._off:

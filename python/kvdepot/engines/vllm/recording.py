@@ -10,7 +10,7 @@ from kvdepot.config.machine import Machine
 from kvdepot.engines.vllm.groups import Geometry
 from kvdepot.engines.vllm.log import connector_logger
 from kvdepot.engines.vllm.stats import DepotStats
-from kvdepot.errors import KVDepotError
+from kvdepot.errors import KVDepotError, is_failure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,9 +44,20 @@ class Recording:
         self._hash_tokens = hash_tokens
         self._begin_s = begin_s
         self._counted = (0, 0, 0)
+        self._off = False
+        self._lost = 0
 
     def ended(self, request: "Request") -> None:
-        """A request has ended, by its answer's end or otherwise."""
+        """A request has ended, by its answer's end or otherwise. Never raises: a trace must not end an engine."""
+        if not self._off:
+            try:
+                self._record(request)
+            except BaseException as error:  # noqa: BLE001 - a panic is one, too
+                self._switch_off(error)
+        if self._off:
+            self._lost += 1
+
+    def _record(self, request: "Request") -> None:
         prompt = request.num_prompt_tokens
         came_ms = max(0, round((request.arrival_time - self._begin_s) * 1000))
         hashes = request.block_hashes[: prompt // self._hash_tokens]
@@ -55,13 +66,34 @@ class Recording:
 
     def count(self, stats: DepotStats) -> None:
         """Adds what came of requests since the last call."""
-        now = self._recorder.counters()
+        lost, self._lost = self._lost, 0
+        stats.add("traced_requests", lost, "failed")
+        if self._off:
+            return
+        try:
+            now = self._recorder.counters()
+        except BaseException as error:  # noqa: BLE001 - a panic is one, too
+            self._switch_off(error)
+            return
         for outcome, count, before in zip(OUTCOMES, now, self._counted, strict=True):
             stats.add("traced_requests", count - before, outcome)
         self._counted = now
 
     def close(self) -> None:
         """Ends the recording; what waits is written, if the disk takes it soon."""
+        try:
+            self._close()
+        except BaseException as error:  # noqa: BLE001 - a panic is one, too
+            self._switch_off(error)
+
+    def _switch_off(self, error: BaseException) -> None:
+        if not is_failure(error):
+            raise error
+        if not self._off:
+            self._off = True
+            logger.error("kvdepot: requests are not recorded from now on: %s", error, exc_info=error)
+
+    def _close(self) -> None:
         _, dropped, failed = self._recorder.counters()
         if not self._recorder.close():
             logger.warning("kvdepot: the trace's last requests were not written in time")

@@ -53,6 +53,7 @@ class SeedSeries:
 
     Attributes:
         not_measured: names of the file that stay without a series.
+        refused: what was said of names that a series of ours, or of vLLM, has already.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class SeedSeries:
         engines: Mapping[int, list[object]],
     ) -> None:
         self.not_measured = [series.name for series in file.series if not is_measured(series)]
+        self.refused: list[str] = []
         self._engines = engines
         self._by_measure: dict[str, list[tuple[float, Any]]] = {}
         for series in file.series:
@@ -77,7 +79,11 @@ class SeedSeries:
             }
             if kind is Kind.HISTOGRAM:
                 about["buckets"] = series.buckets
-            made = classes[kind](**about)
+            try:
+                made = classes[kind](**about)
+            except ValueError as error:  # a prefix such as "vllm:kvdepot_" makes names of series that are there
+                self.refused.append(f"{about['name']} ({error})")
+                continue
             for labels in engines.values():
                 made.labels(*labels)
             self._by_measure.setdefault(source.measure, []).append((source.factor, made))
@@ -131,5 +137,11 @@ def seed_series(vllm_config: Any, logger: Any, **how: Any) -> SeedSeries | None:
             "metrics_config_path: %d names have no series, because kvdepot does not measure them: %s",
             len(series.not_measured),
             ", ".join(series.not_measured),
+        )
+    if series.refused:
+        logger.warning(
+            "metrics_config_path: %d names have no series, use another metric_prefix: %s",
+            len(series.refused),
+            ", ".join(series.refused),
         )
     return series

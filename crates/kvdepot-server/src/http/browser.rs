@@ -1,5 +1,5 @@
-//! Refuses management requests that a web page made: a browser on an administrator's machine reaches ports that the page's
-//! own machine does not. Only needed without a token, which no page knows.
+//! Refuses requests that a web page made: a browser on an administrator's machine reaches ports that the page's own machine
+//! does not. Only needed without a token, which no page knows.
 
 use std::net::IpAddr;
 
@@ -7,19 +7,19 @@ use hyper::HeaderMap;
 use hyper::header::{HOST, ORIGIN};
 
 /// Why a request is refused; None when no web page can have made it. `own_name` is the machine's host name.
-pub(super) fn refusal(headers: &HeaderMap, own_name: &str) -> Option<&'static str> {
+pub(crate) fn refusal(headers: &HeaderMap, own_name: &str) -> Option<&'static str> {
     // Browsers send it with every POST and every request to another site. This server has no pages of its own.
     if headers.contains_key(ORIGIN) {
-        return Some("a request with an Origin comes from a web page: refused without a token");
+        return Some("a request with an Origin comes from a web page: refused where no token is set");
     }
     // "none": an address that the user typed.
     if headers.get("sec-fetch-site").is_some_and(|site| site != "none") {
-        return Some("a request with Sec-Fetch-Site comes from a web page: refused without a token");
+        return Some("a request with Sec-Fetch-Site comes from a web page: refused where no token is set");
     }
     // A page can have its own name resolve to this machine (DNS rebinding), but cannot change the Host that is sent.
     let foreign = |host: &hyper::header::HeaderValue| !host.to_str().is_ok_and(|host| is_own(host, own_name));
     headers.get_all(HOST).iter().any(foreign).then_some(
-        "the Host is neither an address, localhost, nor this machine's host name: ask by address, or set a token",
+        "the Host is neither an address, localhost, nor this machine's host name: ask by address, or, at a wire door, set a token",
     )
 }
 
@@ -34,7 +34,7 @@ fn is_own(host: &str, own_name: &str) -> bool {
 }
 
 /// The machine's host name; empty when it cannot be read.
-pub(super) fn own_name() -> String {
+pub(crate) fn own_name() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname")
         .map(|name| name.trim().to_owned())
         .unwrap_or_default()
