@@ -18,6 +18,7 @@ from kvdepot.engines.lmcache.facts import Layout, UnknownLayoutError
 from kvdepot.engines.lmcache.keys import HASH_BYTES, chunk_hash, object_hash
 from kvdepot.engines.lmcache.objects import address_of, layout_of
 from kvdepot.engines.lmcache.recent import Recent
+from kvdepot.engines.lmcache.resets import AGAIN_S, Resets
 from kvdepot.engines.lmcache.stores import LAYOUTS_MAX, Stores
 from kvdepot.engines.lmcache.tasks import WAITING_MAX, Tasks
 from kvdepot.errors import ConfigError
@@ -178,6 +179,41 @@ def test_a_mark_that_was_set_again_is_another_one() -> None:
     assert recent.take(b"a", only=before[b"a"]) is None
     assert recent.take(b"a", only=recent.marks([b"a"])[b"a"]) is not None
     assert recent.marks([b"a"]) == {}
+
+
+def test_a_clear_during_a_reset_is_not_confirmed_by_it() -> None:
+    resets = Resets()
+    assert (resets.settled, resets.attempt(0.0)) == (True, None)
+    resets.clear()
+    first = resets.attempt(0.0)
+    resets.clear()
+    second = resets.attempt(0.0)
+    assert None not in (first, second)
+    resets.confirm(first or 0)
+    assert not resets.settled
+    assert resets.attempt(AGAIN_S / 2) is None, "it was sent a short while ago"
+    assert resets.attempt(AGAIN_S) == second
+    resets.confirm(second or 0)
+    resets.confirm(first or 0)
+    assert resets.settled
+
+
+def test_a_store_that_outlives_a_clear_asks_for_a_reset_of_its_own() -> None:
+    resets = Resets()
+    old = resets.generation
+    assert resets.begin(old)
+    resets.clear()
+    assert not resets.begin(old), "what was handed over before the clear does not begin"
+    resets.confirm(resets.attempt(0.0) or 0)
+    assert not resets.settled, "the old store may still put something"
+    new = resets.generation
+    assert resets.begin(new)
+    assert not resets.end(old)
+    assert not resets.settled
+    resets.confirm(resets.attempt(0.0) or 0)
+    assert resets.settled
+    assert resets.end(new), "a reset of the store before it makes no store late: resets would never end"
+    assert resets.settled
 
 
 def passed(gate: threading.Event) -> str:

@@ -19,6 +19,7 @@ from kvdepot.engines.lmcache.keys import chunk_hash
 from kvdepot.engines.lmcache.objects import address_of, layout_of
 from kvdepot.engines.lmcache.options import read_extra_config
 from kvdepot.engines.lmcache.recent import Recent
+from kvdepot.engines.lmcache.resets import Resets
 from kvdepot.engines.lmcache.stores import Place, Stores
 from kvdepot.errors import KVDepotError, config_error
 
@@ -30,7 +31,6 @@ PUTS_MAX = 4096
 ALLOCATE_S = 1.0
 """How long a load waits for memory of LMCache's that stores under way still hold."""
 ALLOCATE_AGAIN_S = 0.01
-RESET_AGAIN_S = 0.5
 
 
 class KVDepotBackend(StoragePluginInterface):
@@ -82,8 +82,7 @@ class KVDepotBackend(StoragePluginInterface):
         self._lock = threading.Lock()
         self._put_threads = ThreadPoolExecutor(PUT_THREADS, thread_name_prefix="kvdepot-put")
         self._get_threads = ThreadPoolExecutor(GET_THREADS, thread_name_prefix="kvdepot-get")
-        self._reset_due = False
-        self._reset_tried_s = 0.0
+        self._resets = Resets()
         self._closed = False
         if local_cpu_backend is not None:
             # A depot that has to be started is there when the first request comes.
@@ -137,10 +136,11 @@ class KVDepotBackend(StoragePluginInterface):
                     chosen.append((key, obj))
             if chosen:
                 removed = self._removed.marks(name for key, _ in chosen if (name := self._name(key)) is not None)
+                generation = self._resets.generation
                 for _, obj in chosen:
                     obj.ref_count_up()
                 try:
-                    future = self._put_threads.submit(self._put, chosen, removed, on_complete_callback)
+                    future = self._put_threads.submit(self._put, chosen, removed, generation, on_complete_callback)
                 except RuntimeError:  # the interpreter ends
                     for _, obj in chosen:
                         obj.ref_count_down()
@@ -208,14 +208,13 @@ class KVDepotBackend(StoragePluginInterface):
     def clear(self) -> int:
         """Makes all chunks of this model and layout unreachable, for every engine and rank, in every tier.
 
-        Until the depot has confirmed that, everything is a miss here.
+        Until the depot has confirmed that, everything is a miss here. Chunks that wait to be stored are not stored, and
+        those under way are made unreachable, too, when their stores have ended.
 
         Returns:
             0: nobody counts what went.
         """
-        with self._lock:
-            self._reset_due = True
-            self._reset_tried_s = 0.0
+        self._resets.clear()
         try:
             self._reset_confirmed()
         except UnknownLayoutError as error:
@@ -295,11 +294,12 @@ class KVDepotBackend(StoragePluginInterface):
         self,
         chosen: list[tuple[Any, Any]],
         removed: Mapping[bytes, int],
+        generation: int,
         on_complete: Callable[[Any], None] | None,
     ) -> None:
         stored: list[Any] = []
         try:
-            stored = self._dump(chosen, removed)
+            stored = self._dump(chosen, removed, generation)
         except Exception as error:  # noqa: BLE001 - nothing is raised into LMCache
             self._counters.trouble("dump_error", f"chunks were not stored: {error!r}", len(chosen))
         finally:
@@ -317,10 +317,21 @@ class KVDepotBackend(StoragePluginInterface):
         except Exception as error:  # noqa: BLE001 - the caller's own trouble
             self._counters.trouble("callback_error", f"LMCache's callback failed: {error!r}")
 
-    def _dump(self, chosen: list[tuple[Any, Any]], removed: Mapping[bytes, int]) -> list[Any]:
-        if not self._reset_confirmed():
+    def _dump(self, chosen: list[tuple[Any, Any]], removed: Mapping[bytes, int], generation: int) -> list[Any]:
+        if not self._reset_confirmed() or not self._resets.begin(generation):
             self._counters.add("not_stored_before_reset", len(chosen))
             return []
+        try:
+            stored = self._dump_begun(chosen, removed)
+        finally:
+            in_time = self._resets.end(generation)
+        if not in_time:
+            # The depot may have put these chunks after its reset: it is asked again at once, and by every later call.
+            self._counters.add("reset_again")
+            self._reset_confirmed()
+        return stored if in_time else []
+
+    def _dump_begun(self, chosen: list[tuple[Any, Any]], removed: Mapping[bytes, int]) -> list[Any]:
         layout = self._layout()
         places: list[Place] = []
         keys = []
@@ -351,6 +362,7 @@ class KVDepotBackend(StoragePluginInterface):
         found: list[Any] = [None] * len(keys)
         if self.local_cpu_backend is None or self._closed or not self._reset_confirmed():
             return found
+        generation = self._resets.generation
         layout = self._layout()
         names = {number: chunk_hash(key) for number, key in enumerate(keys)}
         wanted = [number for number, name in names.items() if name not in self._removed]
@@ -363,9 +375,10 @@ class KVDepotBackend(StoragePluginInterface):
                 places.append((layout, names[number], address_of(memory, layout)))
             ended = self._stores.move("load", places)
         finally:
-            # Nothing copies any more: `move` returns only then.
+            # Nothing copies any more: `move` returns only then. A clear meanwhile makes all of it a miss.
+            current = generation == self._resets.generation
             for index, memory in enumerate(memories):
-                if index < len(ended) and ended[index] and places[index][1] not in self._removed:
+                if current and index < len(ended) and ended[index] and places[index][1] not in self._removed:
                     found[wanted[index]] = memory
                 else:
                     memory.ref_count_down()
@@ -392,16 +405,11 @@ class KVDepotBackend(StoragePluginInterface):
         return memories
 
     def _reset_confirmed(self) -> bool:
-        if not self._reset_due:
-            return True
-        with self._lock:
-            now_s = time.monotonic()
-            if not self._reset_due or now_s - self._reset_tried_s < RESET_AGAIN_S:
-                return not self._reset_due
-            self._reset_tried_s = now_s
-        if self._stores.reset(self._layout()):
-            self._reset_due = False
-        return not self._reset_due
+        """Whether nothing from before a clear is found; asks the depot for what it has not confirmed yet."""
+        number = self._resets.attempt(time.monotonic())
+        if number is not None and self._stores.reset(self._layout()):
+            self._resets.confirm(number)
+        return self._resets.settled
 
     async def _in_thread(self, work: Callable[[], Any], missed: Any) -> Any:
         try:
