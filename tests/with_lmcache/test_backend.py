@@ -314,5 +314,13 @@ def test_what_is_not_served_is_refused(
         KVDepotBackend(config=config, metadata=metadata())
 
 
+def test_plain_bytes_of_an_undeclared_format_are_refused(tmp_path: Path, home: DepotHome) -> None:
+    config = configuration(tmp_path / "lmcache.yaml", settings(home, attach_timeout_ms=1))
+    with pytest.raises(ConfigError, match="weights_version: missing"):
+        KVDepotBackend(config=config, metadata=metadata(kv_dtype=torch.uint8))
+    config.extra_config["kvdepot.weights_version"] = "v1-fp8_e4m3"
+    KVDepotBackend(config=config, metadata=metadata(kv_dtype=torch.uint8)).close()
+
+
 def test_the_document_changes_by_two_values() -> None:
     assert all(name in SEED_004 for name in OURS)

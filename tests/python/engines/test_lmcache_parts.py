@@ -126,6 +126,18 @@ def test_facts_tell_everything_that_changes_bytes(monkeypatch: pytest.MonkeyPatc
     assert whole.size_bytes == 28
 
 
+def test_plain_bytes_need_a_declared_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM has KV of fp8_e4m3 and of fp8_e5m2 in uint8: without a declaration both would be one namespace."""
+    monkeypatch.setattr(facts, "lmcache_version", lambda: "0.5.6")
+    plain = Layout.of("m", [(4,), (4,)], [BF16, Type("uint8", 1)])
+    with pytest.raises(ConfigError, match="weights_version: missing"):
+        facts.namespace_facts(plain, "server", "")
+    made = [facts.namespace_facts(plain, "server", version) for version in ("v1-fp8_e4m3", "v1-fp8_e5m2")]
+    assert made[0] != made[1]
+    told = Layout.of("m", [(4,)], [Type("float8_e5m2", 1)])
+    assert facts.namespace_facts(told, "server", "")["dtypes"] == ["float8_e5m2"]
+
+
 def test_an_lmcache_without_a_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(_: str) -> str:
         raise facts.importlib.metadata.PackageNotFoundError

@@ -14,7 +14,14 @@ from lmcache.v1.memory_management import MemoryFormat
 from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 
 from kvdepot.engines.lmcache.counters import Counters, lmcache_logger
-from kvdepot.engines.lmcache.facts import Layout, UnknownLayoutError, lmcache_version, namespace_facts
+from kvdepot.engines.lmcache.facts import (
+    Layout,
+    UnknownLayoutError,
+    dtype_name,
+    lmcache_version,
+    namespace_facts,
+    refuse_untold,
+)
 from kvdepot.engines.lmcache.keys import chunk_hash
 from kvdepot.engines.lmcache.objects import address_of, layout_of
 from kvdepot.engines.lmcache.options import read_extra_config
@@ -75,6 +82,7 @@ class KVDepotBackend(StoragePluginInterface):
             lmcache_logger().warning("kvdepot: LMCache's hashes hold for this process only: set PYTHONHASHSEED")
         self._options = read_extra_config(config.extra_config)
         lmcache_version()
+        refuse_untold([dtype_name(metadata.kv_dtype)], self._options.weights_version)
         self._counters = Counters()
         self._stores = Stores(self._options.config, self._facts, self._counters)
         self._removed = Recent()
