@@ -18,7 +18,7 @@ from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 
 from engine import CHUNK, OURS, SEED_004, configuration, engine, kv, metadata
 from kvdepot.engines.lmcache import KVDepotBackend
-from kvdepot.engines.lmcache.backend import PUT_THREADS
+from kvdepot.engines.lmcache.backend import GET_THREADS, PUT_THREADS
 from kvdepot.engines.lmcache.keys import chunk_hash
 from kvdepot.errors import ConfigError
 from tools.lab.depot import Depot, DepotHome
@@ -259,6 +259,46 @@ def test_a_load_during_a_clear_is_a_miss(life: Life, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(life.backend._stores, "move", overtaken)
     assert life.retrieve(TOKENS)[0] == 0
     assert life.backend.counts()["loaded"] > 0
+
+
+def test_a_scheduler_opens_its_store_before_the_first_lookup(
+    tmp_path: Path, home: DepotHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = threading.Event()
+    monkeypatch.setattr("kvdepot.engines.lmcache.backend.Stores.open", lambda *_: opened.set())
+    backend = KVDepotBackend(config=configuration(tmp_path / "lmcache.yaml", settings(home)), metadata=metadata())
+    found = opened.wait(20)
+    backend.close()
+    assert found
+
+
+def test_loads_that_hang_hold_up_no_lookup(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    life.store(TOKENS, kv(14, len(TOKENS)))
+    keys = [key for _, _, key in life.engine.token_database.process_tokens(TOKENS)][:4]
+    gate = threading.Event()
+    move = life.backend._stores.move
+
+    def held(verb: Any, places: Any) -> Any:
+        assert gate.wait(60)
+        return move(verb, places)
+
+    monkeypatch.setattr(life.backend._stores, "move", held)
+
+    async def ask() -> tuple[int, int]:
+        loads = [
+            asyncio.create_task(life.backend.batched_get_non_blocking("id", keys[:1])) for _ in range(GET_THREADS + 1)
+        ]
+        await asyncio.sleep(0)
+        try:
+            hits = await asyncio.wait_for(life.backend.batched_async_contains("id", keys), 20)
+        finally:
+            gate.set()
+        found = [one for load in loads for one in await load]
+        for one in found:
+            one.ref_count_down()
+        return hits, len(found)
+
+    assert asyncio.run(ask()) == (4, GET_THREADS + 1)
 
 
 def test_only_full_chunks_of_this_model_are_stored(life: Life) -> None:

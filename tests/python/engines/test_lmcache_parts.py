@@ -1,8 +1,10 @@
 """What needs neither LMCache nor torch: keys as hashes, layouts, tasks, stores and options of kvdepot in LMCache."""
 
+import asyncio
 import os
 import select
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +15,7 @@ import pytest
 
 from kvdepot.config import load_config
 from kvdepot.engines.lmcache import counters, facts, options
+from kvdepot.engines.lmcache.bounded import Bounded
 from kvdepot.engines.lmcache.counters import Counters
 from kvdepot.engines.lmcache.facts import Layout, UnknownLayoutError
 from kvdepot.engines.lmcache.keys import HASH_BYTES, chunk_hash, object_hash
@@ -228,6 +231,16 @@ def test_a_store_that_outlives_a_clear_asks_for_a_reset_of_its_own() -> None:
     assert resets.settled
 
 
+def closed(what: Any) -> str:
+    """Ends when ``what`` is closed."""
+    end_s = time.monotonic() + 60
+    while not what._closed:
+        if time.monotonic() > end_s:
+            return "stuck"
+        time.sleep(0.001)
+    return "well"
+
+
 def passed(gate: threading.Event) -> str:
     return "well" if gate.wait(60) else "stuck"
 
@@ -265,6 +278,48 @@ def test_too_many_tasks_are_not_begun() -> None:
     gate.set()
     tasks.close()
     assert tasks.take_all() == dict.fromkeys(numbers[:-1], "well")
+
+
+def test_work_that_does_not_fit_or_fails_is_missed() -> None:
+    counts = Counters()
+    work = Bounded("load", 1, counts, at_most=2)
+    gate = threading.Event()
+
+    def fail() -> str:
+        raise OSError("broken")
+
+    async def ask() -> None:
+        held = asyncio.create_task(work.run(lambda: passed(gate), "missed"))
+        waits = asyncio.create_task(work.run(lambda: "well", "missed"))
+        await asyncio.sleep(0)
+        assert await work.run(lambda: "well", "missed") == "missed", "two are there"
+        waits.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waits
+        waits = asyncio.create_task(work.run(fail, "missed"))
+        await asyncio.sleep(0)
+        gate.set()
+        assert (await held, await waits) == ("well", "missed")
+
+    asyncio.run(ask())
+    work.close()
+    assert asyncio.run(work.run(lambda: "well", "missed")) == "missed"
+    assert counts.snapshot() == {"load_error": 1, "load_not_begun": 2}
+
+
+def test_work_that_waits_at_the_end_is_missed() -> None:
+    work = Bounded("load", 1, Counters())
+    ran: list[str] = []
+
+    async def ask() -> Any:
+        held = asyncio.create_task(work.run(lambda: closed(work), "missed"))
+        waits = [asyncio.create_task(work.run(lambda: ran.append("ran"), "missed")) for _ in range(3)]
+        await asyncio.sleep(0)
+        work.close()
+        return await asyncio.gather(held, *waits)
+
+    assert asyncio.run(ask()) == ["well", "missed", "missed", "missed"]
+    assert ran == []
 
 
 class Store:

@@ -1,6 +1,5 @@
 """kvdepot as a storage plug-in of LMCache inside the engine: ``storage_plugins``."""
 
-import asyncio
 import contextlib
 import functools
 import os
@@ -13,6 +12,7 @@ from typing import Any
 from lmcache.v1.memory_management import MemoryFormat
 from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 
+from kvdepot.engines.lmcache.bounded import Bounded
 from kvdepot.engines.lmcache.counters import Counters, lmcache_logger
 from kvdepot.engines.lmcache.facts import (
     Layout,
@@ -28,11 +28,12 @@ from kvdepot.engines.lmcache.options import read_extra_config
 from kvdepot.engines.lmcache.recent import Recent
 from kvdepot.engines.lmcache.resets import Resets
 from kvdepot.engines.lmcache.stores import Place, Stores
-from kvdepot.errors import KVDepotError, config_error
+from kvdepot.errors import config_error
 
 FACE = "engine"
 PUT_THREADS = 2
 GET_THREADS = 2
+LOOKUP_THREADS = 2
 PUTS_MAX = 4096
 """More objects than this are not stored at once: each holds memory of LMCache's."""
 ALLOCATE_S = 1.0
@@ -89,12 +90,12 @@ class KVDepotBackend(StoragePluginInterface):
         self._puts: set[Any] = set()
         self._lock = threading.Lock()
         self._put_threads = ThreadPoolExecutor(PUT_THREADS, thread_name_prefix="kvdepot-put")
-        self._get_threads = ThreadPoolExecutor(GET_THREADS, thread_name_prefix="kvdepot-get")
+        self._loads = Bounded("load", GET_THREADS, self._counters)
+        self._lookups = Bounded("lookup", LOOKUP_THREADS, self._counters)
         self._resets = Resets()
         self._closed = False
-        if local_cpu_backend is not None:
-            # A depot that has to be started is there when the first request comes.
-            self._get_threads.submit(self._open)
+        # A depot that has to be started is there when the first request comes: also a scheduler's, which only looks up.
+        self._loads.submit(self._open)
 
     def __str__(self) -> str:
         return type(self).__name__
@@ -120,7 +121,7 @@ class KVDepotBackend(StoragePluginInterface):
 
     async def batched_async_contains(self, lookup_id: str, keys: list[Any], pin: bool = False) -> int:  # noqa: ARG002
         """As ``batched_contains``, without holding up the event loop."""
-        return await self._in_thread(functools.partial(self.batched_contains, keys, pin), 0)
+        return int(await self._lookups.run(functools.partial(self.batched_contains, keys, pin), 0))
 
     def exists_in_put_tasks(self, key: Any) -> bool:
         """Whether a chunk is being stored."""
@@ -188,7 +189,7 @@ class KVDepotBackend(StoragePluginInterface):
         transfer_spec: Any = None,  # noqa: ARG002
     ) -> list[Any]:
         """The leading chunks that were loaded, in memory that the caller releases."""
-        found = await self._in_thread(functools.partial(self.batched_get_blocking, keys), [])
+        found = await self._loads.run(functools.partial(self.batched_get_blocking, keys), [])
         leading = found.index(None) if None in found else len(found)
         for memory in found[leading:]:
             if memory is not None:
@@ -251,7 +252,8 @@ class KVDepotBackend(StoragePluginInterface):
         with self._lock:
             self._closed = True
         self._put_threads.shutdown(wait=True)
-        self._get_threads.shutdown(wait=True)
+        self._loads.close()
+        self._lookups.close()
         self._stores.close()
 
     def _facts(self, layout: Layout) -> Mapping[str, object]:
@@ -418,10 +420,3 @@ class KVDepotBackend(StoragePluginInterface):
         if number is not None and self._stores.reset(self._layout()):
             self._resets.confirm(number)
         return self._resets.settled
-
-    async def _in_thread(self, work: Callable[[], Any], missed: Any) -> Any:
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._get_threads, work)
-        except (RuntimeError, KVDepotError) as error:
-            self._counters.trouble("load_error", f"closed: {error!r}")
-            return missed
