@@ -301,6 +301,17 @@ def test_loads_that_hang_hold_up_no_lookup(life: Life, monkeypatch: pytest.Monke
     assert asyncio.run(ask()) == (4, GET_THREADS + 1)
 
 
+def test_stores_that_wait_at_the_end_are_dropped(life: Life) -> None:
+    held = life.held()
+    for _ in range(PUT_THREADS):
+        life.backend._put_threads.submit(until, lambda: life.backend._closed, "the end")
+    life.engine.store(torch.tensor(TOKENS), kv=kv(15, len(TOKENS)))
+    life.backend.close()
+    counts = life.backend.counts()
+    assert (counts.get("dumped", 0), counts.get("put_not_begun", 0)) == (0, FULL // CHUNK)
+    assert life.held() == held
+
+
 def test_only_full_chunks_of_this_model_are_stored(life: Life) -> None:
     cpu = life.manager.allocator_backend
     key = CacheEngineKey("model", 1, 0, 77, torch.bfloat16)

@@ -276,8 +276,24 @@ def test_too_many_tasks_are_not_begun() -> None:
     numbers = [tasks.submit(lambda: passed(gate), lambda: "miss") for _ in range(WAITING_MAX + 1)]
     assert tasks.take_all() == {numbers[-1]: "miss"}
     gate.set()
+    found: dict[int, str] = {}
+    while len(found) < WAITING_MAX:
+        assert select.select([tasks.fileno()], [], [], 60)[0]
+        os.eventfd_read(tasks.fileno())
+        found |= tasks.take_all()
     tasks.close()
-    assert tasks.take_all() == dict.fromkeys(numbers[:-1], "well")
+    assert found == dict.fromkeys(numbers[:-1], "well")
+
+
+def test_tasks_that_wait_at_the_end_fail() -> None:
+    """Each may take as long as `timeout_ms`: a thousand of them would hold up the end for hours."""
+    counts = Counters()
+    tasks: Tasks[str] = Tasks("load", 1, counts)
+    held = tasks.submit(lambda: closed(tasks), lambda: "miss")
+    waiting = [tasks.submit(lambda: "well", lambda: "miss") for _ in range(3)]
+    tasks.close()
+    assert tasks.take_all() == {held: "well", **dict.fromkeys(waiting, "miss")}
+    assert counts.snapshot() == {"load_not_begun": 3}
 
 
 def test_work_that_does_not_fit_or_fails_is_missed() -> None:

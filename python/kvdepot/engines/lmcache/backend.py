@@ -248,7 +248,10 @@ class KVDepotBackend(StoragePluginInterface):
         return self._counters.snapshot()
 
     def close(self) -> None:
-        """Waits for stores and loads under way, as long as ``timeout_ms`` allows, and detaches. Idempotent."""
+        """Waits for stores and loads under way, as long as ``timeout_ms`` allows, and detaches. Idempotent.
+
+        What still waits for its turn is not stored, and a miss.
+        """
         with self._lock:
             self._closed = True
         self._put_threads.shutdown(wait=True)
@@ -274,6 +277,8 @@ class KVDepotBackend(StoragePluginInterface):
         return Layout.of(metadata.model_name, shapes, metadata.get_dtypes(), form.name)
 
     def _open(self) -> None:
+        if self._closed:
+            return
         try:
             self._stores.open(self._layout())
         except Exception as error:  # noqa: BLE001 - the first lookup tries again
@@ -328,6 +333,9 @@ class KVDepotBackend(StoragePluginInterface):
             self._counters.trouble("callback_error", f"LMCache's callback failed: {error!r}")
 
     def _dump(self, chosen: list[tuple[Any, Any]], removed: Mapping[bytes, int], generation: int) -> list[Any]:
+        if self._closed:
+            self._counters.trouble("put_not_begun", "chunks were not stored: closed", len(chosen))
+            return []
         if not self._reset_confirmed() or not self._resets.begin(generation):
             self._counters.add("not_stored_before_reset", len(chosen))
             return []

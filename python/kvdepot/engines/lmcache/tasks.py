@@ -59,7 +59,10 @@ class Tasks(Generic[Result]):
             return results
 
     def close(self) -> None:
-        """Waits for what was begun, each of which has a time limit, and closes the descriptor. Idempotent."""
+        """Waits for what runs, each of which has a time limit, and closes the descriptor. Idempotent.
+
+        What still waits for its turn fails.
+        """
         with self._lock:
             if self._closed:
                 return
@@ -77,7 +80,11 @@ class Tasks(Generic[Result]):
 
     def _run(self, number: int, work: Callable[[], Result], failed: Callable[[], Result]) -> None:
         try:
-            result = work()
+            if self._closed:
+                self._counters.trouble(f"{self._kind}_not_begun", f"a {self._kind} was not begun: closed")
+                result = failed()
+            else:
+                result = work()
         except Exception as error:  # noqa: BLE001 - nothing is raised into LMCache: it is a miss
             self._counters.trouble(f"{self._kind}_error", f"a {self._kind} failed: {error!r}")
             result = failed()
