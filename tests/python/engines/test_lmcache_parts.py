@@ -15,6 +15,7 @@ import pytest
 
 from kvdepot.config import load_config
 from kvdepot.engines.lmcache import counters, facts, options
+from kvdepot.engines.lmcache import tasks as lmcache_tasks
 from kvdepot.engines.lmcache.bounded import Bounded
 from kvdepot.engines.lmcache.counters import Counters
 from kvdepot.engines.lmcache.facts import Layout, UnknownLayoutError
@@ -336,6 +337,16 @@ def test_work_that_waits_at_the_end_is_missed() -> None:
 
     assert asyncio.run(ask()) == ["well", "missed", "missed", "missed"]
     assert ran == []
+
+
+def test_results_that_nobody_takes_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lmcache_tasks, "RESULTS_MAX", 2)
+    counts = Counters()
+    tasks: Tasks[str] = Tasks("lookup", 1, counts)
+    tasks.close()
+    numbers = [tasks.submit(lambda: "well", lambda: "miss") for _ in range(5)]
+    assert [tasks.take(number) for number in numbers] == [None] * 3 + ["miss"] * 2
+    assert counts.snapshot() == {"lookup_not_begun": 5, "lookup_not_taken": 3}
 
 
 class Store:

@@ -12,10 +12,14 @@ Result = TypeVar("Result")
 
 WAITING_MAX = 1024
 """More tasks of one kind than this are not begun."""
+RESULTS_MAX = 16 * WAITING_MAX
+"""So many results wait to be taken. LMCache never asks for those of a prefetch that it gave up."""
 
 
 class Tasks(Generic[Result]):
     """Tasks of one kind, each with a result that is taken once. Every task ends, also one submitted after ``close``.
+
+    When too many results wait, the one that has waited longest is forgotten.
 
     Any number of threads may use them at once.
     """
@@ -93,7 +97,12 @@ class Tasks(Generic[Result]):
     def _end(self, number: int, result: Result, *, waited: bool) -> None:
         with self._lock:
             self._results[number] = result
+            dropped = len(self._results) > RESULTS_MAX
+            if dropped:
+                del self._results[next(iter(self._results))]
             self._waiting -= waited
             # A closed adapter's threads have all ended before its descriptor is closed.
             if waited or not self._closed:
                 os.eventfd_write(self._event_fd, 1)
+        if dropped:
+            self._counters.trouble(f"{self._kind}_not_taken", f"nobody asked for the result of a {self._kind}")
