@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +18,8 @@ from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 
 from engine import CHUNK, OURS, SEED_004, configuration, engine, kv, metadata
 from kvdepot.engines.lmcache import KVDepotBackend
+from kvdepot.engines.lmcache.backend import GET_THREADS, PUT_THREADS
+from kvdepot.engines.lmcache.keys import chunk_hash
 from kvdepot.errors import ConfigError
 from tools.lab.depot import Depot, DepotHome
 
@@ -186,6 +189,129 @@ def test_clear_is_for_everybody_and_waits_for_the_depot(tmp_path: Path, home: De
         assert one.engine.lookup(TOKENS) == FULL
 
 
+def test_a_store_that_waits_during_a_clear_is_dropped(life: Life) -> None:
+    gate = threading.Event()
+    for _ in range(PUT_THREADS):
+        life.backend._put_threads.submit(gate.wait, 60)
+    life.engine.store(torch.tensor(TOKENS), kv=kv(9, len(TOKENS)))
+    life.manager.clear(["dax"])
+    gate.set()
+    until(lambda: not life.backend._puts, "stores")
+    assert life.engine.lookup(TOKENS) == 0
+    life.store(TOKENS, kv(10, len(TOKENS)))
+    assert life.engine.lookup(TOKENS) == FULL
+
+
+def test_a_store_under_way_during_a_clear_is_not_found(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The depot puts a chunk into the epoch of the moment in which its room is reserved: here, the new one."""
+    begun, gate = threading.Event(), threading.Event()
+    move = life.backend._stores.move
+
+    def held(verb: Any, places: Any) -> Any:
+        begun.set()
+        assert gate.wait(60)
+        return move(verb, places)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(life.backend._stores, "move", held)
+        life.engine.store(torch.tensor(TOKENS), kv=kv(11, len(TOKENS)))
+        assert begun.wait(60)
+        life.manager.clear(["dax"])
+        assert life.engine.lookup(TOKENS) == 0
+        gate.set()
+        until(lambda: not life.backend._puts, "stores")
+    assert life.backend.counts()["dumped"] == FULL // CHUNK
+    keys = [key for _, _, key in life.engine.token_database.process_tokens(TOKENS)][:4]
+    rows = [(life.backend._layout(), chunk_hash(key)) for key in keys]
+    assert life.backend._stores.lookup(rows) == [False] * 4, "nobody else finds them, either"
+    assert life.engine.lookup(TOKENS) == 0
+    life.store(TOKENS, kv(12, len(TOKENS)))
+    assert life.engine.lookup(TOKENS) == FULL
+
+
+def test_a_clear_during_a_reset_is_confirmed_by_its_own(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[str] = []
+    reset = life.backend._stores.reset
+
+    def overtaken(layout: Any) -> bool:
+        sent.append("reset")
+        if len(sent) == 1:
+            life.backend.clear()  # its reset fails
+            return reset(layout)
+        return len(sent) > 2 and reset(layout)
+
+    monkeypatch.setattr(life.backend._stores, "reset", overtaken)
+    life.backend.clear()
+    assert len(sent) == 2
+    until(life.backend._reset_confirmed, "the reset")
+    assert len(sent) == 3
+
+
+def test_a_load_during_a_clear_is_a_miss(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    life.store(TOKENS, kv(13, len(TOKENS)))
+    move = life.backend._stores.move
+
+    def overtaken(verb: Any, places: Any) -> Any:
+        ended = move(verb, places)
+        life.backend.clear()
+        return ended
+
+    monkeypatch.setattr(life.backend._stores, "move", overtaken)
+    assert life.retrieve(TOKENS)[0] == 0
+    assert life.backend.counts()["loaded"] > 0
+
+
+def test_a_scheduler_opens_its_store_before_the_first_lookup(
+    tmp_path: Path, home: DepotHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = threading.Event()
+    monkeypatch.setattr("kvdepot.engines.lmcache.backend.Stores.open", lambda *_: opened.set())
+    backend = KVDepotBackend(config=configuration(tmp_path / "lmcache.yaml", settings(home)), metadata=metadata())
+    found = opened.wait(20)
+    backend.close()
+    assert found
+
+
+def test_loads_that_hang_hold_up_no_lookup(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    life.store(TOKENS, kv(14, len(TOKENS)))
+    keys = [key for _, _, key in life.engine.token_database.process_tokens(TOKENS)][:4]
+    gate = threading.Event()
+    move = life.backend._stores.move
+
+    def held(verb: Any, places: Any) -> Any:
+        assert gate.wait(60)
+        return move(verb, places)
+
+    monkeypatch.setattr(life.backend._stores, "move", held)
+
+    async def ask() -> tuple[int, int]:
+        loads = [
+            asyncio.create_task(life.backend.batched_get_non_blocking("id", keys[:1])) for _ in range(GET_THREADS + 1)
+        ]
+        await asyncio.sleep(0)
+        try:
+            hits = await asyncio.wait_for(life.backend.batched_async_contains("id", keys), 20)
+        finally:
+            gate.set()
+        found = [one for load in loads for one in await load]
+        for one in found:
+            one.ref_count_down()
+        return hits, len(found)
+
+    assert asyncio.run(ask()) == (4, GET_THREADS + 1)
+
+
+def test_stores_that_wait_at_the_end_are_dropped(life: Life) -> None:
+    held = life.held()
+    for _ in range(PUT_THREADS):
+        life.backend._put_threads.submit(until, lambda: life.backend._closed, "the end")
+    life.engine.store(torch.tensor(TOKENS), kv=kv(15, len(TOKENS)))
+    life.backend.close()
+    counts = life.backend.counts()
+    assert (counts.get("dumped", 0), counts.get("put_not_begun", 0)) == (0, FULL // CHUNK)
+    assert life.held() == held
+
+
 def test_only_full_chunks_of_this_model_are_stored(life: Life) -> None:
     cpu = life.manager.allocator_backend
     key = CacheEngineKey("model", 1, 0, 77, torch.bfloat16)
@@ -237,6 +363,14 @@ def test_what_is_not_served_is_refused(
     config.extra_config |= extra
     with pytest.raises(ConfigError, match=says):
         KVDepotBackend(config=config, metadata=metadata())
+
+
+def test_plain_bytes_of_an_undeclared_format_are_refused(tmp_path: Path, home: DepotHome) -> None:
+    config = configuration(tmp_path / "lmcache.yaml", settings(home, attach_timeout_ms=1))
+    with pytest.raises(ConfigError, match="weights_version: missing"):
+        KVDepotBackend(config=config, metadata=metadata(kv_dtype=torch.uint8))
+    config.extra_config["kvdepot.weights_version"] = "v1-fp8_e4m3"
+    KVDepotBackend(config=config, metadata=metadata(kv_dtype=torch.uint8)).close()
 
 
 def test_the_document_changes_by_two_values() -> None:

@@ -1,8 +1,10 @@
 """What needs neither LMCache nor torch: keys as hashes, layouts, tasks, stores and options of kvdepot in LMCache."""
 
+import asyncio
 import os
 import select
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,11 +15,14 @@ import pytest
 
 from kvdepot.config import load_config
 from kvdepot.engines.lmcache import counters, facts, options
+from kvdepot.engines.lmcache import tasks as lmcache_tasks
+from kvdepot.engines.lmcache.bounded import Bounded
 from kvdepot.engines.lmcache.counters import Counters
 from kvdepot.engines.lmcache.facts import Layout, UnknownLayoutError
 from kvdepot.engines.lmcache.keys import HASH_BYTES, chunk_hash, object_hash
 from kvdepot.engines.lmcache.objects import address_of, layout_of
 from kvdepot.engines.lmcache.recent import Recent
+from kvdepot.engines.lmcache.resets import AGAIN_S, Resets
 from kvdepot.engines.lmcache.stores import LAYOUTS_MAX, Stores
 from kvdepot.engines.lmcache.tasks import WAITING_MAX, Tasks
 from kvdepot.errors import ConfigError
@@ -125,6 +130,18 @@ def test_facts_tell_everything_that_changes_bytes(monkeypatch: pytest.MonkeyPatc
     assert whole.size_bytes == 28
 
 
+def test_plain_bytes_need_a_declared_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM has KV of fp8_e4m3 and of fp8_e5m2 in uint8: without a declaration both would be one namespace."""
+    monkeypatch.setattr(facts, "lmcache_version", lambda: "0.5.6")
+    plain = Layout.of("m", [(4,), (4,)], [BF16, Type("uint8", 1)])
+    with pytest.raises(ConfigError, match="weights_version: missing"):
+        facts.namespace_facts(plain, "server", "")
+    made = [facts.namespace_facts(plain, "server", version) for version in ("v1-fp8_e4m3", "v1-fp8_e5m2")]
+    assert made[0] != made[1]
+    told = Layout.of("m", [(4,)], [Type("float8_e5m2", 1)])
+    assert facts.namespace_facts(told, "server", "")["dtypes"] == ["float8_e5m2"]
+
+
 def test_an_lmcache_without_a_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(_: str) -> str:
         raise facts.importlib.metadata.PackageNotFoundError
@@ -180,6 +197,51 @@ def test_a_mark_that_was_set_again_is_another_one() -> None:
     assert recent.marks([b"a"]) == {}
 
 
+def test_a_clear_during_a_reset_is_not_confirmed_by_it() -> None:
+    resets = Resets()
+    assert (resets.settled, resets.attempt(0.0)) == (True, None)
+    resets.clear()
+    first = resets.attempt(0.0)
+    resets.clear()
+    second = resets.attempt(0.0)
+    assert None not in (first, second)
+    resets.confirm(first or 0)
+    assert not resets.settled
+    assert resets.attempt(AGAIN_S / 2) is None, "it was sent a short while ago"
+    assert resets.attempt(AGAIN_S) == second
+    resets.confirm(second or 0)
+    resets.confirm(first or 0)
+    assert resets.settled
+
+
+def test_a_store_that_outlives_a_clear_asks_for_a_reset_of_its_own() -> None:
+    resets = Resets()
+    old = resets.generation
+    assert resets.begin(old)
+    resets.clear()
+    assert not resets.begin(old), "what was handed over before the clear does not begin"
+    resets.confirm(resets.attempt(0.0) or 0)
+    assert not resets.settled, "the old store may still put something"
+    new = resets.generation
+    assert resets.begin(new)
+    assert not resets.end(old)
+    assert not resets.settled
+    resets.confirm(resets.attempt(0.0) or 0)
+    assert resets.settled
+    assert resets.end(new), "a reset of the store before it makes no store late: resets would never end"
+    assert resets.settled
+
+
+def closed(what: Any) -> str:
+    """Ends when ``what`` is closed."""
+    end_s = time.monotonic() + 60
+    while not what._closed:
+        if time.monotonic() > end_s:
+            return "stuck"
+        time.sleep(0.001)
+    return "well"
+
+
 def passed(gate: threading.Event) -> str:
     return "well" if gate.wait(60) else "stuck"
 
@@ -215,8 +277,76 @@ def test_too_many_tasks_are_not_begun() -> None:
     numbers = [tasks.submit(lambda: passed(gate), lambda: "miss") for _ in range(WAITING_MAX + 1)]
     assert tasks.take_all() == {numbers[-1]: "miss"}
     gate.set()
+    found: dict[int, str] = {}
+    while len(found) < WAITING_MAX:
+        assert select.select([tasks.fileno()], [], [], 60)[0]
+        os.eventfd_read(tasks.fileno())
+        found |= tasks.take_all()
     tasks.close()
-    assert tasks.take_all() == dict.fromkeys(numbers[:-1], "well")
+    assert found == dict.fromkeys(numbers[:-1], "well")
+
+
+def test_tasks_that_wait_at_the_end_fail() -> None:
+    """Each may take as long as `timeout_ms`: a thousand of them would hold up the end for hours."""
+    counts = Counters()
+    tasks: Tasks[str] = Tasks("load", 1, counts)
+    held = tasks.submit(lambda: closed(tasks), lambda: "miss")
+    waiting = [tasks.submit(lambda: "well", lambda: "miss") for _ in range(3)]
+    tasks.close()
+    assert tasks.take_all() == {held: "well", **dict.fromkeys(waiting, "miss")}
+    assert counts.snapshot() == {"load_not_begun": 3}
+
+
+def test_work_that_does_not_fit_or_fails_is_missed() -> None:
+    counts = Counters()
+    work = Bounded("load", 1, counts, at_most=2)
+    gate = threading.Event()
+
+    def fail() -> str:
+        raise OSError("broken")
+
+    async def ask() -> None:
+        held = asyncio.create_task(work.run(lambda: passed(gate), "missed"))
+        waits = asyncio.create_task(work.run(lambda: "well", "missed"))
+        await asyncio.sleep(0)
+        assert await work.run(lambda: "well", "missed") == "missed", "two are there"
+        waits.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waits
+        waits = asyncio.create_task(work.run(fail, "missed"))
+        await asyncio.sleep(0)
+        gate.set()
+        assert (await held, await waits) == ("well", "missed")
+
+    asyncio.run(ask())
+    work.close()
+    assert asyncio.run(work.run(lambda: "well", "missed")) == "missed"
+    assert counts.snapshot() == {"load_error": 1, "load_not_begun": 2}
+
+
+def test_work_that_waits_at_the_end_is_missed() -> None:
+    work = Bounded("load", 1, Counters())
+    ran: list[str] = []
+
+    async def ask() -> Any:
+        held = asyncio.create_task(work.run(lambda: closed(work), "missed"))
+        waits = [asyncio.create_task(work.run(lambda: ran.append("ran"), "missed")) for _ in range(3)]
+        await asyncio.sleep(0)
+        work.close()
+        return await asyncio.gather(held, *waits)
+
+    assert asyncio.run(ask()) == ["well", "missed", "missed", "missed"]
+    assert ran == []
+
+
+def test_results_that_nobody_takes_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lmcache_tasks, "RESULTS_MAX", 2)
+    counts = Counters()
+    tasks: Tasks[str] = Tasks("lookup", 1, counts)
+    tasks.close()
+    numbers = [tasks.submit(lambda: "well", lambda: "miss") for _ in range(5)]
+    assert [tasks.take(number) for number in numbers] == [None] * 3 + ["miss"] * 2
+    assert counts.snapshot() == {"lookup_not_begun": 5, "lookup_not_taken": 3}
 
 
 class Store:

@@ -122,7 +122,7 @@ class KVDepotL2Adapter(L2AdapterInterface):
         }
 
     def close(self) -> None:
-        """Waits for tasks under way, as long as ``timeout_ms`` allows, and detaches. Idempotent."""
+        """Waits for tasks under way, as long as ``timeout_ms`` allows, and detaches; others fail. Idempotent."""
         for tasks in (self._lookups, self._dumps, self._loads):
             tasks.close()
         self._stores.close()

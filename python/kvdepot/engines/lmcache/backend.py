@@ -1,6 +1,5 @@
 """kvdepot as a storage plug-in of LMCache inside the engine: ``storage_plugins``."""
 
-import asyncio
 import contextlib
 import functools
 import os
@@ -13,24 +12,33 @@ from typing import Any
 from lmcache.v1.memory_management import MemoryFormat
 from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 
+from kvdepot.engines.lmcache.bounded import Bounded
 from kvdepot.engines.lmcache.counters import Counters, lmcache_logger
-from kvdepot.engines.lmcache.facts import Layout, UnknownLayoutError, lmcache_version, namespace_facts
+from kvdepot.engines.lmcache.facts import (
+    Layout,
+    UnknownLayoutError,
+    dtype_name,
+    lmcache_version,
+    namespace_facts,
+    refuse_untold,
+)
 from kvdepot.engines.lmcache.keys import chunk_hash
 from kvdepot.engines.lmcache.objects import address_of, layout_of
 from kvdepot.engines.lmcache.options import read_extra_config
 from kvdepot.engines.lmcache.recent import Recent
+from kvdepot.engines.lmcache.resets import Resets
 from kvdepot.engines.lmcache.stores import Place, Stores
-from kvdepot.errors import KVDepotError, config_error
+from kvdepot.errors import config_error
 
 FACE = "engine"
 PUT_THREADS = 2
 GET_THREADS = 2
+LOOKUP_THREADS = 2
 PUTS_MAX = 4096
 """More objects than this are not stored at once: each holds memory of LMCache's."""
 ALLOCATE_S = 1.0
 """How long a load waits for memory of LMCache's that stores under way still hold."""
 ALLOCATE_AGAIN_S = 0.01
-RESET_AGAIN_S = 0.5
 
 
 class KVDepotBackend(StoragePluginInterface):
@@ -75,19 +83,19 @@ class KVDepotBackend(StoragePluginInterface):
             lmcache_logger().warning("kvdepot: LMCache's hashes hold for this process only: set PYTHONHASHSEED")
         self._options = read_extra_config(config.extra_config)
         lmcache_version()
+        refuse_untold([dtype_name(metadata.kv_dtype)], self._options.weights_version)
         self._counters = Counters()
         self._stores = Stores(self._options.config, self._facts, self._counters)
         self._removed = Recent()
         self._puts: set[Any] = set()
         self._lock = threading.Lock()
         self._put_threads = ThreadPoolExecutor(PUT_THREADS, thread_name_prefix="kvdepot-put")
-        self._get_threads = ThreadPoolExecutor(GET_THREADS, thread_name_prefix="kvdepot-get")
-        self._reset_due = False
-        self._reset_tried_s = 0.0
+        self._loads = Bounded("load", GET_THREADS, self._counters)
+        self._lookups = Bounded("lookup", LOOKUP_THREADS, self._counters)
+        self._resets = Resets()
         self._closed = False
-        if local_cpu_backend is not None:
-            # A depot that has to be started is there when the first request comes.
-            self._get_threads.submit(self._open)
+        # A depot that has to be started is there when the first request comes: also a scheduler's, which only looks up.
+        self._loads.submit(self._open)
 
     def __str__(self) -> str:
         return type(self).__name__
@@ -113,7 +121,7 @@ class KVDepotBackend(StoragePluginInterface):
 
     async def batched_async_contains(self, lookup_id: str, keys: list[Any], pin: bool = False) -> int:  # noqa: ARG002
         """As ``batched_contains``, without holding up the event loop."""
-        return await self._in_thread(functools.partial(self.batched_contains, keys, pin), 0)
+        return int(await self._lookups.run(functools.partial(self.batched_contains, keys, pin), 0))
 
     def exists_in_put_tasks(self, key: Any) -> bool:
         """Whether a chunk is being stored."""
@@ -137,10 +145,11 @@ class KVDepotBackend(StoragePluginInterface):
                     chosen.append((key, obj))
             if chosen:
                 removed = self._removed.marks(name for key, _ in chosen if (name := self._name(key)) is not None)
+                generation = self._resets.generation
                 for _, obj in chosen:
                     obj.ref_count_up()
                 try:
-                    future = self._put_threads.submit(self._put, chosen, removed, on_complete_callback)
+                    future = self._put_threads.submit(self._put, chosen, removed, generation, on_complete_callback)
                 except RuntimeError:  # the interpreter ends
                     for _, obj in chosen:
                         obj.ref_count_down()
@@ -180,7 +189,7 @@ class KVDepotBackend(StoragePluginInterface):
         transfer_spec: Any = None,  # noqa: ARG002
     ) -> list[Any]:
         """The leading chunks that were loaded, in memory that the caller releases."""
-        found = await self._in_thread(functools.partial(self.batched_get_blocking, keys), [])
+        found = await self._loads.run(functools.partial(self.batched_get_blocking, keys), [])
         leading = found.index(None) if None in found else len(found)
         for memory in found[leading:]:
             if memory is not None:
@@ -208,14 +217,13 @@ class KVDepotBackend(StoragePluginInterface):
     def clear(self) -> int:
         """Makes all chunks of this model and layout unreachable, for every engine and rank, in every tier.
 
-        Until the depot has confirmed that, everything is a miss here.
+        Until the depot has confirmed that, everything is a miss here. Chunks that wait to be stored are not stored, and
+        those under way are made unreachable, too, when their stores have ended.
 
         Returns:
             0: nobody counts what went.
         """
-        with self._lock:
-            self._reset_due = True
-            self._reset_tried_s = 0.0
+        self._resets.clear()
         try:
             self._reset_confirmed()
         except UnknownLayoutError as error:
@@ -240,11 +248,15 @@ class KVDepotBackend(StoragePluginInterface):
         return self._counters.snapshot()
 
     def close(self) -> None:
-        """Waits for stores and loads under way, as long as ``timeout_ms`` allows, and detaches. Idempotent."""
+        """Waits for stores and loads under way, as long as ``timeout_ms`` allows, and detaches. Idempotent.
+
+        What still waits for its turn is not stored, and a miss.
+        """
         with self._lock:
             self._closed = True
         self._put_threads.shutdown(wait=True)
-        self._get_threads.shutdown(wait=True)
+        self._loads.close()
+        self._lookups.close()
         self._stores.close()
 
     def _facts(self, layout: Layout) -> Mapping[str, object]:
@@ -265,6 +277,8 @@ class KVDepotBackend(StoragePluginInterface):
         return Layout.of(metadata.model_name, shapes, metadata.get_dtypes(), form.name)
 
     def _open(self) -> None:
+        if self._closed:
+            return
         try:
             self._stores.open(self._layout())
         except Exception as error:  # noqa: BLE001 - the first lookup tries again
@@ -295,11 +309,12 @@ class KVDepotBackend(StoragePluginInterface):
         self,
         chosen: list[tuple[Any, Any]],
         removed: Mapping[bytes, int],
+        generation: int,
         on_complete: Callable[[Any], None] | None,
     ) -> None:
         stored: list[Any] = []
         try:
-            stored = self._dump(chosen, removed)
+            stored = self._dump(chosen, removed, generation)
         except Exception as error:  # noqa: BLE001 - nothing is raised into LMCache
             self._counters.trouble("dump_error", f"chunks were not stored: {error!r}", len(chosen))
         finally:
@@ -317,10 +332,24 @@ class KVDepotBackend(StoragePluginInterface):
         except Exception as error:  # noqa: BLE001 - the caller's own trouble
             self._counters.trouble("callback_error", f"LMCache's callback failed: {error!r}")
 
-    def _dump(self, chosen: list[tuple[Any, Any]], removed: Mapping[bytes, int]) -> list[Any]:
-        if not self._reset_confirmed():
+    def _dump(self, chosen: list[tuple[Any, Any]], removed: Mapping[bytes, int], generation: int) -> list[Any]:
+        if self._closed:
+            self._counters.trouble("put_not_begun", "chunks were not stored: closed", len(chosen))
+            return []
+        if not self._reset_confirmed() or not self._resets.begin(generation):
             self._counters.add("not_stored_before_reset", len(chosen))
             return []
+        try:
+            stored = self._dump_begun(chosen, removed)
+        finally:
+            in_time = self._resets.end(generation)
+        if not in_time:
+            # The depot may have put these chunks after its reset: it is asked again at once, and by every later call.
+            self._counters.add("reset_again")
+            self._reset_confirmed()
+        return stored if in_time else []
+
+    def _dump_begun(self, chosen: list[tuple[Any, Any]], removed: Mapping[bytes, int]) -> list[Any]:
         layout = self._layout()
         places: list[Place] = []
         keys = []
@@ -351,6 +380,7 @@ class KVDepotBackend(StoragePluginInterface):
         found: list[Any] = [None] * len(keys)
         if self.local_cpu_backend is None or self._closed or not self._reset_confirmed():
             return found
+        generation = self._resets.generation
         layout = self._layout()
         names = {number: chunk_hash(key) for number, key in enumerate(keys)}
         wanted = [number for number, name in names.items() if name not in self._removed]
@@ -363,9 +393,10 @@ class KVDepotBackend(StoragePluginInterface):
                 places.append((layout, names[number], address_of(memory, layout)))
             ended = self._stores.move("load", places)
         finally:
-            # Nothing copies any more: `move` returns only then.
+            # Nothing copies any more: `move` returns only then. A clear meanwhile makes all of it a miss.
+            current = generation == self._resets.generation
             for index, memory in enumerate(memories):
-                if index < len(ended) and ended[index] and places[index][1] not in self._removed:
+                if current and index < len(ended) and ended[index] and places[index][1] not in self._removed:
                     found[wanted[index]] = memory
                 else:
                     memory.ref_count_down()
@@ -392,20 +423,8 @@ class KVDepotBackend(StoragePluginInterface):
         return memories
 
     def _reset_confirmed(self) -> bool:
-        if not self._reset_due:
-            return True
-        with self._lock:
-            now_s = time.monotonic()
-            if not self._reset_due or now_s - self._reset_tried_s < RESET_AGAIN_S:
-                return not self._reset_due
-            self._reset_tried_s = now_s
-        if self._stores.reset(self._layout()):
-            self._reset_due = False
-        return not self._reset_due
-
-    async def _in_thread(self, work: Callable[[], Any], missed: Any) -> Any:
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._get_threads, work)
-        except (RuntimeError, KVDepotError) as error:
-            self._counters.trouble("load_error", f"closed: {error!r}")
-            return missed
+        """Whether nothing from before a clear is found; asks the depot for what it has not confirmed yet."""
+        number = self._resets.attempt(time.monotonic())
+        if number is not None and self._stores.reset(self._layout()):
+            self._resets.confirm(number)
+        return self._resets.settled

@@ -2,7 +2,7 @@
 
 import importlib.metadata
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,9 @@ OBJECT_FORMAT = 1
 """Raised when what we store of an object, or how its key becomes a hash, changes."""
 OBJECT_BYTES_MAX = 1 << 30
 """A block has at most so many bytes."""
+
+UNTOLD_DTYPE = "uint8"
+"""The type of plain bytes. vLLM has KV of every 8-bit format in it, ``fp8_e4m3`` as well as ``fp8_e5m2``."""
 
 
 class UnknownLayoutError(ValueError):
@@ -55,7 +58,7 @@ class Layout:
         return cls(
             model,
             tuple(tuple(int(size) for size in shape) for shape in shapes),
-            tuple(str(dtype).removeprefix("torch.") for dtype in dtypes),
+            tuple(dtype_name(dtype) for dtype in dtypes),
             form,
             sum(sizes),
         )
@@ -67,7 +70,11 @@ def namespace_facts(
     """Everything that changes an object's bytes and is neither in its hash nor in its length (P8).
 
     LMCache's version is among them: nothing promises that two versions put the same bytes into an object.
+
+    Raises:
+        ConfigError: the type is that of plain bytes, and no ``weights_version`` says what they are.
     """
+    refuse_untold(layout.dtypes, weights_version)
     return {
         "engine": "lmcache",
         "face": face,
@@ -80,6 +87,24 @@ def namespace_facts(
         "form": layout.form,
         **(further or {}),
     }
+
+
+def refuse_untold(dtypes: Iterable[str], weights_version: str) -> None:
+    """Refuses KV in plain bytes whose format nobody has declared: another format would be the same namespace.
+
+    Raises:
+        ConfigError: ``weights_version`` is missing.
+    """
+    if UNTOLD_DTYPE in dtypes and not weights_version:
+        raise config_error(
+            f"weights_version: missing, and KV has the type {UNTOLD_DTYPE}, which does not tell fp8_e4m3 from fp8_e5m2:"
+            " set weights_version to a name with the format, such as v1-fp8_e4m3"
+        )
+
+
+def dtype_name(dtype: Any) -> str:
+    """A type of torch's without its prefix."""
+    return str(dtype).removeprefix("torch.")
 
 
 def lmcache_version() -> str:

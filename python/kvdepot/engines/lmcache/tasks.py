@@ -12,10 +12,14 @@ Result = TypeVar("Result")
 
 WAITING_MAX = 1024
 """More tasks of one kind than this are not begun."""
+RESULTS_MAX = 16 * WAITING_MAX
+"""So many results wait to be taken. LMCache never asks for those of a prefetch that it gave up."""
 
 
 class Tasks(Generic[Result]):
     """Tasks of one kind, each with a result that is taken once. Every task ends, also one submitted after ``close``.
+
+    When too many results wait, the one that has waited longest is forgotten.
 
     Any number of threads may use them at once.
     """
@@ -59,7 +63,10 @@ class Tasks(Generic[Result]):
             return results
 
     def close(self) -> None:
-        """Waits for what was begun, each of which has a time limit, and closes the descriptor. Idempotent."""
+        """Waits for what runs, each of which has a time limit, and closes the descriptor. Idempotent.
+
+        What still waits for its turn fails.
+        """
         with self._lock:
             if self._closed:
                 return
@@ -77,7 +84,11 @@ class Tasks(Generic[Result]):
 
     def _run(self, number: int, work: Callable[[], Result], failed: Callable[[], Result]) -> None:
         try:
-            result = work()
+            if self._closed:
+                self._counters.trouble(f"{self._kind}_not_begun", f"a {self._kind} was not begun: closed")
+                result = failed()
+            else:
+                result = work()
         except Exception as error:  # noqa: BLE001 - nothing is raised into LMCache: it is a miss
             self._counters.trouble(f"{self._kind}_error", f"a {self._kind} failed: {error!r}")
             result = failed()
@@ -86,7 +97,12 @@ class Tasks(Generic[Result]):
     def _end(self, number: int, result: Result, *, waited: bool) -> None:
         with self._lock:
             self._results[number] = result
+            dropped = len(self._results) > RESULTS_MAX
+            if dropped:
+                del self._results[next(iter(self._results))]
             self._waiting -= waited
             # A closed adapter's threads have all ended before its descriptor is closed.
             if waited or not self._closed:
                 os.eventfd_write(self._event_fd, 1)
+        if dropped:
+            self._counters.trouble(f"{self._kind}_not_taken", f"nobody asked for the result of a {self._kind}")

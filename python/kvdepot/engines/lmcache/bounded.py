@@ -1,0 +1,72 @@
+"""Work of one kind that a coroutine waits for, on threads of its own and with a bounded queue."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from kvdepot.engines.lmcache.counters import Counters
+
+WAITING_MAX = 1024
+"""More work of one kind than this, queued or running, is not begun."""
+
+
+class Bounded:
+    """Threads of one kind of work. What does not fit, comes too late or fails is a miss, and counted.
+
+    Any number of threads may use it at once.
+    """
+
+    def __init__(self, kind: str, threads: int, counters: Counters, at_most: int = WAITING_MAX) -> None:
+        self._kind = kind
+        self._counters = counters
+        self._at_most = at_most
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=f"kvdepot-{kind}")
+        self._lock = threading.Lock()
+        self._waiting = 0
+        self._closed = False
+
+    async def run(self, work: Callable[[], Any], missed: Any) -> Any:
+        """The result of ``work``, or ``missed``. Holds up no event loop."""
+        future = self.submit(lambda: self._unless_closed(work, missed))
+        if future is None:
+            return missed
+        try:
+            return await asyncio.wrap_future(future)
+        except Exception as error:  # noqa: BLE001 - nothing is raised into LMCache: it is a miss
+            self._counters.trouble(f"{self._kind}_error", f"a {self._kind} failed: {error!r}")
+            return missed
+
+    def submit(self, work: Callable[[], Any]) -> "Future[Any] | None":
+        """Begins ``work``; ``None`` when too much waits, or after ``close``."""
+        with self._lock:
+            fits = self._waiting < self._at_most and not self._closed
+            self._waiting += fits
+        if fits:
+            try:
+                future = self._threads.submit(work)
+            except RuntimeError:  # closed meanwhile, or the interpreter ends
+                self._leave()
+            else:
+                # Also called when a coroutine gives up work that still waits.
+                future.add_done_callback(self._leave)
+                return future
+        self._counters.trouble(f"{self._kind}_not_begun", f"a {self._kind} was not begun: too many wait, or closed")
+        return None
+
+    def close(self) -> None:
+        """Waits for what runs; what still waits is a miss. Idempotent."""
+        with self._lock:
+            self._closed = True
+        self._threads.shutdown(wait=True)
+
+    def _unless_closed(self, work: Callable[[], Any], missed: Any) -> Any:
+        if not self._closed:
+            return work()
+        self._counters.trouble(f"{self._kind}_not_begun", f"a {self._kind} was not begun: closed")
+        return missed
+
+    def _leave(self, _: object = None) -> None:
+        with self._lock:
+            self._waiting -= 1

@@ -1,0 +1,81 @@
+"""Which resets the depot still has to confirm, and which stores came too late for one."""
+
+import math
+import threading
+from collections import Counter
+
+AGAIN_S = 0.5
+"""How long a reset that was not confirmed waits for its next attempt."""
+
+
+class Resets:
+    """Counts what was cleared, so that nothing from before a clear is found after it.
+
+    A clear begins a generation. What is stored belongs to the generation in which LMCache handed it over. A store of an
+    older generation does not begin; one that was under way at a clear may have ended after it, so the depot is reset
+    once more. Until no such store is left and every reset is confirmed, nothing is settled.
+
+    Any number of threads may use it at once.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._generation = 0
+        self._under_way: Counter[int] = Counter()
+        self._asked = 0
+        self._confirmed = 0
+        self._tried_s = -math.inf
+
+    @property
+    def generation(self) -> int:
+        """How often was cleared."""
+        return self._generation
+
+    @property
+    def settled(self) -> bool:
+        """Whether the depot has only what was stored since the last clear."""
+        with self._lock:
+            late = any(generation != self._generation for generation in self._under_way)
+            return self._confirmed == self._asked and not late
+
+    def clear(self) -> None:
+        """Begins a generation and asks for a reset."""
+        with self._lock:
+            self._generation += 1
+            self._ask()
+
+    def attempt(self, now_s: float) -> int | None:
+        """The number of a reset to be sent now; ``None`` when all are confirmed, or one was sent a short while ago."""
+        with self._lock:
+            if self._confirmed == self._asked or now_s - self._tried_s < AGAIN_S:
+                return None
+            self._tried_s = now_s
+            return self._asked
+
+    def confirm(self, number: int) -> None:
+        """The depot has confirmed a reset, and with it every earlier one. Later ones stay due."""
+        with self._lock:
+            self._confirmed = max(self._confirmed, number)
+
+    def begin(self, generation: int) -> bool:
+        """Whether a store of that generation may begin; ``end`` follows when it does."""
+        with self._lock:
+            if generation != self._generation:
+                return False
+            self._under_way[generation] += 1
+            return True
+
+    def end(self, generation: int) -> bool:
+        """A store has ended. When it is of an older generation, says false and asks for a reset once more."""
+        with self._lock:
+            self._under_way[generation] -= 1
+            if not self._under_way[generation]:
+                del self._under_way[generation]
+            if generation == self._generation:
+                return True
+            self._ask()
+            return False
+
+    def _ask(self) -> None:
+        self._asked += 1
+        self._tried_s = -math.inf
