@@ -48,6 +48,11 @@ impl DepotConfig {
         self.placements(spec.pool, &spec.tiers).map(drop)
     }
 
+    /// Whether the pool's memory outlives a crash. Private memory goes with its process.
+    fn keeps_memory(&self, pool: &PoolMapping) -> bool {
+        self.pool_keep_ms > 0 && pool.fd().is_some()
+    }
+
     /// Whether the pool can be over so many tiers.
     fn ensure_pool_fits(&self, pool: PoolKind, tiers: usize) -> Result<()> {
         if pool != PoolKind::Cache && tiers == 0 {
@@ -93,8 +98,13 @@ impl Depot {
 
     fn start_over(config: DepotConfig, pool: PoolMapping) -> Result<Self> {
         let spec = PipelineSpec::parse(&config.pipeline, &registry::NAMES)?;
+        let is_kept = config.keeps_memory(&pool);
         let build = |name: &&'static str| {
-            registry::build_guarded(name, config.tiers.get(name).unwrap_or(&serde_json::Value::Null))
+            let settings = config.tiers.get(name).unwrap_or(&serde_json::Value::Null);
+            match is_kept {
+                true => registry::build_guarded(name, &registry::for_kept_memory(name, settings)),
+                false => registry::build_guarded(name, settings),
+            }
         };
         let tiers = spec.tiers.iter().map(build).collect::<Result<Vec<_>>>()?;
         Self::with_tiers(config, spec.pool, tiers, pool)
@@ -121,8 +131,7 @@ impl Depot {
         };
         let (kicks, kicked) = crossbeam_channel::bounded(1);
         let names: Vec<&'static str> = tiers.iter().map(|tier| log_name(tier.name())).collect();
-        // Private memory goes with its process.
-        let is_kept = config.pool_keep_ms > 0 && pool.fd().is_some();
+        let is_kept = config.keeps_memory(&pool);
         let ledger = is_kept.then(|| Ledger::create(pool.regions())).transpose()?;
         let parted = tiers.clone();
         let regions = pool::region_sizes(pool.regions(), pool_bytes_max);

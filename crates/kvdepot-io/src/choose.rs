@@ -1,23 +1,16 @@
 //! Which engine moves block files: what was asked for, as far as this system has it, or what a short measurement prefers.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crossbeam_channel::unbounded;
 use kvdepot_core::{Error, ErrorKind, Result};
 
-use crate::aligned::AlignedBuf;
-use crate::buf::SlotBuf;
 use crate::device::Device;
-use crate::engine::{Class, FileWritten, IoEngine, Op, Prepared, ReadFile, Request, WriteFile};
+use crate::engine::IoEngine;
 use crate::faults::Faults;
-use crate::iobuf::IoBuf;
 use crate::psync::{PsyncConfig, PsyncEngine};
 use crate::queued::QueuedEngine;
-
-/// Prefix of the files that `auto` measures with: gone at once, unless their process died in that moment.
-pub const TRIAL_PREFIX: &str = ".probe-trial-";
+use crate::trial::measure;
 
 /// What can be asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,7 +45,21 @@ impl EngineKind {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
+    /// Why it is not to be used for these requests.
+    fn ensure_allowed(self, config: &PsyncConfig) -> Result<()> {
+        if self == Self::IoUring && config.memory_outlives {
+            // The kernel ends a process with direct reads of its rings under way; with those of aio and of plain calls it waits.
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "io_uring is not used for a pool that outlives its process (pool_keep_s): reads of a killed depot could \
+                 still arrive in the next one's blocks",
+            ));
+        }
+        Ok(())
+    }
+
     fn open(self, config: &PsyncConfig, faults: Option<&Faults>) -> Result<Arc<dyn IoEngine>> {
+        self.ensure_allowed(config)?;
         let (config, faults) = (config.clone(), faults.cloned());
         Ok(match self {
             Self::Aio => Arc::new(QueuedEngine::aio(config, faults)?),
@@ -98,18 +105,11 @@ pub fn open_engine(
 fn fell_back(asked: EngineKind, instead: EngineKind, error: &Error) {
     tracing::warn!(
         asked = asked.name(), instead = instead.name(), %error,
-        "this system lacks or forbids the I/O engine that was asked for (containers often forbid io_uring): using another one"
+        "the I/O engine that was asked for cannot be used, as this system lacks or forbids it (containers often forbid io_uring) or \
+         pool_keep_s rules it out: using another one"
     );
 }
 
-/// A trial's files, and the bytes of each.
-const TRIAL_FILES: usize = 24;
-const TRIAL_BYTES: usize = 512 << 10;
-const TRIAL_ROUNDS: usize = 3;
-/// No trial begins after this time, whose directory has not had all rounds: then plain calls are used.
-const TRIALS_MAX: Duration = Duration::from_secs(2);
-/// How long one trial may take.
-const TRIAL_MAX: Duration = Duration::from_secs(2);
 /// What another engine must save to be preferred to plain calls.
 const WORTH_PERCENT: u32 = 10;
 
@@ -132,7 +132,10 @@ fn measured(
     for kind in [EngineKind::Aio, EngineKind::IoUring] {
         match kind.open(config, faults) {
             Ok(engine) => engines.push(engine),
-            Err(_) => missing.push(kind.name()),
+            Err(_) if kind.ensure_allowed(config).is_err() => {
+                missing.push(format!("{} (pool_keep_s)", kind.name()));
+            }
+            Err(_) => missing.push(kind.name().to_owned()),
         }
     }
     let mut preferred: Option<usize> = None;
@@ -160,77 +163,6 @@ fn best(times: &[Option<Duration>]) -> usize {
     let worth = plain * (100 - WORTH_PERCENT) / 100;
     let others = times.iter().enumerate().skip(1).filter_map(|(i, time)| time.map(|time| (time, i)));
     others.min().filter(|(time, _)| *time <= worth).map_or(0, |(_, i)| i)
-}
-
-/// The best time of each engine to write and read some files; `None` for all if there was no time for that, or if it failed.
-fn measure(device: &Arc<dyn Device>, engines: &[Arc<dyn IoEngine>]) -> Vec<Option<Duration>> {
-    let mut best = vec![None; engines.len()];
-    let began = Instant::now();
-    for _ in 0..TRIAL_ROUNDS {
-        for (engine, best) in engines.iter().zip(&mut best) {
-            let outcome = if began.elapsed() < TRIALS_MAX { trial(device, &**engine) } else { None };
-            sweep(&**device);
-            let Some(time) = outcome else { return vec![None; engines.len()] };
-            *best = Some(best.map_or(time, |before: Duration| before.min(time)));
-        }
-    }
-    best
-}
-
-fn name(number: usize, part: &str) -> PathBuf {
-    PathBuf::from(format!("{TRIAL_PREFIX}{}-{number}{part}", std::process::id()))
-}
-
-fn sweep(device: &dyn Device) {
-    for number in 0..TRIAL_FILES {
-        for part in ["", "t"] {
-            // Best effort: the tier's sweep finds what stays.
-            let _ = device.unlink(&name(number, part));
-        }
-    }
-}
-
-fn trial(device: &Arc<dyn Device>, engine: &dyn IoEngine) -> Option<Duration> {
-    let deadline = Instant::now() + TRIAL_MAX;
-    let bodies: Vec<SlotBuf> = (0..TRIAL_FILES).map(|_| SlotBuf::anonymous(TRIAL_BYTES)).collect();
-    let wait = |ended: crossbeam_channel::Receiver<bool>| {
-        (0..TRIAL_FILES).all(|_| ended.recv_deadline(deadline) == Ok(true))
-    };
-    let began = Instant::now();
-    let (tell, told) = unbounded();
-    let write = |(number, body): (usize, &SlotBuf)| {
-        let (tell, body) = (tell.clone(), body.clone());
-        let bytes = move || IoBuf::for_write(AlignedBuf::zeroed(0), body, TRIAL_BYTES).map(Prepared::Buf);
-        let op = Op::Write(WriteFile {
-            device: Arc::clone(device),
-            temporary: name(number, "t"),
-            target: name(number, ""),
-            durable: false,
-            prepare: Box::new(move || bytes().ok_or_else(Request::closed)),
-            make_room: Box::new(|| false),
-            done: Box::new(move |outcome| {
-                let _ = tell.send(matches!(outcome, Ok(FileWritten::Published)));
-            }),
-        });
-        Request { class: Class::Write, deadline, op }
-    };
-    engine.submit(bodies.iter().enumerate().map(write).collect());
-    if !wait(told) {
-        return None;
-    }
-    let (tell, told) = unbounded();
-    let read = |(number, body): (usize, SlotBuf)| {
-        let tell = tell.clone();
-        let path: &Path = &name(number, "");
-        let buf = IoBuf::payload(body, TRIAL_BYTES)?;
-        let done = Box::new(move |outcome: Result<IoBuf>| {
-            let _ = tell.send(outcome.is_ok());
-        });
-        let op = Op::Read(ReadFile { device: Arc::clone(device), path: path.to_owned(), buf, done });
-        Some(Request { class: Class::Read, deadline, op })
-    };
-    engine.submit(bodies.into_iter().enumerate().filter_map(read).collect());
-    wait(told).then(|| began.elapsed())
 }
 
 #[cfg(test)]

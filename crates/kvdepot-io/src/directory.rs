@@ -254,7 +254,7 @@ fn is_local(path: &Path) -> bool {
 }
 
 /// A number for a name that nobody guesses.
-fn random_u64() -> u64 {
+pub(crate) fn random_u64() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     std::collections::hash_map::RandomState::new().build_hasher().finish()
 }

@@ -26,6 +26,7 @@ pub mod recording;
 pub mod socket;
 pub mod thread_time;
 pub mod transfer;
+mod trial;
 mod watchdog;
 
 pub use aligned::AlignedBuf;

@@ -59,11 +59,14 @@ fn run<W: Watched>(shared: &Arc<W>) {
         }
         if !found.replace.is_empty() {
             let threads = found.replace.len();
-            tracing::warn!(threads, "I/O threads are stuck past their deadline and were replaced");
+            tracing::warn!(
+                threads,
+                "I/O threads are stuck past their deadline, or ended with their queue, and are replaced"
+            );
         }
         for stuck in found.replace {
             if let Err(error) = shared.replace(stuck) {
-                tracing::error!(%error, "one I/O thread fewer until the stuck one comes back");
+                tracing::error!(%error, "one I/O thread fewer for now");
             }
         }
     }

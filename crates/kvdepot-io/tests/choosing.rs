@@ -10,11 +10,15 @@ use common::{Kind, Place, read_now, write_now};
 use kvdepot_io::faults::Faults;
 use kvdepot_io::kernel::{AioQueue, UringQueue};
 use kvdepot_io::{Device, DirDevice, DirectUse, EngineKind, PsyncConfig, open_engine};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// What the child of a test forbids itself: system calls, by number.
 const FORBID: &str = "KVDEPOT_TEST_FORBID";
 /// What the child asks for.
 const ASK: &str = "KVDEPOT_TEST_ENGINE";
+
+/// Whether the child says that its memory outlives it.
+const KEPT: &str = "KVDEPOT_TEST_KEPT";
 
 /// Has this thread, and those that it starts, get EPERM for some system calls, as in a container.
 fn forbid(calls: &[libc::c_long]) {
@@ -42,21 +46,32 @@ fn forbid(calls: &[libc::c_long]) {
 fn child() {
     let Ok(forbidden) = std::env::var(FORBID) else { return };
     tracing_subscriber::fmt().with_writer(std::io::stdout).with_ansi(false).init();
-    let number = |name: &str| match name {
-        "io_uring" => libc::SYS_io_uring_setup,
-        "aio" => libc::SYS_io_setup,
-        other => panic!("{other}"),
+    let number = |name: &str| {
+        Some(match name {
+            "io_uring" => libc::SYS_io_uring_setup,
+            "aio" => libc::SYS_io_setup,
+            "io_uring_enter" => libc::SYS_io_uring_enter,
+            "descriptors" => return None,
+            other => panic!("{other}"),
+        })
     };
-    let calls: Vec<libc::c_long> = forbidden.split_terminator(',').map(number).collect();
+    let calls: Vec<libc::c_long> = forbidden.split_terminator(',').filter_map(number).collect();
     forbid(&calls);
     let refused = |error: std::io::Error| error.raw_os_error() == Some(libc::EPERM);
-    assert_eq!(UringQueue::new(8).is_err_and(refused), forbidden.contains("io_uring"));
-    assert_eq!(AioQueue::new(8).is_err_and(refused), forbidden.contains("aio"));
+    let forbids = |name: &str| forbidden.split(',').any(|one| one == name);
+    assert_eq!(UringQueue::new(8).is_err_and(refused), forbids("io_uring"));
+    assert_eq!(AioQueue::new(8).is_err_and(refused), forbids("aio"));
     let asked = EngineKind::named(&std::env::var(ASK).unwrap()).unwrap();
     let place = Place::new(Kind::Psync, DirectUse::Always);
-    let config = PsyncConfig { read_threads: 1, write_threads: 1, ..PsyncConfig::default() };
+    let memory_outlives = std::env::var(KEPT).is_ok();
+    let config = PsyncConfig { read_threads: 1, write_threads: 1, memory_outlives, ..PsyncConfig::default() };
     let device: Arc<dyn Device> = Arc::new(DirDevice::open(place.dir.path(), DirectUse::Always).unwrap());
+    let limit = getrlimit(Resource::Nofile);
+    if forbids("descriptors") {
+        setrlimit(Resource::Nofile, Rlimit { current: Some(0), ..limit }).unwrap();
+    }
     let engine = open_engine(asked, &config, &[device], None).unwrap();
+    setrlimit(Resource::Nofile, limit).unwrap();
     write_now(&place, &*engine, 1, 300_000).unwrap();
     read_now(&place, &*engine, 1, 300_000).unwrap();
     println!("used {}", engine.name());
@@ -64,7 +79,11 @@ fn child() {
 
 /// What the child prints, when it asks for an engine and some are forbidden.
 fn ask(engine: &str, forbidden: &str) -> Vec<String> {
-    let output = Command::new(std::env::current_exe().unwrap())
+    ask_from(&mut Command::new(std::env::current_exe().unwrap()), engine, forbidden)
+}
+
+fn ask_from(child: &mut Command, engine: &str, forbidden: &str) -> Vec<String> {
+    let output = child
         .args(["--exact", "child", "--ignored", "--nocapture"])
         .env(FORBID, forbidden)
         .env(ASK, engine)
@@ -80,7 +99,48 @@ fn count(lines: &[String], part: &str) -> usize {
     lines.iter().filter(|line| line.contains(part)).count()
 }
 
-const FELL_BACK: &str = "lacks or forbids the I/O engine";
+const FELL_BACK: &str = "the I/O engine that was asked for cannot be used";
+
+/// P4: reads of a killed process that go on must not land in another one's blocks.
+#[test]
+fn memory_that_outlives_its_process_rules_io_uring_out_and_one_line_says_so() {
+    let kept =
+        |engine: &str| ask_from(Command::new(std::env::current_exe().unwrap()).env(KEPT, "1"), engine, "");
+    let lines = kept("io_uring");
+    assert_eq!((count(&lines, "used io_uring"), count(&lines, FELL_BACK)), (0, 1), "{lines:?}");
+    assert_eq!(count(&lines, "io_uring is not used for a pool that outlives"), 1, "{lines:?}");
+    assert_eq!(count(&lines, " WARN ") + count(&lines, "ERROR"), 1, "{lines:?}");
+    if AioQueue::new(8).is_ok() {
+        assert_eq!(count(&lines, "used aio"), 1, "{lines:?}");
+    }
+    let lines = kept("auto");
+    assert_eq!(count(&lines, "used io_uring"), 0, "{lines:?}");
+    let chosen: Vec<&String> = lines.iter().filter(|line| line.contains("I/O engine chosen")).collect();
+    assert_eq!(chosen.len(), 1, "{lines:?}");
+    assert!(
+        !chosen[0].contains("by measurement") || chosen[0].contains("io_uring (pool_keep_s)"),
+        "{chosen:?}"
+    );
+}
+
+/// A queue that can be made and not be used would otherwise break with its first request, and its replacement too.
+#[test]
+fn a_queue_that_cannot_be_used_is_found_out_at_the_start() {
+    if UringQueue::new(8).is_err() || AioQueue::new(8).is_err() {
+        return eprintln!("not tested: no io_uring or no aio here");
+    }
+    let lines = ask("io_uring", "io_uring_enter");
+    assert_eq!((count(&lines, "used aio"), count(&lines, FELL_BACK)), (1, 1), "{lines:?}");
+    assert_eq!(count(&lines, " WARN ") + count(&lines, "ERROR"), 1, "{lines:?}");
+}
+
+#[test]
+fn without_room_for_descriptors_plain_calls_are_used() {
+    for asked in ["io_uring", "aio"] {
+        let lines = ask(asked, "descriptors");
+        assert_eq!((count(&lines, "used psync"), count(&lines, FELL_BACK)), (1, 1), "{lines:?}");
+    }
+}
 
 #[test]
 fn forbidden_io_uring_is_replaced_by_aio_and_one_line_says_so() {

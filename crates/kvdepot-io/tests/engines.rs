@@ -4,6 +4,9 @@
 
 mod common;
 
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use common::{
@@ -13,7 +16,8 @@ use crossbeam_channel::unbounded;
 use kvdepot_core::ErrorKind;
 use kvdepot_core::limits::IO_FLIGHTS_MAX;
 use kvdepot_io::faults::{Fault, FaultOp, Faults};
-use kvdepot_io::{Class, DirectUse, FileWritten, Op};
+use kvdepot_io::kernel::{AioQueue, Completion, Entry, KernelQueue};
+use kvdepot_io::{Class, DirectUse, FileWritten, IoEngine, Op, PsyncConfig, QueuedEngine, Request};
 
 /// Runs each test on each engine that this system has.
 macro_rules! on_every_engine {
@@ -56,6 +60,8 @@ on_queues! {
     a_request_that_the_kernel_gives_up_is_late_and_leaves_nothing
     a_thread_full_of_late_requests_is_replaced
     a_queue_that_breaks_frees_nothing_and_is_replaced
+    completions_are_heard_of_while_others_keep_coming
+    a_sync_that_failed_is_not_tried_again
 }
 
 fn reads_find_a_thread_while_all_writers_are_busy(kind: Kind) {
@@ -355,7 +361,14 @@ fn a_thread_full_of_late_requests_is_replaced(kind: Kind) {
     let (others, other) = unbounded();
     engine.submit(vec![call(Class::Read, LONG, tell(&others))]);
     next(&other).unwrap();
-    assert_eq!((engine.stats().written_off, engine.stats().running), (1, IO_FLIGHTS_MAX));
+    assert_eq!(engine.stats().written_off, 1);
+    // What was called says so before its thread does.
+    let until = Instant::now() + LONG;
+    while engine.stats().running > IO_FLIGHTS_MAX {
+        assert!(Instant::now() < until, "a call did not end");
+        std::thread::yield_now();
+    }
+    assert_eq!(engine.stats().running, IO_FLIGHTS_MAX);
     place.faults.release();
     (0..IO_FLIGHTS_MAX).for_each(|_| assert!(is_right(&next(&end).unwrap(), 1, 9000)));
     assert!(engine.drain(Instant::now() + LONG));
@@ -378,9 +391,176 @@ fn a_queue_that_breaks_frees_nothing_and_is_replaced(kind: Kind) {
     let (ended, end) = unbounded();
     engine.submit(vec![read(&place.device, 1, 9000, LONG, &ended).0]);
     assert_eq!(next(&end).unwrap_err().kind(), ErrorKind::Io, "the kernel had not seen this one");
+    // By another thread: the one whose queue broke looks for completions no more.
+    let (others, other) = unbounded();
+    engine.submit(vec![call(Class::Read, LONG, tell(&others))]);
+    next(&other).unwrap();
     place.faults.release();
     read_now(&place, &*engine, 1, 9000).unwrap();
     drop(engine);
     assert!(loss.try_recv().is_err(), "nobody knows whether the kernel is through with it");
     assert!(held.strong_count() > 0, "memory went that the kernel may write into");
+}
+
+fn completions_are_heard_of_while_others_keep_coming(kind: Kind) {
+    let place = Place::new(kind, DirectUse::Always);
+    let Some(engine) = kind.open(1, 1, 64, &place.faults) else { return };
+    if !has_direct(place.dir.path()) {
+        return eprintln!("not tested: no O_DIRECT here");
+    }
+    write_now(&place, &*engine, 1, 9000).unwrap();
+    // One that the kernel ends, and one that it gives up when it is asked to.
+    place.faults.let_cancel().at(FaultOp::Read, 1, Fault::Hang);
+    let (ended, end) = unbounded();
+    let (lost, late) = unbounded();
+    let mut batch = vec![
+        read(&place.device, 1, 9000, LONG, &ended).0,
+        read(&place.device, 1, 9000, Duration::from_secs(2), &lost).0,
+    ];
+    // Each lets the next one wait before it has ended.
+    fn chain(engine: &Weak<dyn IoEngine>, until: Instant, on: &Arc<AtomicBool>) -> Request {
+        let (engine, on) = (Weak::clone(engine), Arc::clone(on));
+        call(Class::Read, LONG, move |_| {
+            let goes_on = on.load(Ordering::Relaxed) && Instant::now() < until;
+            on.store(goes_on, Ordering::Relaxed);
+            if let Some(to) = engine.upgrade().filter(|_| goes_on) {
+                to.submit(vec![chain(&engine, until, &on)]);
+            }
+        })
+    }
+    let on = Arc::new(AtomicBool::new(true));
+    batch.push(chain(&Arc::downgrade(&engine), Instant::now() + LONG / 4, &on));
+    engine.submit(batch);
+    assert!(is_right(&next(&end).unwrap(), 1, 9000));
+    assert_eq!(next(&late).unwrap_err().kind(), ErrorKind::Timeout);
+    assert!(on.swap(false, Ordering::Relaxed), "they ended only when nothing else came");
+    assert!(engine.drain(Instant::now() + LONG));
+}
+
+fn a_sync_that_failed_is_not_tried_again(kind: Kind) {
+    let place = Place::new(kind, DirectUse::Always);
+    let Some(engine) = kind.open(1, 1, 64, &place.faults) else { return };
+    if !has_direct(place.dir.path()) {
+        return eprintln!("not tested: no O_DIRECT here");
+    }
+    // The system tells an error of its write-back once: another sync would find nothing wrong.
+    place.faults.at(FaultOp::Meta, 0, Fault::NoMemory);
+    write_now(&place, &*engine, 0, 5000).unwrap_err();
+    assert!(place.names().is_empty(), "a file was published whose bytes are lost: {:?}", place.names());
+    write_now(&place, &*engine, 0, 5000).unwrap();
+}
+
+/// A queue that breaks, and is made anew or not, as a test says.
+#[derive(Debug, Default)]
+struct Whims {
+    /// Queues that were made.
+    made: AtomicUsize,
+    /// Queues are not to be had any more.
+    none: AtomicBool,
+    /// The next wait for being woken fails.
+    deaf: AtomicBool,
+    /// The next wait breaks the queue, when something has completed.
+    breaks: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Whimsical(AioQueue, Arc<Whims>);
+
+impl KernelQueue for Whimsical {
+    unsafe fn push(&mut self, entry: Entry<'_>) -> io::Result<()> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.0.push(entry) }
+    }
+
+    fn submit(&mut self) -> io::Result<()> {
+        self.0.submit()
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>, out: &mut Vec<Completion>) -> io::Result<()> {
+        self.0.wait(timeout, out)?;
+        for completion in out.iter_mut().filter(|completion| completion.token == 0) {
+            if self.1.deaf.swap(false, Ordering::Relaxed) {
+                completion.result = -i64::from(libc::EINVAL);
+            }
+        }
+        let broken = out.iter().any(|completion| completion.token != 0);
+        if broken && self.1.breaks.swap(false, Ordering::Relaxed) {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        Ok(())
+    }
+
+    fn cancel(&mut self, token: u64) {
+        self.0.cancel(token);
+    }
+
+    fn takes_buffered_reads(&self) -> bool {
+        self.0.takes_buffered_reads()
+    }
+}
+
+fn whimsical() -> Option<(Arc<Whims>, Arc<dyn IoEngine>, Place)> {
+    let place = Place::new(Kind::Aio, DirectUse::Always);
+    if AioQueue::new(8).is_err() || !has_direct(place.dir.path()) {
+        eprintln!("not tested: no aio or no O_DIRECT here");
+        return None;
+    }
+    let whims = Arc::new(Whims::default());
+    let mine = Arc::clone(&whims);
+    let make = move |operations| match mine.none.load(Ordering::Relaxed) {
+        true => Err(io::Error::from_raw_os_error(libc::EMFILE)),
+        false => {
+            mine.made.fetch_add(1, Ordering::Relaxed);
+            Ok(Box::new(Whimsical(AioQueue::new(operations)?, Arc::clone(&mine))) as Box<dyn KernelQueue>)
+        }
+    };
+    let config = PsyncConfig { read_threads: 1, write_threads: 1, ..PsyncConfig::default() };
+    let engine = QueuedEngine::with("whimsical", config, None, make).unwrap();
+    write_now(&place, &engine, 1, 9000).unwrap();
+    Some((whims, Arc::new(engine), place))
+}
+
+#[test]
+fn what_completed_before_a_queue_broke_is_told() {
+    let Some((whims, engine, place)) = whimsical() else { return };
+    whims.breaks.store(true, Ordering::Relaxed);
+    read_now(&place, &*engine, 1, 9000).unwrap();
+    assert!(!whims.breaks.load(Ordering::Relaxed));
+    read_now(&place, &*engine, 1, 9000).unwrap();
+    assert!(engine.drain(Instant::now() + LONG));
+}
+
+#[test]
+fn a_thread_that_cannot_be_woken_is_replaced() {
+    let Some((whims, engine, place)) = whimsical() else { return };
+    whims.deaf.store(true, Ordering::Relaxed);
+    let until = Instant::now() + LONG;
+    while whims.deaf.load(Ordering::Relaxed) {
+        assert!(Instant::now() < until);
+        read_now(&place, &*engine, 1, 9000).unwrap();
+    }
+    assert_eq!(
+        whims.made.load(Ordering::Relaxed),
+        3,
+        "one for each thread, and one for the one in its place"
+    );
+    write_now(&place, &*engine, 2, 9000).unwrap();
+    assert!(engine.drain(Instant::now() + LONG));
+}
+
+#[test]
+fn where_no_queue_can_be_made_any_more_plain_calls_serve() {
+    let Some((whims, engine, place)) = whimsical() else { return };
+    whims.none.store(true, Ordering::Relaxed);
+    whims.breaks.store(true, Ordering::Relaxed);
+    read_now(&place, &*engine, 1, 9000).unwrap();
+    read_now(&place, &*engine, 1, 9000).unwrap();
+    whims.none.store(false, Ordering::Relaxed);
+    whims.breaks.store(true, Ordering::Relaxed);
+    let until = Instant::now() + LONG;
+    while whims.breaks.load(Ordering::Relaxed) {
+        assert!(Instant::now() < until, "a queue was not asked for again");
+        read_now(&place, &*engine, 1, 9000).unwrap();
+    }
+    assert!(engine.drain(Instant::now() + LONG));
 }

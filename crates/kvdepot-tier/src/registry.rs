@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kvdepot_core::{Error, ErrorKind, Result, pipeline};
 use serde_json::{Value, json};
 
-use crate::settings::{Setting, nearest};
+use crate::settings::{MEMORY_OUTLIVES, Setting, nearest};
 use crate::{GuardConfig, Guarded, Tier, empty, fake, posix, remote};
 
 /// How a tier describes itself.
@@ -58,6 +58,16 @@ pub fn build_guarded(name: &str, config: &Value) -> Result<Arc<dyn Tier>> {
         return Ok(tier);
     }
     Ok(Arc::new(Guarded::new(tier, GuardConfig::default())))
+}
+
+/// A tier's settings for a depot whose pool's memory outlives the process (`pool_keep_s`), if the tier asks for that.
+pub fn for_kept_memory(name: &str, config: &Value) -> Value {
+    let mut config = config.clone();
+    let asks = find(name).is_ok_and(|entry| entry.settings.iter().any(|one| one.name == MEMORY_OUTLIVES));
+    if let Some(settings) = config.as_object_mut().filter(|_| asks) {
+        settings.insert(MEMORY_OUTLIVES.to_owned(), true.into());
+    }
+    config
 }
 
 fn find(name: &str) -> Result<&'static TierEntry> {

@@ -7,6 +7,9 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+/// The setting by which a depot tells a tier that its pool's memory outlives the process; of those tiers that ask.
+pub(crate) const MEMORY_OUTLIVES: &str = "memory_outlives";
+
 /// A setting of a tier.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Setting {

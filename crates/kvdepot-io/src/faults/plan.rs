@@ -52,6 +52,8 @@ pub enum Fault {
     Eio,
     /// Fails with ENOSPC.
     NoSpace,
+    /// Fails with ENOMEM.
+    NoMemory,
     /// Moves only a part of the bytes (reads and writes).
     Short,
     /// Inverts one bit of what was read.
@@ -219,6 +221,7 @@ impl Faults {
         self.draw(op, None).map(|fault| match fault {
             Fault::Eio => Drawn::Errno(libc::EIO),
             Fault::NoSpace => Drawn::Errno(libc::ENOSPC),
+            Fault::NoMemory => Drawn::Errno(libc::ENOMEM),
             other => Drawn::Fault(other),
         })
     }
@@ -244,6 +247,7 @@ impl Faults {
         match drawn {
             Some(Fault::Eio) => Err(os_error("injected fault: EIO", 5)),
             Some(Fault::NoSpace) => Err(os_error("injected fault: ENOSPC", 28)),
+            Some(Fault::NoMemory) => Err(os_error("injected fault: ENOMEM", 12)),
             Some(Fault::Slow(time)) => {
                 std::thread::sleep(time);
                 Ok(None)

@@ -99,7 +99,8 @@ impl KernelQueue for FaultQueue {
         match drawn {
             Some(Drawn::Break) => return Err(io::Error::from_raw_os_error(libc::EBADF)),
             Some(Drawn::Errno(errno)) => {
-                self.ready.push(Completion { token: entry.token, result: -i64::from(errno) });
+                let result = -i64::from(errno);
+                self.ready.push(Completion { token: entry.token, result, is_refused: false });
                 return Ok(());
             }
             Some(Drawn::Fault(fault)) => {
@@ -131,10 +132,11 @@ impl KernelQueue for FaultQueue {
                 Some(left.map_or(LOOK, |left| left.min(LOOK)))
             };
             let mut came = Vec::new();
-            self.inner.wait(look, &mut came)?;
+            let waited = self.inner.wait(look, &mut came);
             for completion in came {
                 out.extend(self.pass(completion));
             }
+            waited?;
             if out.len() > before || left.is_some_and(|left| left.is_zero()) {
                 return Ok(());
             }
@@ -147,7 +149,7 @@ impl KernelQueue for FaultQueue {
             self.held = held;
             let given_up: Vec<(Until, Completion)> = given_up;
             let result = -i64::from(libc::ECANCELED);
-            self.ready.extend(given_up.into_iter().map(|_| Completion { token, result }));
+            self.ready.extend(given_up.into_iter().map(|_| Completion { token, result, is_refused: false }));
         }
         self.inner.cancel(token);
     }

@@ -96,7 +96,7 @@ impl KernelQueue for AioQueue {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Err(e) => {
                     let result = -i64::from(e.raw_os_error().unwrap_or(libc::EIO));
-                    self.refused.push(Completion { token, result });
+                    self.refused.push(Completion { token, result, is_refused: true });
                 }
             }
             return Ok(());
@@ -126,7 +126,9 @@ impl KernelQueue for AioQueue {
         };
         self.in_kernel = self.in_kernel.saturating_sub(came);
         let events = &self.events[..came];
-        out.extend(events.iter().map(|event| Completion { token: event.data, result: event.result }));
+        let completed =
+            |event: &IoEvent| Completion { token: event.data, result: event.result, is_refused: false };
+        out.extend(events.iter().map(completed));
         Ok(())
     }
 

@@ -52,6 +52,15 @@ pub struct Completion {
     pub token: u64,
     /// Bytes, or an error's number below zero.
     pub result: i64,
+    /// Whether the queue did not take the operation, so that nothing of it has happened.
+    pub is_refused: bool,
+}
+
+impl Completion {
+    /// Bytes, or an error's number.
+    pub(crate) fn outcome(&self) -> std::result::Result<usize, i32> {
+        usize::try_from(self.result).map_err(|_| i32::try_from(-self.result).unwrap_or(libc::EIO))
+    }
 }
 
 /// A queue of one thread.
@@ -69,7 +78,7 @@ pub trait KernelQueue: fmt::Debug {
     fn submit(&mut self) -> io::Result<()>;
 
     /// Begins what was pushed, and waits for a completion, at most this long; all that have come are appended. An error means that
-    /// the queue is broken.
+    /// the queue is broken; what had come by then is appended all the same.
     fn wait(&mut self, timeout: Option<Duration>, out: &mut Vec<Completion>) -> io::Result<()>;
 
     /// Asks for an operation to be given up. Its completion comes all the same.

@@ -90,17 +90,20 @@ impl KernelQueue for UringQueue {
     }
 
     fn wait(&mut self, timeout: Option<Duration>, out: &mut Vec<Completion>) -> io::Result<()> {
-        self.enter(1, timeout.unwrap_or(WAIT_MAX).min(WAIT_MAX))?;
+        let entered = self.enter(1, timeout.unwrap_or(WAIT_MAX).min(WAIT_MAX));
+        // Also those of a ring that broke: they are in our memory.
         let completions = self.ring.completion();
         out.extend(
             completions
                 .map(|completion| Completion {
                     token: completion.user_data(),
                     result: completion.result().into(),
+                    // It cannot tell. All operations that it is given are older than the features that `new` asks for.
+                    is_refused: false,
                 })
                 .filter(|completion| completion.token != NOBODY),
         );
-        Ok(())
+        entered
     }
 
     fn cancel(&mut self, token: u64) {

@@ -1,9 +1,10 @@
 //! A descriptor that wakes a thread out of its queue.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::time::Duration;
 
 use kvdepot_core::{Error, Result};
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 /// Readable from `wake` to `clear`.
 #[derive(Debug)]
@@ -23,6 +24,13 @@ impl Wake {
     pub(crate) fn wake(&self) {
         // It only fails when the counter is full, and then the descriptor is readable.
         let _ = rustix::io::write(&self.0, &1_u64.to_le_bytes());
+    }
+
+    /// Waits until it is readable, at most this long.
+    pub(crate) fn wait(&self, timeout: Duration) {
+        let time = Timespec::try_from(timeout).ok();
+        // Interrupted is early, which its caller takes.
+        let _ = poll(&mut [PollFd::new(&self.0, PollFlags::IN)], time.as_ref());
     }
 
     pub(crate) fn clear(&self) {

@@ -26,11 +26,16 @@ pub struct PsyncConfig {
     pub queue_depth: usize,
     /// Prefix of thread names.
     pub name: String,
+    /// Whether the memory that requests name outlives this process, in another one's hands: then no engine is used whose transfers may
+    /// go on when a killed process counts as gone (P4).
+    pub memory_outlives: bool,
 }
 
 impl Default for PsyncConfig {
     fn default() -> Self {
-        Self { read_threads: 8, write_threads: 4, queue_depth: 4096, name: "kvd-io".to_owned() }
+        let (read_threads, write_threads, queue_depth) = (8, 4, 4096);
+        let (name, memory_outlives) = ("kvd-io".to_owned(), false);
+        Self { read_threads, write_threads, queue_depth, name, memory_outlives }
     }
 }
 

@@ -11,7 +11,7 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use crate::device::{Device, DeviceFile};
 use crate::engine::{Ended, FileWritten, Op, Request};
 use crate::iobuf::IoBuf;
-use crate::kernel::Work;
+use crate::kernel::{Completion, Work};
 use crate::progress::{ReadNext, ReadProgress, WriteNext, WriteProgress};
 use crate::transfer::{self, Over, Writing};
 
@@ -148,16 +148,15 @@ impl Flight {
     }
 
     /// Goes on when the kernel has given the operation back.
-    pub(super) fn advance(self: Box<Self>, result: i64, now: Instant) -> Step {
-        let outcome = match usize::try_from(result) {
-            Ok(count) => Ok(count),
-            Err(_) => Err(i32::try_from(-result).unwrap_or(libc::EIO)),
-        };
+    pub(super) fn advance(self: Box<Self>, completion: Completion, now: Instant) -> Step {
+        let outcome = completion.outcome();
+        // A sync that ran has told of what was lost, and another one would not: its error is the file's, whichever it is.
+        let may_refuse = self.work != Work::SyncData || completion.is_refused;
         match (outcome, &self.job) {
             (Err(libc::ECANCELED), _) => self.fail(late()),
             (Err(libc::EINTR), _) if self.cancelled => self.fail(late()),
             (Err(libc::EINTR), _) => self.submit(),
-            (Err(errno), _) if is_refusal(errno) => self.go_on_plainly(),
+            (Err(errno), _) if may_refuse && is_refusal(errno) => self.go_on_plainly(),
             (Err(errno), Job::Read { .. }) => self.fail_with("cannot read a block file", errno),
             (Err(errno), _) if self.work == Work::SyncData => {
                 self.fail_with("cannot sync a block file", errno)

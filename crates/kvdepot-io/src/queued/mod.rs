@@ -64,18 +64,20 @@ impl QueuedEngine {
         // From here on a failure drops `engine`, which lets the threads that did start go.
         let engine = Self { shared: Arc::new(Shared::new(name, config, make)) };
         crate::watchdog::start(&engine.shared)?;
+        let missing = |e: Error| {
+            Error::new(ErrorKind::Unsupported, "this system has no such I/O engine")
+                .with("engine", name)
+                .with_source(e)
+        };
         let mut told = Vec::new();
         for (class, threads) in classes {
             for _ in 0..threads {
-                told.push(thread::start(&engine.shared, class)?);
+                // Where the limits of the process leave no room for its descriptors, plain calls do without.
+                told.push(thread::start(&engine.shared, class).map_err(missing)?);
             }
         }
         for told in told {
-            told.recv().unwrap_or_else(|_| Err(Request::closed())).map_err(|e| {
-                Error::new(ErrorKind::Unsupported, "this system has no such I/O engine")
-                    .with("engine", name)
-                    .with_source(e)
-            })?;
+            told.recv().unwrap_or_else(|_| Err(Request::closed())).map_err(missing)?;
         }
         Ok(engine)
     }

@@ -23,6 +23,12 @@ use crate::watchdog::{Found, Stuck, Watched};
 /// How long a step may take that begins after its request's deadline.
 const STEP_MAX: Duration = Duration::from_secs(1);
 
+/// How long the place of a thread whose queue broke stays empty: from the first to the last, when they break one after another.
+const REPLACE_AFTER: Duration = Duration::from_millis(50);
+const REPLACE_AFTER_MAX: Duration = Duration::from_secs(10);
+/// What is further apart does not count as one after another.
+const BREAKS_APART: Duration = Duration::from_secs(60);
+
 #[derive(Debug)]
 struct Thread {
     class: Class,
@@ -40,8 +46,11 @@ struct State {
     threads: HashMap<usize, Thread>,
     numbered: usize,
     written_off: usize,
-    /// Classes of threads that are to be replaced.
-    replace: Vec<Class>,
+    /// Classes of threads that are to be replaced, and from when on.
+    replace: Vec<(Class, Instant)>,
+    /// Queues that broke one soon after another, and when the last one did.
+    breaks: u32,
+    broke_at: Option<Instant>,
     /// When the watchdog looks next; `None` while it looks now or sleeps without end.
     watch_at: Option<Instant>,
 }
@@ -80,6 +89,8 @@ impl Shared {
             numbered: 0,
             written_off: 0,
             replace: Vec::new(),
+            breaks: 0,
+            broke_at: None,
             watch_at: None,
         };
         let (watch, idle) = (Condvar::new(), Condvar::new());
@@ -183,6 +194,21 @@ impl Shared {
         written_off
     }
 
+    /// A thread's queue is of no use any more: another one is started in its place, after a pause.
+    pub(super) fn retire(&self, number: usize) {
+        let mut state = self.state.lock();
+        let Some(thread) = state.threads.remove(&number) else { return };
+        if thread.written_off {
+            // It has been replaced.
+            state.written_off -= 1;
+            return;
+        }
+        let now = Instant::now();
+        let at = now + state.pause(now);
+        state.replace.push((thread.class, at));
+        self.watch_by(&mut state, at);
+    }
+
     /// A thread ends.
     pub(super) fn leave(&self, number: usize) {
         let mut state = self.state.lock();
@@ -240,7 +266,9 @@ impl Watched for Shared {
         for number in late {
             state.write_off(number);
         }
-        let replace = state.replace.drain(..).map(Some).collect();
+        let (due, later) = state.replace.drain(..).partition::<Vec<_>, _>(|(_, at)| *at <= now);
+        state.replace = later;
+        let replace = due.into_iter().map(|(class, _)| Some(class)).collect();
         let tick = Duration::from_millis(IO_WATCHDOG_TICK_MS);
         state.watch_at = state.next_deadline().map(|at| at.max(now + tick));
         Found { expired, replace, closed }
@@ -255,7 +283,16 @@ impl Watched for Shared {
     }
 
     fn replace(self: &Arc<Self>, stuck: Stuck) -> Result<()> {
-        thread::start(self, stuck.unwrap_or(Class::Read)).map(drop)
+        let class = stuck.unwrap_or(Class::Read);
+        let replaced = thread::replace(self, class);
+        if replaced.is_err() {
+            let mut state = self.state.lock();
+            let now = Instant::now();
+            let at = now + state.pause(now);
+            state.replace.push((class, at));
+            self.watch_by(&mut state, at);
+        }
+        replaced
     }
 }
 
@@ -276,13 +313,24 @@ impl State {
         thread.written_off = true;
         thread.asleep = None;
         self.written_off += 1;
-        self.replace.push(thread.class);
+        self.replace.push((thread.class, Instant::now()));
         true
     }
 
-    /// The next deadline to look at: of waiting requests, and of the steps of threads that may yet be written off.
+    /// How long nobody takes the place of a thread that ends now, or that could not be started.
+    fn pause(&mut self, now: Instant) -> Duration {
+        let apart = self.broke_at.is_none_or(|at| now.saturating_duration_since(at) > BREAKS_APART);
+        self.breaks = if apart { 0 } else { self.breaks.saturating_add(1) };
+        self.broke_at = Some(now);
+        (REPLACE_AFTER * 2_u32.pow(self.breaks.min(16))).min(REPLACE_AFTER_MAX)
+    }
+
+    /// When to look next: at deadlines of waiting requests and of the steps of threads that may yet be written off, and at threads to
+    /// replace.
     fn next_deadline(&self) -> Option<Instant> {
         let able = self.threads.values().filter(|thread| !thread.written_off);
-        self.desk.next_deadline().into_iter().chain(able.filter_map(|thread| thread.step_until)).min()
+        let steps = able.filter_map(|thread| thread.step_until);
+        let replacements = self.replace.iter().map(|(_, at)| *at);
+        self.desk.next_deadline().into_iter().chain(steps).chain(replacements).min()
     }
 }

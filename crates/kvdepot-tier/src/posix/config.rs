@@ -9,7 +9,7 @@ use kvdepot_io::{DirectUse, EngineKind};
 use serde_json::Value;
 
 use super::settings::SETTINGS;
-use crate::settings::{Fields, Switch};
+use crate::settings::{Fields, MEMORY_OUTLIVES, Switch};
 
 /// Share of the file systems that a tier takes when no cap is configured.
 pub(super) const CAPACITY_PERCENT_DEFAULT: u64 = 80;
@@ -50,6 +50,8 @@ pub struct PosixConfig {
     pub open_wait: Duration,
     /// How block files are moved.
     pub engine: EngineKind,
+    /// Whether the pool's memory outlives a killed process (`pool_keep_s`), which the depot says: then io_uring is not used.
+    pub memory_outlives: bool,
     /// Faults to inject, for tests: see `kvdepot_io::faults`.
     pub faults: Option<String>,
 }
@@ -71,6 +73,7 @@ impl Default for PosixConfig {
             shared: true,
             open_wait: Duration::from_millis(NAMESPACE_OPEN_MS),
             engine: EngineKind::default(),
+            memory_outlives: false,
             faults: None,
         }
     }
@@ -109,6 +112,7 @@ impl PosixConfig {
             config.engine = EngineKind::named(&engine)
                 .ok_or_else(|| Error::new(ErrorKind::Config, "no such I/O engine").with("engine", engine))?;
         }
+        fields.bool(MEMORY_OUTLIVES, &mut config.memory_outlives)?;
         config.faults = fields.text("faults")?;
         config.check()?;
         Ok(config)

@@ -215,6 +215,7 @@ fn engine(
         write_threads: config.write_threads,
         queue_depth: config.queue_depth,
         name: "kvd-posix".to_owned(),
+        memory_outlives: config.memory_outlives,
     };
     open_engine(config.engine, &sizes, devices, faults)
 }

@@ -3,7 +3,7 @@
 use kvdepot_core::limits::{IO_QUEUE_MAX, IO_THREADS_MAX, TIER_DIRECTORIES_MAX};
 
 use super::config::{CAPACITY_PERCENT_DEFAULT, FREE_FLOOR_PERCENT_DEFAULT};
-use crate::settings::{ByMachine, Key, Kind, Preset, Setting};
+use crate::settings::{ByMachine, Key, Kind, MEMORY_OUTLIVES, Preset, Setting};
 
 /// Largest cap: an exbibyte.
 const CAPACITY_BYTES_MAX: u64 = 1 << 60;
@@ -14,7 +14,7 @@ const PERCENT: Kind = Kind::Whole { min: 0, max: 100 };
 const THREADS: Kind = Kind::Whole { min: 1, max: IO_THREADS_MAX as u64 };
 
 /// All of them, in the order of the documentation.
-pub(super) const SETTINGS: [Setting; 14] = [
+pub(super) const SETTINGS: [Setting; 15] = [
     Setting {
         name: "directories",
         kind: Kind::Paths { max: TIER_DIRECTORIES_MAX },
@@ -77,8 +77,8 @@ pub(super) const SETTINGS: [Setting; 14] = [
         key: Some(Key {
             name: "io_engine",
             meaning: "How block files are read and written: by plain calls, or by queues of the kernel, for what goes past the page \
-                      cache (`io_direct`). An engine that the system lacks or forbids is replaced by the next one. `auto` \
-                      measures for a moment in each directory.",
+                      cache (`io_direct`). An engine that the system lacks or forbids is replaced by the next one; \
+                      `pool_keep_s` replaces io_uring. `auto` measures for a moment in each directory.",
             default: Preset::Word("psync"),
             seeds: &["posix_io_engine"],
             ..Key::BLANK
@@ -140,5 +140,6 @@ pub(super) const SETTINGS: [Setting; 14] = [
             ..Key::BLANK
         }),
     },
+    Setting { name: MEMORY_OUTLIVES, kind: Kind::Bool, key: None },
     Setting { name: "faults", kind: Kind::Text, key: None },
 ];
