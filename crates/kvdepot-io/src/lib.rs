@@ -15,6 +15,7 @@ pub mod faults;
 pub mod fork;
 pub mod inherited;
 pub mod iobuf;
+pub mod mapped;
 pub mod noop;
 pub mod psync;
 pub mod socket;
