@@ -130,7 +130,7 @@ FLAT = [
     ("io_engine: aio", "write psync or remove the key, got 'aio'"),
     ("io_engine: io_uring", "write psync or remove the key, got 'io_uring'"),
     ("io_engine: uring", "must be 'psync', 'aio' or 'io_uring', got 'uring'"),
-    ("pipeline: Cache|Dax", "this version does not have the tier Dax"),
+    ("pipeline: Cache|Object", "this version does not have the tier Object"),
     ("pipeline: Cache|Object", "this version does not have the tier Object"),
     # what is no configuration
     ("", ": is empty"),
@@ -186,7 +186,7 @@ SEEDS = [
     ),
     (MINIMAL + "      posix_io_engine: aio\n", f":6: {CONFIG}.posix_io_engine: this version does not have that"),
     (MINIMAL + "      storage_backends: /b\n", f":6: {CONFIG}.storage_backends: is written twice, first in line 5"),
-    (seed("Cache|Posix", "Cache|Posix|Dax"), f":4: {CONFIG}.store_pipeline: this version does not have the tier Dax"),
+    (seed("Cache|Posix", "Cache|Posix|Object"), f":4: {CONFIG}.store_pipeline: this version does not have the tier Object"),
     (MINIMAL + "    ucm_connector_module_path: my.store\n", "loads no other module: remove the key, got 'my.store'"),
     (MINIMAL + "    ucm_connector_nam: x\n", ":6: ucm_connectors[0].ucm_connector_nam: unknown key"),
     (MINIMAL + "  - ucm_connector_name: x\n", ":1: ucm_connectors: must be a list with exactly one connector, got 2"),
