@@ -29,9 +29,10 @@ pub(super) const SETTINGS: [Setting; 8] = [
         kind: Kind::Bytes { max: BYTES_MAX },
         key: Some(Key {
             name: "dax_max_size_gb",
-            meaning: "How much of its medium the `Dax` tier uses, from the start; fixed when the medium is formatted.",
+            meaning: "How much of its medium the `Dax` tier uses, from the start; fixed when the medium is formatted. 0 = all \
+                      of it.",
             unit: "GiB",
-            by_default: "all of it",
+            default: Preset::Whole(0),
             seeds: &["dax.max_dax_size"],
             ..Key::BLANK
         }),
@@ -63,12 +64,12 @@ pub(super) const SETTINGS: [Setting; 8] = [
     },
     Setting {
         name: "restore_max_regions",
-        kind: THREADS,
+        kind: Kind::Whole { min: 0, max: IO_THREADS_MAX as u64 },
         key: Some(Key {
             name: "dax_restore_max_regions",
-            meaning: "Most pieces of one restore that are copied side by side.",
+            meaning: "Most pieces of one restore that are copied side by side. 0 = `dax_restore_workers`.",
             unit: "regions",
-            by_default: "`dax_restore_workers`",
+            default: Preset::Whole(0),
             seeds: &["dax.restore_max_regions"],
             ..Key::BLANK
         }),
