@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use kvdepot_core::{Error, ErrorKind, Result};
+use parking_lot::Mutex;
 use rustix::fs::{fdatasync, fstat};
 use rustix::io::{preadv, pwrite, pwritev};
 
@@ -26,12 +27,36 @@ pub struct FileMedium {
     // Before the descriptor: see `Private`.
     _private: Private,
     file: OwnedFd,
+    /// `fdatasync`, but in tests.
+    pub(super) flush: fn(&OwnedFd) -> rustix::io::Result<()>,
+    /// The first flush that failed. Linux tells an error of writing back once per open file, to whichever thread flushes
+    /// next: the others would take what was lost for written. Held while a flush runs.
+    failed: Mutex<Option<Error>>,
 }
 
 impl FileMedium {
     pub(super) fn new(path: &Path, file: OwnedFd, bytes: u64) -> Self {
         let private = Private::of(file.as_fd());
-        Self { path: path.to_owned(), bytes, _private: private, file }
+        let flush = |file: &OwnedFd| fdatasync(file);
+        Self { path: path.to_owned(), bytes, _private: private, file, flush, failed: Mutex::new(None) }
+    }
+
+    fn flush(&self) -> Result<()> {
+        let mut failed = self.failed.lock();
+        if let Some(error) = &*failed {
+            return Err(error.clone());
+        }
+        loop {
+            match (self.flush)(&self.file) {
+                Ok(()) => return Ok(()),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => {
+                    let what =
+                        "cannot flush a medium: nothing more is written to it until the depot is restarted";
+                    return Err(failed.insert(self.failed(what, 0, error)).clone());
+                }
+            }
+        }
     }
 
     fn failed(&self, what: &str, at: u64, source: rustix::io::Errno) -> Error {
@@ -170,7 +195,7 @@ impl Medium for FileMedium {
     /// A write behind the end of a file that was truncated makes it longer again: so its length is looked at here, before
     /// anything that was written counts.
     fn persist(&self) -> Result<()> {
-        fdatasync(&self.file).map_err(|error| self.failed("cannot flush a medium", 0, error))?;
+        self.flush()?;
         let stat = fstat(&self.file).map_err(|error| self.failed("cannot look at a medium", 0, error))?;
         if stat.st_nlink == 0 {
             return Err(Error::new(ErrorKind::Io, "a medium's file was removed while it was in use")

@@ -21,6 +21,15 @@ struct Region {
     lost: AtomicBool,
 }
 
+impl Region {
+    /// Start and length, as they were together at one moment: another thread may give the place to another mapping meanwhile.
+    fn range(&self) -> Option<(usize, usize)> {
+        let start = self.start.load(Ordering::SeqCst);
+        let bytes = self.bytes.load(Ordering::SeqCst);
+        (start != 0 && self.start.load(Ordering::SeqCst) == start).then_some((start, bytes))
+    }
+}
+
 static REGIONS: [Region; REGIONS_MAX] = [const {
     Region { start: AtomicUsize::new(0), bytes: AtomicUsize::new(0), lost: AtomicBool::new(false) }
 }; REGIONS_MAX];
@@ -95,10 +104,10 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
     // SAFETY: the kernel passes a valid siginfo to an SA_SIGINFO handler, and SIGBUS carries an address.
     let (address, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
     for region in &REGIONS {
-        let start = region.start.load(Ordering::SeqCst);
-        let bytes = region.bytes.load(Ordering::SeqCst);
+        // The mapping that was touched is guarded for as long, so its place does not change.
+        let Some((start, bytes)) = region.range() else { continue };
         // Codes above 0 are the kernel's: a signal that somebody sent carries no address.
-        if code <= 0 || start == 0 || address < start || address - start >= bytes {
+        if code <= 0 || address < start || address - start >= bytes {
             continue;
         }
         // Before the pages are replaced: whoever reads one of the new zeros finds the mark.
@@ -137,5 +146,34 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
         // SAFETY: installed without SA_SIGINFO, so it is a function of one argument.
         let handler: extern "C" fn(i32) = unsafe { std::mem::transmute(before.sa_sigaction) };
         handler(signal);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+
+    use super::*;
+
+    /// Another mapping's length at this start would have the handler replace memory that is nobody's to replace.
+    #[test]
+    fn a_start_goes_with_its_own_length() {
+        const RANGES: [(usize, usize); 2] = [(0x1000, 0x1000), (0x10_0000_0000, 0x7000_0000)];
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for n in 0..2_000_000 {
+                    let (start, bytes) = RANGES[n % 2];
+                    drop(Guard::new(start, bytes).unwrap());
+                }
+                is_over.store(true, Ordering::SeqCst);
+            });
+            while !is_over.load(Ordering::SeqCst) {
+                for (start, bytes) in REGIONS.iter().filter_map(Region::range) {
+                    let mine = RANGES.iter().find(|range| range.0 == start);
+                    assert!(mine.is_none_or(|range| range.1 == bytes), "{start:#x} with {bytes:#x}");
+                }
+            }
+        });
     }
 }

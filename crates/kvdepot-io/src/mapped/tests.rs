@@ -107,3 +107,30 @@ fn many_are_opened_one_after_another() {
         assert_eq!(again.kind(), ErrorKind::Busy);
     }
 }
+
+/// Linux tells an error of writing back once: whoever asks next would be told that all is well.
+#[test]
+fn a_flush_that_failed_stays_failed() {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    static ASKED: AtomicUsize = AtomicUsize::new(0);
+    let file = file(1 << 20);
+    let fd = rustix::fs::open(file.path(), rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty()).unwrap();
+    let mut medium = FileMedium::new(file.path(), fd, 1 << 20);
+    medium.persist().unwrap();
+    medium.flush =
+        |_| if ASKED.fetch_add(1, Ordering::SeqCst) == 0 { Err(rustix::io::Errno::IO) } else { Ok(()) };
+    let begin = std::sync::Barrier::new(8);
+    let outcomes: Vec<_> = std::thread::scope(|scope| {
+        let flush = || {
+            begin.wait();
+            medium.persist()
+        };
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(flush)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(
+        outcomes.iter().all(|outcome| outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Io))
+    );
+    assert_eq!(medium.persist().unwrap_err().kind(), ErrorKind::Io, "until the depot is restarted");
+    assert_eq!(ASKED.load(Ordering::SeqCst), 1);
+}
