@@ -11,6 +11,7 @@ use kvdepot_core::{BlockLayout, Error, ErrorKind, Result};
 use kvdepot_io::SlotBuf;
 use kvdepot_io::mapped::{Access, HookMedium, Medium, MediumCall, MemoryMedium};
 use kvdepot_tier::conformance::{Bench, Waiting, spec};
+use kvdepot_tier::dax::layout::PAGE_BYTES;
 use kvdepot_tier::{DaxConfig, DaxTier, Fetched, ReadItem, Tier, Written};
 
 const BLOCK: u64 = 256 << 10;
@@ -40,7 +41,8 @@ impl Scripted {
     fn medium(&self) -> Arc<dyn Medium> {
         let (rule, reads) = (Arc::clone(&self.rule), Arc::clone(&self.reads));
         let hook = move |call| {
-            reads.fetch_add(usize::from(matches!(call, MediumCall::Read { .. })), Ordering::SeqCst);
+            let is_block = matches!(call, MediumCall::Read { at, .. } if at >= PAGE_BYTES);
+            reads.fetch_add(usize::from(is_block), Ordering::SeqCst);
             let rule = rule.lock().unwrap().clone();
             rule.map_or(Ok(()), |rule| rule(call))
         };

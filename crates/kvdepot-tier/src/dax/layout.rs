@@ -17,6 +17,10 @@ pub const VERSION: u32 = 1;
 pub const PAGE_BYTES: u64 = 4096;
 /// Bytes of the superblock that mean something.
 pub const SUPERBLOCK_BYTES: usize = 88;
+/// Where the word lies that names who has opened the medium.
+pub const OWNER_AT: u64 = 128;
+/// Its length.
+pub const OWNER_BYTES: usize = 16;
 /// Bytes of a slot header: a cache line.
 pub const HEADER_BYTES: usize = 64;
 /// Bytes of one copy of a namespace's epoch; there are two of each.
@@ -59,7 +63,9 @@ impl Geometry {
         let mut units = room / (unit_bytes + HEADER_BYTES as u64);
         while units >= UNITS_MIN {
             geometry.units = u32::try_from(units).unwrap_or(u32::MAX);
-            if geometry.data_at() + u64::from(geometry.units) * unit_bytes <= medium_bytes {
+            let payload_bytes = u64::from(geometry.units).checked_mul(unit_bytes);
+            let end = payload_bytes.and_then(|bytes| geometry.data_at().checked_add(bytes));
+            if end.is_some_and(|end| end <= medium_bytes) {
                 return Ok(geometry);
             }
             units -= 1;
@@ -123,7 +129,7 @@ impl Geometry {
             return Err(Error::new(
                 ErrorKind::Version,
                 "a medium has another version of the format: use the version of kvdepot that made it, or zero the medium's \
-                 first page to have it formatted anew",
+                 first and last MiB to have it formatted anew",
             )
             .with("version", version)
             .with("version_expected", VERSION));
@@ -131,7 +137,7 @@ impl Geometry {
         let damaged = || {
             Error::new(
                 ErrorKind::Corrupt,
-                "a medium's superblock is damaged: zero the medium's first MiB to have it formatted anew",
+                "a medium's superblock is damaged: zero the medium's first and last MiB to have it formatted anew",
             )
         };
         if crc64(&bytes[8..80]) != u64_at(bytes, 80) {
@@ -183,6 +189,13 @@ pub enum Entry<T> {
     Good(T),
 }
 
+impl<T: Copy> Entry<T> {
+    /// What is whole.
+    pub fn good(&self) -> Option<T> {
+        if let Self::Good(whole) = self { Some(*whole) } else { None }
+    }
+}
+
 impl<T> Entry<T> {
     fn of(bytes: &[u8], parse: impl FnOnce() -> Option<T>) -> Self {
         if bytes.iter().all(|byte| *byte == 0) {
@@ -201,6 +214,8 @@ pub struct Header {
     pub generation: u64,
     /// CRC-64/NVME of the block.
     pub checksum: u64,
+    /// The epoch of its namespace: a number that was used.
+    pub epoch: u32,
     /// Its length.
     pub bytes: u32,
 }
@@ -214,7 +229,7 @@ impl Header {
         put(32, &self.generation.to_le_bytes());
         put(40, &self.checksum.to_le_bytes());
         put(48, &self.bytes.to_le_bytes());
-        put(52, &HEADER_MARK.to_le_bytes());
+        put(52, &self.epoch.to_le_bytes());
         let checksum = Self::own_checksum(&out, unit, geometry);
         out[56..].copy_from_slice(&checksum.to_le_bytes());
         out
@@ -223,9 +238,7 @@ impl Header {
     /// Reads a cache line. Never panics; a slot that would not lie on the medium is bad.
     pub fn parse(bytes: &[u8; HEADER_BYTES], unit: u32, geometry: &Geometry) -> Entry<Self> {
         Entry::of(bytes, || {
-            if u32_at(bytes, 52) != HEADER_MARK
-                || u64_at(bytes, 56) != Self::own_checksum(bytes, unit, geometry)
-            {
+            if u64_at(bytes, 56) != Self::own_checksum(bytes, unit, geometry) {
                 return None;
             }
             let mut key = [0; 32];
@@ -235,6 +248,7 @@ impl Header {
                 generation: u64_at(bytes, 32),
                 checksum: u64_at(bytes, 40),
                 bytes: u32_at(bytes, 48),
+                epoch: u32_at(bytes, 52),
             };
             let length = u64::from(header.bytes);
             let fits = geometry.units_of(length) <= geometry.units.saturating_sub(unit);
@@ -244,13 +258,19 @@ impl Header {
 
     /// Over the line, its place and the medium: a line elsewhere is none.
     fn own_checksum(line: &[u8; HEADER_BYTES], unit: u32, geometry: &Geometry) -> u64 {
-        let mut all = [0; 56 + 4 + 16];
+        let mut all = [0; 56 + 4 + 16 + 4];
         all[..56].copy_from_slice(&line[..56]);
         all[56..60].copy_from_slice(&unit.to_le_bytes());
-        all[60..].copy_from_slice(&geometry.id);
+        all[60..76].copy_from_slice(&geometry.id);
+        all[76..].copy_from_slice(&HEADER_MARK.to_le_bytes());
         crc64(&all)
     }
 }
+
+/// In place of an id: the namespace is in an epoch in which no block was written.
+pub const NO_ID: NamespaceId = NamespaceId([0; 16]);
+/// In place of a root: what a namespace of which no copy is there begins with.
+pub const ANY_ROOT: NamespaceId = NamespaceId([0; 16]);
 
 /// One copy of a namespace's epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -259,7 +279,7 @@ pub struct EpochRecord {
     pub root: NamespaceId,
     /// Its current epoch.
     pub epoch: u32,
-    /// What keys of that epoch carry: no block of another one is taken in after a restart.
+    /// What keys of that epoch carry: no block of another one is taken in after a restart. [`NO_ID`]: nobody has opened it.
     pub id: NamespaceId,
 }
 

@@ -4,11 +4,13 @@
 //! is read into an index when it is opened. `layout`, `space`, `slots`, `epochs`, `recover` and `plan` decide and do no I/O;
 //! `format`, `writer`, `restore`, `removal` and `namespaces` run them.
 
+mod clock;
 mod config;
 mod epochs;
 mod format;
 pub mod layout;
 mod namespaces;
+mod owner;
 mod plan;
 mod recover;
 mod removal;
@@ -71,11 +73,8 @@ impl DaxTier {
     /// As `open`, on a medium of the caller's: `config.device_path` is not looked at.
     pub fn open_on(config: DaxConfig, medium: Arc<dyn Medium>) -> Result<Self> {
         config.check()?;
-        let mut id = [0; 16];
-        // A medium's id only tells it from others: a kernel that has no random numbers yet gives fewer.
-        rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())
-            .map_err(|error| Error::io("cannot draw a medium's id", error.into()))?;
-        let opened = format::open(&*medium, config.max_bytes, config.capacity_bytes, id)?;
+        let owner = owner::Owner::new(drawn()?);
+        let opened = format::open(&*medium, config.max_bytes, config.capacity_bytes, drawn()?, &owner)?;
         let engine = PsyncConfig {
             read_threads: config.restore_workers,
             write_threads: config.put_workers,
@@ -88,7 +87,7 @@ impl DaxTier {
             queue_max: NAMESPACES_MAX,
         });
         let format::Opened { geometry, epochs, recovered, units_max } = opened;
-        let shared = Shared::new(config, medium, geometry, units_max, recovered.slots, epochs);
+        let shared = Shared::new(config, medium, owner, geometry, units_max, recovered.slots, epochs);
         Ok(Self { shared: Arc::new(shared), engine: Arc::new(PsyncEngine::new(engine)?), calls })
     }
 
@@ -125,9 +124,11 @@ impl Tier for DaxTier {
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
         out.clear();
         for keys in keys.chunks(PIECE) {
+            let is_ours = !self.shared.owner.is_lost();
             let state = self.shared.lock();
             out.extend(keys.iter().map(|key| {
-                let is_there = state.spaces.contains_key(&key.namespace) && state.slots.contains(key);
+                let is_there =
+                    is_ours && state.spaces.contains_key(&key.namespace) && state.slots.contains(key);
                 if is_there { Presence::Present } else { Presence::Absent }
             }));
         }
@@ -178,13 +179,22 @@ impl Tier for DaxTier {
 
     fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey> {
         let state = self.shared.lock();
-        let is_open = state.spaces.contains_key(&namespace);
+        let is_open = state.spaces.contains_key(&namespace) && !self.shared.owner.is_lost();
         if is_open { state.slots.keys(namespace, usize::MAX) } else { Vec::new() }
     }
 
     fn drain(&self, deadline: Instant) -> bool {
         self.engine.drain(deadline)
     }
+}
+
+/// Sixteen bytes that tell a thing from others.
+fn drawn() -> Result<[u8; 16]> {
+    let mut bytes = [0; 16];
+    // A kernel that has no random numbers yet gives fewer.
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|error| Error::io("cannot draw a random number", error.into()))?;
+    Ok(bytes)
 }
 
 impl Drop for DaxTier {

@@ -9,7 +9,7 @@ use kvdepot_core::{NamespaceId, NamespaceSpec, Result, next_epoch};
 use kvdepot_io::IoEngine;
 
 use super::layout::EpochRecord;
-use super::state::{Shared, Wanted};
+use super::state::{Shared, Space, Wanted};
 use crate::{BlockingCalls, Done};
 
 /// A call that opens a namespace or moves it.
@@ -42,7 +42,7 @@ impl Opening<'_> {
         let work = move || {
             let (epoch, past) = shared.move_to(&spec, at_least, advance)?;
             if let (Some(engine), Some(past)) = (engine.upgrade(), past) {
-                shared.retire(&*engine, past);
+                shared.retire(&engine, past);
             }
             Ok(epoch)
         };
@@ -97,7 +97,7 @@ impl Shared {
             (wanted.map(|wanted| wanted.at_least), advance.or(wanted.map(|wanted| wanted.request)))
         };
         let stored = epochs.get(root);
-        let now = stored.map_or(0, |(epoch, _)| epoch);
+        let now = stored.map_or(epochs.least(), |(epoch, _)| epoch);
         let least = at_least.max(wanted.unwrap_or(0));
         // Who opens a namespace whose reset is not stored yet stores it.
         let is_new = advance.is_some() || wanted.is_some();
@@ -105,11 +105,17 @@ impl Shared {
         let is_stored = stored == Some((epoch, true));
         if !is_stored {
             let record = EpochRecord { root, epoch, id: spec.id(epoch) };
-            let change = epochs.change(record)?;
+            let mut next = Some(epochs.change(record)?);
             self.out_of_reach(root, &record);
-            self.medium.write(change.at, &change.bytes)?;
-            self.medium.persist()?;
-            epochs.stored(&change);
+            while let Some(change) = next {
+                self.check_owner()?;
+                self.medium.write(change.at, &change.bytes)?;
+                self.medium.persist()?;
+                self.check_owner()?;
+                // Noted for each copy: if the second fails, what is tried next must not write over the first.
+                epochs.stored(&change);
+                next = change.other(&epochs);
+            }
         }
         let mut state = self.lock();
         // A later request wants another epoch: what this one stored is its caller's, and is opened by nobody.
@@ -117,7 +123,7 @@ impl Shared {
             state.wanted.remove(&root);
             let id = spec.id(epoch);
             state.roots.insert(root, id);
-            state.spaces.insert(id, Arc::clone(spec));
+            state.spaces.insert(id, Space { spec: Arc::clone(spec), epoch });
         }
         let past = stored.filter(|(past, _)| *past != epoch).map(|(past, _)| spec.id(past));
         Ok((epoch, past))
@@ -186,5 +192,6 @@ impl Shared {
     pub(super) fn stop(&self) {
         self.lock().is_stopping = true;
         self.changed.notify_all();
+        self.clock.stop();
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvdepot_core::{BlockKey, Error, NamespaceId};
+use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId};
 use kvdepot_io::{Call, Class, IoEngine, Op, Request};
 use parking_lot::Mutex;
 
@@ -51,53 +51,64 @@ impl Shared {
     /// Takes blocks out of reach, and has their headers cleared.
     pub(super) fn remove(self: &Arc<Self>, engine: &dyn IoEngine, keys: &[BlockKey], done: Done<()>) {
         let removal = Removal::new(done);
-        let mut units = Vec::new();
+        if self.owner.is_lost() {
+            removal.fail(Error::new(
+                ErrorKind::Io,
+                "another depot has taken the medium: nothing of it is removed",
+            ));
+            return;
+        }
+        let (mut units, mut is_named) = (Vec::new(), false);
         for keys in keys.chunks(PIECE) {
             let mut state = self.lock();
             for key in keys {
                 units.extend(state.slots.take_out(key));
+                // Also of what went before and whose header is still there, or is being cleared.
+                is_named |= state.wait_cleared(key, &removal);
                 if let Some(write) = state.writing.get_mut(key) {
                     write.cancelled = true;
                     write.removals.push(Arc::clone(&removal));
                 }
             }
         }
-        if units.is_empty() {
+        if !is_named {
             return;
         }
         let shared = Arc::clone(self);
-        later(engine, move |begun| {
-            let outcome = match begun {
-                Ok(()) => shared.clear_slots(&units),
-                Err(error) => {
-                    let mut state = shared.lock();
-                    units.iter().for_each(|unit| state.slots.not_cleared(*unit));
-                    Err(error)
-                }
-            };
-            if let Err(error) = outcome {
-                removal.fail(error);
+        later(engine, move |begun| match begun {
+            Ok(()) => {
+                shared.clear_slots(&units);
+                shared.clear_left_over();
+            }
+            Err(error) => {
+                units.extend(shared.lock().slots.take_uncleared());
+                shared.put_off(&units, &error);
             }
         });
     }
 
-    /// Gives back the space of an epoch that is over, in pieces.
-    pub(super) fn retire(self: &Arc<Self>, engine: &dyn IoEngine, id: NamespaceId) {
-        let shared = Arc::clone(self);
-        later(engine, move |begun| {
+    /// Gives back the space of an epoch that is over, one piece after another, until the tier is closed.
+    pub(super) fn retire(self: &Arc<Self>, engine: &Arc<dyn IoEngine>, id: NamespaceId) {
+        let (shared, next) = (Arc::clone(self), Arc::downgrade(engine));
+        later(&**engine, move |begun| {
             // What stays is out of reach, makes room when it is the coldest, and is not taken in after a restart.
             if begun.is_err() {
                 return;
             }
-            loop {
-                let units: Vec<u32> = {
-                    let mut state = shared.lock();
-                    let keys = state.slots.keys(id, PIECE);
-                    keys.iter().filter_map(|key| state.slots.take_out(key)).collect()
-                };
-                if units.is_empty() || shared.clear_slots(&units).is_err() {
+            let units: Vec<u32> = {
+                let mut state = shared.lock();
+                if state.is_stopping {
                     return;
                 }
+                let keys = state.slots.keys(id, PIECE);
+                keys.iter().filter_map(|key| state.slots.take_out(key)).collect()
+            };
+            if units.is_empty() {
+                return;
+            }
+            shared.clear_slots(&units);
+            if let Some(engine) = next.upgrade() {
+                shared.retire(&engine, id);
             }
         });
     }

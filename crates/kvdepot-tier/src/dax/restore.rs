@@ -12,6 +12,7 @@ use kvdepot_io::{Call, Class, IoEngine, Op, Request, SlotBuf};
 use parking_lot::Mutex;
 
 use super::plan::{Limits, Region, Run, Span, Wave, plan};
+use super::removal::later;
 use super::slots::Found;
 use super::state::{Shared, small_slot};
 use crate::{Fetched, ReadItem};
@@ -58,13 +59,17 @@ impl Shared {
             let late = Request::expired();
             return reads.into_iter().for_each(|read| read.end(Err(late.clone())));
         }
-        let (mut items, mut spans) = (Vec::new(), Vec::new());
+        let (mut items, mut spans, mut wrong) = (Vec::new(), Vec::new(), Vec::new());
         let mut reads = reads.into_iter().peekable();
         while reads.peek().is_some() {
             let some: Vec<ReadItem> = reads.by_ref().take(PIECE).collect();
             let found: Vec<Result<Option<Found>>> = {
+                let is_ours = !self.owner.is_lost();
                 let mut state = self.lock();
-                some.iter().map(|read| state.find(&read.key, read.dst.len())).collect()
+                let mut find = |read: &ReadItem| {
+                    if is_ours { state.find(&read.key, read.dst.len(), &mut wrong) } else { Ok(None) }
+                };
+                some.iter().map(&mut find).collect()
             };
             for (read, found) in some.into_iter().zip(found) {
                 match found {
@@ -81,6 +86,9 @@ impl Shared {
                 }
             }
         }
+        if !wrong.is_empty() {
+            self.clear_wrong(&**engine, wrong);
+        }
         if items.is_empty() {
             return;
         }
@@ -92,15 +100,29 @@ impl Shared {
         let waves = Mutex::new(plan(spans, Limits { regions, wave_bytes }).into());
         let (shared, engine) = (Arc::clone(self), Arc::downgrade(engine));
         let running = AtomicUsize::new(0);
-        Arc::new(Restore { shared, engine, items, waves, running, deadline }).next_wave();
+        let restore = Arc::new(Restore { shared, engine, items, waves, running, deadline });
+        self.clock.watch(&restore);
+        restore.next_wave();
+    }
+
+    /// Has blocks not served again that cannot be right.
+    fn clear_wrong(self: &Arc<Self>, engine: &dyn IoEngine, units: Vec<u32>) {
+        let shared = Arc::clone(self);
+        later(engine, move |begun| {
+            match begun {
+                Ok(()) => drop(shared.clear_slots(&units)),
+                Err(error) => shared.put_off(&units, &error),
+            }
+            shared.deliver_events();
+        });
     }
 }
 
 impl super::state::State {
-    /// A block that may be read into so many bytes, reserved.
-    fn find(&mut self, key: &BlockKey, slot_bytes: usize) -> Result<Option<Found>> {
-        let Some(spec) = self.spaces.get(&key.namespace) else { return Ok(None) };
-        let block_bytes = spec.layout().block_bytes();
+    /// A block that may be read into so many bytes, reserved. One that cannot be right goes, and is added to `wrong`.
+    fn find(&mut self, key: &BlockKey, slot_bytes: usize, wrong: &mut Vec<u32>) -> Result<Option<Found>> {
+        let Some(space) = self.spaces.get(&key.namespace) else { return Ok(None) };
+        let block_bytes = space.spec.layout().block_bytes();
         if (slot_bytes as u64) < block_bytes {
             return Err(small_slot(slot_bytes, block_bytes));
         }
@@ -110,6 +132,8 @@ impl super::state::State {
         }
         // A namespace's id tells its layout, so no writer of ours can have made it.
         self.slots.unpin(found.unit);
+        self.note_lost(*key);
+        wrong.extend(self.slots.take_out(key));
         Err(Error::new(ErrorKind::Corrupt, "a block on a medium has another length than its namespace says")
             .with("key", key)
             .with("block_bytes", found.header.bytes)
@@ -138,12 +162,18 @@ impl Restore {
     /// Copies a region, on a worker, or ends it with the reason why it cannot be copied.
     fn run(self: Arc<Self>, region: &Region, begun: Result<()>) {
         match begun {
-            Ok(()) => region.iter().for_each(|run| self.copy(run)),
+            Ok(()) => {
+                for run in region {
+                    match self.over() {
+                        None => self.copy(run),
+                        Some(error) => self.fail(std::slice::from_ref(run), &error),
+                    }
+                }
+            }
             Err(error) => {
                 self.fail(region, &error);
                 // Later waves would meet the same, one after another.
-                let rest = std::mem::take(&mut *self.waves.lock());
-                rest.iter().flatten().for_each(|region| self.fail(region, &error));
+                self.give_up(&error);
             }
         }
         // Acquire and release: the last one sees all that the others did.
@@ -152,7 +182,30 @@ impl Restore {
         }
     }
 
-    fn fail(&self, region: &Region, error: &Error) {
+    /// Ends what is in no queue yet. What workers copy meanwhile ends by itself (P4).
+    pub(super) fn give_up(&self, error: &Error) {
+        let rest = std::mem::take(&mut *self.waves.lock());
+        rest.iter().flatten().for_each(|region| self.fail(region, error));
+    }
+
+    pub(super) fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    /// Whether so many waves are in no queue.
+    pub(super) fn has_waves(&self, count: usize) -> bool {
+        self.waves.lock().len() >= count
+    }
+
+    /// Why nothing more is to be copied.
+    fn over(&self) -> Option<Error> {
+        if self.shared.clock.is_stopping() {
+            return Some(Request::closed());
+        }
+        (self.deadline <= Instant::now()).then(Request::expired)
+    }
+
+    fn fail(&self, region: &[Run], error: &Error) {
         let spans = region.iter().flat_map(|run| &run.spans);
         spans.for_each(|span| self.ended(span, Err(error.clone())));
     }
@@ -164,7 +217,10 @@ impl Restore {
             let sum = match &sums {
                 Ok(sums) => Ok(sums[number]),
                 Err(error) if run.spans.len() == 1 => Err(error.clone()),
-                Err(_) => self.copy_spans(std::slice::from_ref(span)).map(|sums| sums[0]),
+                Err(_) => match self.over() {
+                    None => self.copy_spans(std::slice::from_ref(span)).map(|sums| sums[0]),
+                    Some(error) => Err(error),
+                },
             };
             self.ended(span, sum);
         }
@@ -183,6 +239,7 @@ impl Restore {
             let of = |(span, slot)| piece(span, slot);
             let pieces: Vec<Piece<'_>> = spans.iter().zip(&slots).map(of).collect();
             self.shared.medium.read_pieces(first.at, &pieces, &mut sums)?;
+            self.shared.check_owner()?;
         }
         Ok(sums)
     }
@@ -253,7 +310,7 @@ impl Shared {
             state.slots.take_out(&key)
         };
         if let Some(unit) = unit
-            && let Err(error) = self.clear_slots(&[unit])
+            && let Some(error) = self.clear_slots(&[unit]).into_iter().find_map(Result::err)
         {
             tracing::warn!(%error, %key, "a corrupt block's header is still on the medium");
         }

@@ -2,7 +2,7 @@
 //! returned, and its end reported.
 //!
 //! A slot's units are free only when nobody reads them and when no header on the medium names them any more (P1, P4):
-//! `headers` are those that have to be cleared first.
+//! `headers` are those that have to be cleared first. Until they are, `naming` tells where a block is that nobody finds any more.
 
 use std::collections::BTreeMap;
 
@@ -15,6 +15,8 @@ use super::space::Space;
 
 /// Blocks that are looked at for one that can make room.
 const CANDIDATES_MAX: usize = 128;
+/// Neighbours that are looked at for all of these, beside two for each unit that is needed: the lock is held meanwhile.
+const STEPS_MAX: usize = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
@@ -32,8 +34,8 @@ struct Slot {
     units: u32,
     phase: Phase,
     readers: u32,
-    /// Units whose headers on the medium may name these units.
-    headers: Vec<u32>,
+    /// Units whose headers on the medium may name these units, and the blocks that they are of.
+    headers: Vec<Victim>,
     header: Header,
 }
 
@@ -68,6 +70,10 @@ pub(super) struct Slots {
     generation: u64,
     /// Slots that leave and whose headers could not be cleared.
     uncleared: Vec<u32>,
+    /// Slots by the blocks that are found no more and that their headers may name.
+    named: HashMap<BlockKey, Vec<u32>>,
+    /// Neighbours that the last reservation looked at.
+    steps: usize,
 }
 
 impl Slots {
@@ -82,6 +88,8 @@ impl Slots {
             order: LruCache::new_unbounded(),
             generation: 0,
             uncleared: Vec::new(),
+            named: HashMap::new(),
+            steps: 0,
         }
     }
 
@@ -91,11 +99,17 @@ impl Slots {
             return false;
         }
         self.generation = self.generation.max(header.generation);
-        let headers = vec![unit];
+        let headers = vec![(unit, header.key)];
         let slot = Slot { key: header.key, units, phase: Phase::Writing, readers: 0, headers, header };
         self.by_unit.insert(unit, slot);
         self.publish(unit);
         true
+    }
+
+    /// Neighbours that the last reservation looked at.
+    #[cfg(test)]
+    pub(super) const fn steps(&self) -> usize {
+        self.steps
     }
 
     /// Blocks that are found.
@@ -144,7 +158,8 @@ impl Slots {
 
     /// A place of `units` for a block, whose headers are to be cleared before it is used. `None` if nothing that is not
     /// read can make room.
-    pub(super) fn reserve(&mut self, key: BlockKey, units: u32, bytes: u32) -> Option<Reserved> {
+    pub(super) fn reserve(&mut self, key: BlockKey, epoch: u32, units: u32, bytes: u32) -> Option<Reserved> {
+        self.steps = 0;
         if units == 0 || units > self.units {
             return None;
         }
@@ -153,10 +168,11 @@ impl Slots {
             None => self.evict(units)?,
         };
         self.generation += 1;
-        let header = Header { key, generation: self.generation, checksum: 0, bytes };
-        let headers = victims.iter().map(|(unit, _)| *unit).collect();
+        let header = Header { key, generation: self.generation, checksum: 0, bytes, epoch };
+        let headers = victims.clone();
         let slot = Slot { key, units: whole, phase: Phase::Writing, readers: 0, headers, header };
         self.by_unit.insert(unit, slot);
+        self.name(unit);
         Some(Reserved { unit, victims })
     }
 
@@ -164,7 +180,12 @@ impl Slots {
     /// leave is taken: `settle` gives back what is too much.
     fn evict(&mut self, units: u32) -> Option<(u32, u32, Vec<Victim>)> {
         let coldest = self.order.iter().take(CANDIDATES_MAX).map(|(unit, ())| *unit);
-        let (from, to, gone) = coldest.filter_map(|unit| self.window(unit, units)).next()?;
+        // The first candidate alone may need as many neighbours as units.
+        let all = STEPS_MAX + 2 * units as usize;
+        let mut left = all;
+        let window = coldest.filter_map(|unit| self.window(unit, units, &mut left)).next();
+        self.steps = all - left;
+        let (from, to, gone) = window?;
         let mut victims = Vec::with_capacity(gone.len());
         for unit in gone {
             self.hide(unit);
@@ -178,14 +199,15 @@ impl Slots {
         Some((from, to - from, victims))
     }
 
-    /// Units around a block that are free or can be freed.
-    fn window(&self, unit: u32, units: u32) -> Option<(u32, u32, Vec<u32>)> {
+    /// Units around a block that are free or can be freed. Takes its steps from `left`.
+    fn window(&self, unit: u32, units: u32, left: &mut usize) -> Option<(u32, u32, Vec<u32>)> {
         let may_go = |unit: u32| {
             let slot = self.by_unit.get(&unit)?;
             (slot.phase == Phase::Live && slot.readers == 0).then_some(slot.units)
         };
         let (mut from, mut to, mut gone) = (unit, unit + may_go(unit)?, vec![unit]);
         while to - from < units {
+            *left = left.checked_sub(1)?;
             if let Some((start, _)) = self.space.ending_at(from) {
                 from = start;
             } else if let Some(length) = self.space.starting_at(to) {
@@ -205,8 +227,8 @@ impl Slots {
 
     /// The headers of a place's victims are cleared: what it has too much is free.
     pub(super) fn settle(&mut self, unit: u32, units: u32) {
+        self.unname(unit);
         if let Some(slot) = self.by_unit.get_mut(&unit) {
-            slot.headers.clear();
             let too_much = slot.units.saturating_sub(units);
             slot.units -= too_much;
             self.space.give_if_any(unit + units, too_much);
@@ -216,7 +238,7 @@ impl Slots {
     /// A block's header is about to be written: its header, with the checksum.
     pub(super) fn begin_publish(&mut self, unit: u32, checksum: u64) -> Option<Header> {
         let slot = self.by_unit.get_mut(&unit)?;
-        slot.headers = vec![unit];
+        slot.headers = vec![(unit, slot.key)];
         slot.header.checksum = checksum;
         Some(slot.header)
     }
@@ -244,21 +266,50 @@ impl Slots {
         self.hide(unit);
         if let Some(slot) = self.by_unit.get_mut(&unit) {
             slot.phase = Phase::Leaving;
+            self.name(unit);
             self.free_if_over(unit);
+        }
+    }
+
+    /// Slots whose headers may name a block that is not found.
+    pub(super) fn naming(&self, key: &BlockKey) -> Vec<u32> {
+        self.named.get(key).cloned().unwrap_or_default()
+    }
+
+    /// Notes which blocks a slot's headers name that are not found.
+    fn name(&mut self, unit: u32) {
+        let headers = self.by_unit.get(&unit).map_or(&[][..], |slot| &slot.headers);
+        for (_, key) in headers {
+            let slots = self.named.entry(*key).or_default();
+            if !slots.contains(&unit) {
+                slots.push(unit);
+            }
+        }
+    }
+
+    /// A slot's headers are cleared.
+    fn unname(&mut self, unit: u32) {
+        let Some(slot) = self.by_unit.get_mut(&unit) else { return };
+        for (_, key) in std::mem::take(&mut slot.headers) {
+            if let Some(slots) = self.named.get_mut(&key) {
+                slots.retain(|other| *other != unit);
+                if slots.is_empty() {
+                    self.named.remove(&key);
+                }
+            }
         }
     }
 
     /// Headers that are to be cleared before this slot is free.
     pub(super) fn headers(&self, unit: u32) -> Vec<u32> {
-        self.by_unit.get(&unit).map_or_else(Vec::new, |slot| slot.headers.clone())
+        let headers = self.by_unit.get(&unit).map_or(&[][..], |slot| &slot.headers);
+        headers.iter().map(|(unit, _)| *unit).collect()
     }
 
     /// The headers of a slot that leaves are cleared.
     pub(super) fn cleared(&mut self, unit: u32) {
-        if let Some(slot) = self.by_unit.get_mut(&unit) {
-            slot.headers.clear();
-            self.free_if_over(unit);
-        }
+        self.unname(unit);
+        self.free_if_over(unit);
     }
 
     /// The headers of a slot that leaves could not be cleared: it is kept until they can.

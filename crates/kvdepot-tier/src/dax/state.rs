@@ -8,9 +8,11 @@ use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Resul
 use kvdepot_io::mapped::Medium;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use super::clock::Clock;
 use super::config::DaxConfig;
 use super::epochs::Epochs;
 use super::layout::{Geometry, HEADER_BYTES};
+use super::owner::Owner;
 use super::removal::Removal;
 use super::slots::Slots;
 use crate::{Done, TierEvents, Written};
@@ -35,6 +37,12 @@ pub(super) struct Wanted {
     pub(super) request: u64,
 }
 
+/// A namespace that is open.
+pub(super) struct Space {
+    pub(super) spec: Arc<NamespaceSpec>,
+    pub(super) epoch: u32,
+}
+
 #[derive(Default)]
 struct Events {
     listener: Option<Weak<dyn TierEvents>>,
@@ -46,10 +54,12 @@ struct Events {
 pub(super) struct State {
     pub(super) slots: Slots,
     /// Namespaces that are open, by the id of their current epoch.
-    pub(super) spaces: HashMap<NamespaceId, Arc<NamespaceSpec>>,
+    pub(super) spaces: HashMap<NamespaceId, Space>,
     /// The ids of those, by root.
     pub(super) roots: HashMap<NamespaceId, NamespaceId>,
     pub(super) writing: HashMap<BlockKey, InFlight>,
+    /// Removals that end when a slot's headers are cleared, or when that has failed.
+    waiting: HashMap<u32, Vec<Arc<Removal>>>,
     pub(super) wanted: HashMap<NamespaceId, Wanted>,
     pub(super) requests: u64,
     pub(super) is_retrying: bool,
@@ -61,6 +71,7 @@ pub(super) struct State {
 pub(super) struct Shared {
     pub(super) config: DaxConfig,
     pub(super) medium: Arc<dyn Medium>,
+    pub(super) owner: Owner,
     pub(super) geometry: Geometry,
     /// Units that may be used.
     pub(super) units_max: u32,
@@ -69,6 +80,8 @@ pub(super) struct Shared {
     pub(super) epochs: Mutex<Epochs>,
     /// Signalled at the end.
     pub(super) changed: Condvar,
+    /// Ends what of a restore is in no queue.
+    pub(super) clock: Arc<Clock>,
 }
 
 impl std::fmt::Debug for Shared {
@@ -81,6 +94,7 @@ impl Shared {
     pub(super) fn new(
         config: DaxConfig,
         medium: Arc<dyn Medium>,
+        owner: Owner,
         geometry: Geometry,
         units_max: u32,
         slots: Slots,
@@ -91,6 +105,7 @@ impl Shared {
             spaces: HashMap::new(),
             roots: HashMap::new(),
             writing: HashMap::new(),
+            waiting: HashMap::new(),
             wanted: HashMap::new(),
             requests: 0,
             is_retrying: false,
@@ -100,11 +115,13 @@ impl Shared {
         Self {
             config,
             medium,
+            owner,
             geometry,
             units_max,
             state: Mutex::new(state),
             epochs: Mutex::new(epochs),
             changed: Condvar::new(),
+            clock: Arc::default(),
         }
     }
 
@@ -112,40 +129,81 @@ impl Shared {
         self.state.lock()
     }
 
-    /// Has what was written survive a power loss, unless the configuration says that nobody waits for that.
+    /// Has what was written survive a power loss, unless the configuration says that nobody waits for that. Nothing counts
+    /// that was written to a medium which another depot has taken.
     pub(super) fn persist(&self) -> Result<()> {
-        if self.config.async_put && !self.medium.is_memory() { Ok(()) } else { self.medium.persist() }
+        if !self.config.async_put || self.medium.is_memory() {
+            self.medium.persist()?;
+        }
+        self.check_owner()
     }
 
-    /// Clears headers, so that a later tier does not find what they name.
-    pub(super) fn clear(&self, headers: &[u32]) -> Result<()> {
-        for unit in headers {
-            self.medium.write(self.geometry.header_at(*unit), &[0; HEADER_BYTES])?;
+    /// An error if another depot has opened the medium since.
+    pub(super) fn check_owner(&self) -> Result<()> {
+        self.owner.check(&*self.medium, &self.geometry)
+    }
+
+    /// Clears the headers that may name these slots, so that a later tier does not find what they name. Each slot by itself:
+    /// one bad page of the medium holds up no other.
+    pub(super) fn clear(&self, units: &[u32]) -> Vec<Result<()>> {
+        let headers: Vec<Vec<u32>> = {
+            let state = self.lock();
+            units.iter().map(|unit| state.slots.headers(*unit)).collect()
+        };
+        if headers.iter().all(Vec::is_empty) {
+            return vec![Ok(()); units.len()];
         }
-        if headers.is_empty() { Ok(()) } else { self.persist() }
+        let mut whole = self.check_owner();
+        let mut outcomes = Vec::with_capacity(units.len());
+        for headers in &headers {
+            let mut outcome = whole.clone();
+            if whole.is_ok() {
+                for unit in headers {
+                    let written = self.medium.write(self.geometry.header_at(*unit), &[0; HEADER_BYTES]);
+                    outcome = outcome.and(written);
+                }
+            }
+            outcomes.push(outcome);
+        }
+        if outcomes.iter().any(Result::is_ok) {
+            whole = self.persist();
+        }
+        outcomes.into_iter().map(|outcome| outcome.and_then(|()| whole.clone())).collect()
     }
 
     /// Clears the headers of slots that leave, and gives their space back.
-    pub(super) fn clear_slots(&self, units: &[u32]) -> Result<()> {
-        if units.is_empty() {
-            return Ok(());
+    pub(super) fn clear_slots(&self, units: &[u32]) -> Vec<Result<()>> {
+        let outcomes = self.clear(units);
+        let mut ended = Vec::new();
+        {
+            let mut state = self.lock();
+            for (unit, outcome) in units.iter().zip(&outcomes) {
+                if outcome.is_ok() {
+                    state.slots.cleared(*unit)
+                } else {
+                    state.slots.not_cleared(*unit)
+                }
+                ended.extend(state.end_waiting(*unit, outcome));
+            }
         }
-        let headers: Vec<u32> = {
-            let state = self.lock();
-            units.iter().flat_map(|unit| state.slots.headers(*unit)).collect()
-        };
-        let outcome = self.clear(&headers);
+        outcomes
+    }
+
+    /// Slots whose headers nobody came to clear: they are cleared later.
+    pub(super) fn put_off(&self, units: &[u32], error: &Error) {
+        let mut ended = Vec::new();
         let mut state = self.lock();
         for unit in units {
-            if outcome.is_ok() { state.slots.cleared(*unit) } else { state.slots.not_cleared(*unit) }
+            state.slots.not_cleared(*unit);
+            ended.extend(state.end_waiting(*unit, &Err(error.clone())));
         }
-        outcome
+        drop(state);
     }
 
     /// Tries once more to clear what could not be cleared.
     pub(super) fn clear_left_over(&self) {
         let units = self.lock().slots.take_uncleared();
-        if let Err(error) = self.clear_slots(&units) {
+        if let Some(error) = self.clear_slots(&units).into_iter().find_map(Result::err) {
             tracing::debug!(%error, "headers of blocks that went are still on the medium");
         }
     }
@@ -175,6 +233,25 @@ impl Shared {
 }
 
 impl State {
+    /// Has a removal end when nothing on the medium names a block any more, whoever clears it; whether something does.
+    pub(super) fn wait_cleared(&mut self, key: &BlockKey, removal: &Arc<Removal>) -> bool {
+        let units = self.slots.naming(key);
+        for unit in &units {
+            self.waiting.entry(*unit).or_default().push(Arc::clone(removal));
+        }
+        !units.is_empty()
+    }
+
+    /// The removals that end with a slot. To be dropped when the lock is not held.
+    #[must_use]
+    pub(super) fn end_waiting(&mut self, unit: u32, outcome: &Result<()>) -> Vec<Arc<Removal>> {
+        let ended = self.waiting.remove(&unit).unwrap_or_default();
+        if let Err(error) = outcome {
+            ended.iter().for_each(|removal| removal.fail(error.clone()));
+        }
+        ended
+    }
+
     pub(super) fn note_evicted(&mut self, key: BlockKey) {
         // What nobody may read is no news.
         let is_open = self.spaces.contains_key(&key.namespace);

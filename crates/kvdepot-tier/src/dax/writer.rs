@@ -77,8 +77,8 @@ impl Shared {
             None
         };
         let mut state = self.lock();
-        let Some(block_bytes) = state.spaces.get(&key.namespace).map(|spec| spec.layout().block_bytes())
-        else {
+        let open = state.spaces.get(&key.namespace).filter(|_| !self.owner.is_lost());
+        let Some(block_bytes) = open.map(|space| space.spec.layout().block_bytes()) else {
             drop(state);
             return answer(src, done, Err(no_namespace(&key)));
         };
@@ -123,8 +123,8 @@ impl Shared {
         let (gone, found) = self.publish(placed);
         let gone_units: Vec<u32> = gone.iter().map(|placed| placed.unit).collect();
         let cleared = self.clear_slots(&gone_units);
-        for placed in gone {
-            ends.push((placed.put, cleared.clone().map(|()| Written::New)));
+        for (placed, cleared) in gone.into_iter().zip(cleared) {
+            ends.push((placed.put, cleared.map(|()| Written::New)));
         }
         self.tell(found);
         self.end_writes(ends);
@@ -133,46 +133,55 @@ impl Shared {
 
     /// Finds room, and clears the headers of what went for it.
     fn place(&self, job: Vec<Put>) -> (Vec<Placed>, Ends) {
-        let (mut placed, mut ends, mut headers) = (Vec::new(), Vec::new(), Vec::new());
-        {
-            let mut state = self.lock();
-            for put in job {
-                if !state.spaces.contains_key(&put.key.namespace) {
-                    let error = no_namespace(&put.key);
-                    ends.push((put, Err(error)));
-                    continue;
+        let (mut placed, mut ends) = (Vec::new(), Vec::new());
+        for put in job {
+            match self.place_one(&put) {
+                Ok(unit) => placed.push(Placed { put, unit, checksum: 0 }),
+                Err(error) => ends.push((put, Err(error))),
+            }
+        }
+        let units: Vec<u32> = placed.iter().map(|placed| placed.unit).collect();
+        let cleared = self.clear(&units);
+        let (mut kept, mut removals) = (Vec::new(), Vec::new());
+        let mut state = self.lock();
+        for (placed, outcome) in placed.into_iter().zip(cleared) {
+            removals.extend(state.end_waiting(placed.unit, &outcome));
+            match outcome {
+                Ok(()) => {
+                    state.slots.settle(placed.unit, self.geometry.units_of(u64::from(placed.put.bytes)));
+                    kept.push(placed);
                 }
-                let units = self.geometry.units_of(u64::from(put.bytes));
-                match state.slots.reserve(put.key, units, put.bytes) {
-                    Some(reserved) => {
-                        for (unit, key) in reserved.victims {
-                            headers.push(unit);
-                            state.note_evicted(key);
-                        }
-                        placed.push(Placed { put, unit: reserved.unit, checksum: 0 });
-                    }
-                    None => {
-                        let error = Error::new(
-                            ErrorKind::NoSpace,
-                            "a medium has no room for a block: it is larger than the cap, or all blocks are in use",
-                        )
-                        .with("block_bytes", put.bytes)
-                        .with("cap_bytes", u64::from(self.units_max) * self.geometry.unit_bytes);
-                        ends.push((put, Err(error)));
-                    }
+                Err(error) => {
+                    state.slots.leave(placed.unit);
+                    state.slots.not_cleared(placed.unit);
+                    ends.push((placed.put, Err(error)));
                 }
             }
         }
-        if let Err(error) = self.clear(&headers) {
-            self.abandon(&placed);
-            ends.extend(placed.into_iter().map(|placed| (placed.put, Err(error.clone()))));
-            return (Vec::new(), ends);
-        }
+        drop(state);
+        drop(removals);
+        (kept, ends)
+    }
+
+    /// A place for one block. Under one hold of the lock, which looks at a bounded number of neighbours.
+    fn place_one(&self, put: &Put) -> Result<u32> {
         let mut state = self.lock();
-        for placed in &placed {
-            state.slots.settle(placed.unit, self.geometry.units_of(u64::from(placed.put.bytes)));
-        }
-        (placed, ends)
+        let epoch = state
+            .spaces
+            .get(&put.key.namespace)
+            .map(|space| space.epoch)
+            .ok_or_else(|| no_namespace(&put.key))?;
+        let units = self.geometry.units_of(u64::from(put.bytes));
+        let reserved = state.slots.reserve(put.key, epoch, units, put.bytes).ok_or_else(|| {
+            Error::new(
+                ErrorKind::NoSpace,
+                "a medium has no room for a block: it is larger than the cap, or all blocks are in use",
+            )
+            .with("block_bytes", put.bytes)
+            .with("cap_bytes", u64::from(self.units_max) * self.geometry.unit_bytes)
+        })?;
+        reserved.victims.into_iter().for_each(|(_, key)| state.note_evicted(key));
+        Ok(reserved.unit)
     }
 
     /// Gives places back that no header names, and has the others cleared later.
