@@ -127,7 +127,7 @@ FLAT = [
     ("trace_directory: traces", "trace_directory: must be an absolute path"),
     ("trace_files: 0", "greater than or equal to 1"),
     ("io_engine: uring", "must be 'psync', 'aio', 'io_uring' or 'auto', got 'uring'"),
-    ("pipeline: Cache|Dax", "this version does not have the tier Dax"),
+    ("pipeline: Cache|Object", "this version does not have the tier Object"),
     ("pipeline: Cache|Object", "this version does not have the tier Object"),
     # what is no configuration
     ("", ": is empty"),
@@ -183,7 +183,7 @@ SEEDS = [
     ),
     (MINIMAL + "      posix_io_engine: libaio\n", f":6: {CONFIG}.posix_io_engine: must be 'psync', 'aio'"),
     (MINIMAL + "      storage_backends: /b\n", f":6: {CONFIG}.storage_backends: is written twice, first in line 5"),
-    (seed("Cache|Posix", "Cache|Posix|Dax"), f":4: {CONFIG}.store_pipeline: this version does not have the tier Dax"),
+    (seed("Cache|Posix", "Cache|Posix|Object"), f":4: {CONFIG}.store_pipeline: this version does not have the tier Object"),
     (MINIMAL + "    ucm_connector_module_path: my.store\n", "loads no other module: remove the key, got 'my.store'"),
     (MINIMAL + "    ucm_connector_nam: x\n", ":6: ucm_connectors[0].ucm_connector_nam: unknown key"),
     (MINIMAL + "  - ucm_connector_name: x\n", ":1: ucm_connectors: must be a list with exactly one connector, got 2"),

@@ -22,6 +22,11 @@ pub fn crc64_slot(slot: &SlotBuf, start: usize, end: usize) -> Option<u64> {
     (seen == end.saturating_sub(start)).then(|| digest.finalize())
 }
 
+/// CRC-64/NVME of two pieces of memory, one behind the other, from that of each and the second one's length.
+pub fn combined(first: u64, second: u64, second_bytes: u64) -> u64 {
+    crc_fast::checksum_combine(CrcAlgorithm::Crc64Nvme, first, second, second_bytes)
+}
+
 /// Whether bytes `start..end` of a slot are all zero; `false` if the slot is shorter than `end`.
 pub fn is_zero(slot: &SlotBuf, start: usize, end: usize) -> bool {
     let mut seen = 0;
@@ -47,6 +52,8 @@ mod tests {
         slot.write_at(7, b"123456789");
         assert_eq!(crc64_slot(&slot, 7, 16), Some(0xae8b_1486_0a79_9888));
         assert_eq!(crc64_slot(&slot, 0, 4097), None);
+        assert_eq!(combined(crc64(b"1234"), crc64(b"56789"), 5), crc64(b"123456789"));
+        assert_eq!(combined(0, crc64(b"123"), 3), crc64(b"123"), "0 is the checksum of nothing");
         assert!(is_zero(&slot, 0, 7) && !is_zero(&slot, 0, 8) && !is_zero(&slot, 4000, 4097));
     }
 }

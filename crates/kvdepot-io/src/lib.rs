@@ -18,6 +18,7 @@ pub mod fork;
 pub mod inherited;
 pub mod iobuf;
 pub mod kernel;
+pub mod mapped;
 pub mod noop;
 mod progress;
 pub mod psync;

@@ -6,6 +6,7 @@
 
 mod blocking;
 pub mod conformance;
+pub mod dax;
 pub mod empty;
 pub mod fake;
 pub mod format;
@@ -24,6 +25,7 @@ use kvdepot_core::{BlockKey, NamespaceId, NamespaceSpec, Result};
 use kvdepot_io::SlotBuf;
 
 pub use blocking::{BlockingCalls, BlockingConfig};
+pub use dax::{DaxConfig, DaxTier};
 pub use empty::EmptyTier;
 pub use fake::FakeTier;
 pub use guard::{GuardConfig, Guarded};

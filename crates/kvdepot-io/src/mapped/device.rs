@@ -1,0 +1,167 @@
+//! A mapped medium: a DAX device. Every write is flushed out of the caches as it is done.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use kvdepot_core::{Error, ErrorKind, Result};
+
+use super::copy::{Sum, steps, within};
+use super::flush::{fence, flush};
+use super::sigbus::Guard;
+use super::{Medium, Piece};
+use crate::fork::Private;
+
+/// A medium in this process's address space.
+#[derive(Debug)]
+pub struct MappedMedium {
+    path: PathBuf,
+    bytes: u64,
+    start: usize,
+    mapped: usize,
+    // Dropped by hand before the memory is unmapped.
+    guard: Option<Guard>,
+    // Before the descriptor: see `Private`.
+    _private: Private,
+    _file: OwnedFd,
+}
+
+impl MappedMedium {
+    /// Maps the first `bytes`, a multiple of what the device asks for.
+    pub(super) fn new(path: &Path, file: OwnedFd, bytes: u64) -> Result<Self> {
+        let too_large = |_| {
+            Error::new(ErrorKind::Unsupported, "a medium is larger than the address space")
+                .with("bytes", bytes)
+        };
+        let mapped = usize::try_from(bytes).map_err(too_large)?;
+        let protection = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address that the kernel chooses.
+        let start = unsafe {
+            let flags = rustix::mm::MapFlags::SHARED;
+            rustix::mm::mmap(std::ptr::null_mut(), mapped, protection, flags, &file, 0)
+        };
+        let start = start.map_err(|error| {
+            Error::io("cannot map a medium", error.into()).with("path", path.display()).with("bytes", bytes)
+        })?;
+        let private = Private::of(file.as_fd());
+        let mut medium = Self {
+            path: path.to_owned(),
+            bytes,
+            start: start as usize,
+            mapped,
+            guard: None,
+            _private: private,
+            _file: file,
+        };
+        // SAFETY: our own mapping. A child of `fork` must not hold the device.
+        let hidden = unsafe { rustix::mm::madvise(start, mapped, rustix::mm::Advice::LinuxDontFork) };
+        if let Err(error) = hidden {
+            tracing::warn!(path = %path.display(), %error, "children of this process inherit a medium");
+        }
+        medium.guard = Some(Guard::new(medium.start, mapped)?);
+        Ok(medium)
+    }
+
+    fn address(&self, at: u64, bytes: usize) -> Result<*mut u8> {
+        within(self.bytes, at, bytes)?;
+        self.whole()?;
+        // `within` has compared it with the mapping's length, which is an address's.
+        Ok((self.start + at as usize) as *mut u8)
+    }
+
+    /// An error if pages of the mapping were taken away: what was read is not what the medium held.
+    fn whole(&self) -> Result<()> {
+        if self.guard.as_ref().is_some_and(|guard| !guard.is_lost()) {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Io,
+            "a mapped medium has lost pages: the device was taken away, its memory is bad, or its file was truncated; \
+             repair it and restart the depot",
+        )
+        .with("path", self.path.display()))
+    }
+}
+
+impl Drop for MappedMedium {
+    fn drop(&mut self) {
+        self.guard = None;
+        // SAFETY: mapped by `new`, and whoever used it borrowed this value.
+        let gone = unsafe { rustix::mm::munmap(self.start as *mut _, self.mapped) };
+        if let Err(error) = gone {
+            tracing::warn!(path = %self.path.display(), %error, "cannot unmap a medium");
+        }
+    }
+}
+
+impl Medium for MappedMedium {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn is_memory(&self) -> bool {
+        true
+    }
+
+    fn read(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        let from = self.address(at, out.len())?;
+        // SAFETY: within the mapping. Another thread may write there: then the bytes are any, which the contract allows.
+        unsafe { std::ptr::copy(from, out.as_mut_ptr(), out.len()) };
+        self.whole()
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        let to = self.address(at, bytes.len())?;
+        // SAFETY: within the mapping, which is no memory of Rust's own.
+        unsafe {
+            std::ptr::copy(bytes.as_ptr(), to, bytes.len());
+            flush(to, bytes.len());
+        }
+        self.whole()
+    }
+
+    fn read_pieces(&self, at: u64, pieces: &[Piece<'_>], checksums: &mut Vec<u64>) -> Result<()> {
+        let mut from = self.address(at, pieces.iter().map(|piece| piece.bytes).sum())?.cast_const();
+        for piece in pieces {
+            let mut sum = Sum::new();
+            for step in steps(*piece)? {
+                // SAFETY: `address` has looked at the length of all pieces together; the step lies in a slot that the
+                // caller holds, writable by the contract of `SlotBuf::new`, and not in this mapping.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(from, step.ptr, step.len);
+                    from = from.add(step.len);
+                }
+                sum.add(step);
+            }
+            self.whole()?;
+            checksums.push(sum.end());
+        }
+        Ok(())
+    }
+
+    fn write_piece(&self, at: u64, piece: Piece<'_>) -> Result<u64> {
+        let mut to = self.address(at, piece.bytes)?;
+        let mut sum = Sum::new();
+        for step in steps(piece)? {
+            sum.add(step);
+            // SAFETY: as in `read_pieces`, the other way round.
+            unsafe {
+                std::ptr::copy_nonoverlapping(step.ptr.cast_const(), to, step.len);
+                flush(to, step.len);
+                to = to.add(step.len);
+            }
+        }
+        // The flushes of this thread, before whatever thread publishes what it has written.
+        fence();
+        self.whole()?;
+        Ok(sum.end())
+    }
+
+    fn persist(&self) -> Result<()> {
+        fence();
+        self.whole()
+    }
+}

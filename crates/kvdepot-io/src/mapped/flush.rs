@@ -1,0 +1,78 @@
+//! Flushing the processor's caches, which is what persistent memory needs in place of fsync.
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::asm;
+    use std::arch::x86_64::{__cpuid, __cpuid_count, _mm_clflush, _mm_sfence};
+    use std::sync::OnceLock;
+
+    const LINE_BYTES: usize = 64;
+
+    #[derive(Clone, Copy)]
+    enum Way {
+        Clwb,
+        Clflushopt,
+        Clflush,
+    }
+
+    fn way() -> Way {
+        static WAY: OnceLock<Way> = OnceLock::new();
+        *WAY.get_or_init(|| {
+            // SAFETY: every 64-bit x86 processor has CPUID; leaf 7 is only asked for where leaf 0 says that it is there.
+            #[allow(unused_unsafe, reason = "safe in later versions of the compiler")]
+            let features = unsafe { if __cpuid(0).eax >= 7 { __cpuid_count(7, 0).ebx } else { 0 } };
+            match features {
+                bits if bits & (1 << 24) != 0 => Way::Clwb,
+                bits if bits & (1 << 23) != 0 => Way::Clflushopt,
+                _ => Way::Clflush,
+            }
+        })
+    }
+
+    pub(crate) unsafe fn flush(start: *const u8, bytes: usize) {
+        let first = start as usize / LINE_BYTES * LINE_BYTES;
+        let way = way();
+        for line in (first..start as usize + bytes).step_by(LINE_BYTES) {
+            // SAFETY: the line holds a byte of the caller's memory, and the instruction is one that the processor has.
+            unsafe {
+                match way {
+                    Way::Clwb => asm!("clwb [{}]", in(reg) line, options(nostack, preserves_flags)),
+                    Way::Clflushopt => {
+                        asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags));
+                    }
+                    Way::Clflush => _mm_clflush(line as *const u8),
+                }
+            }
+        }
+    }
+
+    pub(crate) fn fence() {
+        // SAFETY: part of SSE, which every 64-bit x86 processor has.
+        #[allow(unused_unsafe, reason = "safe in later versions of the compiler")]
+        unsafe {
+            _mm_sfence();
+        }
+    }
+}
+
+/// Whether this build can flush caches.
+pub(super) const IS_KNOWN: bool = cfg!(target_arch = "x86_64");
+
+/// Writes the cache lines of this memory back to it.
+///
+/// # Safety
+/// The memory is mapped.
+#[allow(unused_variables, reason = "other processors: a device is refused when it is opened")]
+pub(super) unsafe fn flush(start: *const u8, bytes: usize) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as promised by the caller.
+    unsafe {
+        x86::flush(start, bytes);
+    }
+}
+
+/// What was flushed by this thread before is in the memory when what follows is flushed.
+pub(super) fn fence() {
+    #[cfg(target_arch = "x86_64")]
+    x86::fence();
+}

@@ -1,0 +1,109 @@
+//! Opening a medium: what it is, how large it is, and that nobody else uses it.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvdepot_core::{Error, ErrorKind, Result};
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Stat, flock, fstat, major, minor};
+
+use super::{FileMedium, MappedMedium, Medium, flush};
+
+/// How often a lock that another process holds is tried again.
+const LOCK_TRY: Duration = Duration::from_millis(10);
+
+/// How a medium is accessed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Access {
+    /// A DAX device is mapped, a file is read and written at positions.
+    #[default]
+    Auto,
+    /// Mapped, also a plain file: for tests and measurements without a device.
+    Mapped,
+}
+
+/// Opens a medium for this process alone, waiting `lock_wait` for another one to let go of it. `bytes_max` bounds what is
+/// used of it; 0 = all. Nothing is created, and nothing is made longer.
+pub fn open(path: &Path, bytes_max: u64, access: Access, lock_wait: Duration) -> Result<Arc<dyn Medium>> {
+    let said = |error: Error| error.with("path", path.display());
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|error| {
+        said(Error::io(
+            "cannot open a medium: it is a DAX device or a file that exists, such as one made by `truncate -s 64G`",
+            error.into(),
+        ))
+    })?;
+    let stat = fstat(&file).map_err(|error| said(Error::io("cannot look at a medium", error.into())))?;
+    let (size, align, is_device) = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => (u64::try_from(stat.st_size).unwrap_or(0), 4096, false),
+        FileType::CharacterDevice => {
+            let (size, align) = dax_size(&stat).map_err(said)?;
+            (size, align, true)
+        }
+        _ => {
+            return Err(said(Error::new(
+                ErrorKind::Config,
+                "a medium is a DAX character device or a plain file; put a file system on a block device, and a file into it",
+            )));
+        }
+    };
+    let wanted = if bytes_max == 0 { size } else { bytes_max };
+    if wanted > size {
+        return Err(said(Error::new(
+            ErrorKind::Config,
+            "a medium is smaller than it shall be: lower the size, or make the file longer with `truncate -s`",
+        )
+        .with("bytes", size)
+        .with("bytes_wanted", wanted)));
+    }
+    let bytes = wanted / align * align;
+    lock(&file, lock_wait).map_err(said)?;
+    if is_device && !flush::IS_KNOWN {
+        return Err(said(Error::new(
+            ErrorKind::Unsupported,
+            "this build cannot flush the caches of this processor, so it cannot use a DAX device",
+        )));
+    }
+    if is_device || access == Access::Mapped {
+        return Ok(Arc::new(MappedMedium::new(path, file, bytes)?));
+    }
+    Ok(Arc::new(FileMedium::new(path, file, bytes)))
+}
+
+/// The lock that makes a medium one process's own; the kernel gives it back when that process ends.
+fn lock(file: &OwnedFd, wait: Duration) -> Result<()> {
+    let end = Instant::now() + wait;
+    loop {
+        match flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(()),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < end => std::thread::sleep(LOCK_TRY),
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                return Err(Error::new(
+                    ErrorKind::Busy,
+                    "another depot uses this medium: each depot needs one of its own",
+                ));
+            }
+            Err(error) => return Err(Error::io("cannot lock a medium", error.into())),
+        }
+    }
+}
+
+/// Size and alignment of a DAX device. Its `stat` says neither.
+fn dax_size(stat: &Stat) -> Result<(u64, u64)> {
+    let directory = format!("/sys/dev/char/{}:{}", major(stat.st_rdev), minor(stat.st_rdev));
+    let subsystem = std::fs::read_link(format!("{directory}/subsystem")).unwrap_or_default();
+    if subsystem.file_name().is_none_or(|name| name != "dax") {
+        return Err(Error::new(ErrorKind::Config, "a character device that is no DAX device is no medium")
+            .with("sysfs", directory));
+    }
+    let number = |name: &str| {
+        let text = std::fs::read_to_string(format!("{directory}/{name}"))
+            .map_err(|error| Error::io("cannot read a DAX device's attribute", error).with("name", name))?;
+        let wrong =
+            |_| Error::new(ErrorKind::Io, "a DAX device's attribute is no number").with("value", text.trim());
+        text.trim().parse::<u64>().map_err(wrong)
+    };
+    Ok((number("size")?, number("device/align").or_else(|_| number("align")).unwrap_or(2 << 20).max(4096)))
+}

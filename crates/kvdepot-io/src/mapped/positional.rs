@@ -1,0 +1,207 @@
+//! A plain file: every access is a call at a position, so a file that was truncated is a short read and never a signal.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use kvdepot_core::{Error, ErrorKind, Result};
+use parking_lot::Mutex;
+use rustix::fs::{fdatasync, fstat};
+use rustix::io::{preadv, pwrite, pwritev};
+
+use super::copy::{Sum, steps, within};
+use super::{Medium, Piece};
+use crate::buf::MemRun;
+use crate::fork::Private;
+
+/// Runs of memory in one call.
+const RUNS_MAX: usize = 64;
+/// Bytes of one call: what was read is still in the cache when its checksum is computed.
+const CALL_BYTES: usize = 256 << 10;
+
+/// A plain file of fixed size.
+#[derive(Debug)]
+pub struct FileMedium {
+    path: PathBuf,
+    bytes: u64,
+    // Before the descriptor: see `Private`.
+    _private: Private,
+    file: OwnedFd,
+    /// `fdatasync`, but in tests.
+    pub(super) flush: fn(&OwnedFd) -> rustix::io::Result<()>,
+    /// The first flush that failed. Linux tells an error of writing back once per open file, to whichever thread flushes
+    /// next: the others would take what was lost for written. Held while a flush runs.
+    failed: Mutex<Option<Error>>,
+}
+
+impl FileMedium {
+    pub(super) fn new(path: &Path, file: OwnedFd, bytes: u64) -> Self {
+        let private = Private::of(file.as_fd());
+        let flush = |file: &OwnedFd| fdatasync(file);
+        Self { path: path.to_owned(), bytes, _private: private, file, flush, failed: Mutex::new(None) }
+    }
+
+    fn flush(&self) -> Result<()> {
+        let mut failed = self.failed.lock();
+        if let Some(error) = &*failed {
+            return Err(error.clone());
+        }
+        loop {
+            match (self.flush)(&self.file) {
+                Ok(()) => return Ok(()),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => {
+                    let what =
+                        "cannot flush a medium: nothing more is written to it until the depot is restarted";
+                    return Err(failed.insert(self.failed(what, 0, error)).clone());
+                }
+            }
+        }
+    }
+
+    fn failed(&self, what: &str, at: u64, source: rustix::io::Errno) -> Error {
+        Error::io(what.to_owned(), source.into()).with("path", self.path.display()).with("offset_bytes", at)
+    }
+
+    fn ended(&self, at: u64) -> Error {
+        Error::new(
+            ErrorKind::Io,
+            "a medium's file has become shorter: it was truncated while it was in use; restart the depot with the whole file",
+        )
+        .with("path", self.path.display())
+        .with("offset_bytes", at)
+        .with("medium_bytes", self.bytes)
+    }
+
+    /// Fills the runs with what lies from `at` on.
+    fn fill(&self, mut at: u64, runs: &[MemRun]) -> Result<()> {
+        let (mut first, mut skip) = (0, 0);
+        while first < runs.len() {
+            let mut vectors: Vec<IoSliceMut<'_>> = runs[first..]
+                .iter()
+                .take(RUNS_MAX)
+                .enumerate()
+                .map(|(n, run)| {
+                    let skip = if n == 0 { skip } else { 0 };
+                    // SAFETY: the run lies in a slot that the caller holds, writable by the contract of `SlotBuf::new`, and
+                    // `skip` is less than its length.
+                    IoSliceMut::new(unsafe {
+                        std::slice::from_raw_parts_mut(run.ptr.add(skip), run.len - skip)
+                    })
+                })
+                .collect();
+            let mut came = match preadv(&self.file, &mut vectors, at) {
+                Ok(0) => return Err(self.ended(at)),
+                Ok(came) => came,
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => return Err(self.failed("cannot read a medium", at, error)),
+            };
+            at += came as u64;
+            while first < runs.len() && came >= runs[first].len - skip {
+                came -= runs[first].len - skip;
+                (first, skip) = (first + 1, 0);
+            }
+            skip += came;
+        }
+        Ok(())
+    }
+}
+
+impl Medium for FileMedium {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn is_memory(&self) -> bool {
+        false
+    }
+
+    fn read(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        within(self.bytes, at, out.len())?;
+        self.fill(at, &[MemRun { ptr: out.as_mut_ptr(), len: out.len() }])
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        within(self.bytes, at, bytes.len())?;
+        let mut done = 0;
+        while done < bytes.len() {
+            match pwrite(&self.file, &bytes[done..], at + done as u64) {
+                Ok(went) => done += went,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(self.failed("cannot write a medium", at, error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Neighbours of any slots are read by one call, up to 256 KiB.
+    fn read_pieces(&self, at: u64, pieces: &[Piece<'_>], checksums: &mut Vec<u64>) -> Result<()> {
+        within(self.bytes, at, pieces.iter().map(|piece| piece.bytes).sum())?;
+        let mut cut = Vec::new();
+        for (number, piece) in pieces.iter().enumerate() {
+            cut.extend(steps(*piece)?.into_iter().map(|step| (number, step)));
+        }
+        let (mut at, mut rest, mut sum) = (at, &cut[..], (0, Sum::new()));
+        let mut next = |number: usize, sum: &mut (usize, Sum)| {
+            while sum.0 < number {
+                checksums.push(std::mem::replace(&mut sum.1, Sum::new()).end());
+                sum.0 += 1;
+            }
+        };
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let fits = |(_, step): &&(usize, MemRun)| {
+                bytes += step.len;
+                bytes <= CALL_BYTES
+            };
+            let count = rest.iter().take(RUNS_MAX).take_while(fits).count().max(1);
+            let (now, later) = rest.split_at(count);
+            let runs: Vec<MemRun> = now.iter().map(|(_, step)| *step).collect();
+            self.fill(at, &runs)?;
+            for (number, step) in now {
+                next(*number, &mut sum);
+                sum.1.add(*step);
+                at += step.len as u64;
+            }
+            rest = later;
+        }
+        next(pieces.len(), &mut sum);
+        Ok(())
+    }
+
+    fn write_piece(&self, at: u64, piece: Piece<'_>) -> Result<u64> {
+        within(self.bytes, at, piece.bytes)?;
+        let (mut sum, mut at) = (Sum::new(), at);
+        for step in steps(piece)? {
+            sum.add(step);
+            let mut done = 0;
+            while done < step.len {
+                // SAFETY: the step lies in a slot that the caller holds, readable by the contract of `SlotBuf::new`.
+                let bytes = unsafe { std::slice::from_raw_parts(step.ptr.add(done), step.len - done) };
+                match pwritev(&self.file, &[IoSlice::new(bytes)], at) {
+                    Ok(went) => (done, at) = (done + went, at + went as u64),
+                    Err(rustix::io::Errno::INTR) => {}
+                    Err(error) => return Err(self.failed("cannot write a medium", at, error)),
+                }
+            }
+        }
+        Ok(sum.end())
+    }
+
+    /// A write behind the end of a file that was truncated makes it longer again: so its length is looked at here, before
+    /// anything that was written counts.
+    fn persist(&self) -> Result<()> {
+        self.flush()?;
+        let stat = fstat(&self.file).map_err(|error| self.failed("cannot look at a medium", 0, error))?;
+        if stat.st_nlink == 0 {
+            return Err(Error::new(ErrorKind::Io, "a medium's file was removed while it was in use")
+                .with("path", self.path.display()));
+        }
+        let now = u64::try_from(stat.st_size).unwrap_or(0);
+        if now < self.bytes { Err(self.ended(now)) } else { Ok(()) }
+    }
+}

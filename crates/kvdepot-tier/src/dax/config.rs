@@ -1,0 +1,107 @@
+//! Settings of a DAX tier, and how they are read from JSON.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use kvdepot_core::limits::{IO_THREADS_MAX, NAMESPACE_OPEN_MS};
+use kvdepot_core::{Error, ErrorKind, Result};
+use kvdepot_io::mapped::Access;
+use serde_json::Value;
+
+use super::settings::SETTINGS;
+use crate::settings::Fields;
+
+/// Threads that copy blocks out.
+pub(super) const WORKERS_DEFAULT: usize = 4;
+/// Bytes of a wave.
+pub(super) const SLAB_BYTES_DEFAULT: u64 = 256 << 20;
+/// Fewest bytes of a wave.
+pub(super) const SLAB_BYTES_MIN: u64 = 1 << 20;
+/// Whether a put does not wait for the flush.
+pub(super) const ASYNC_PUT_DEFAULT: bool = false;
+
+/// Settings of a DAX tier.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DaxConfig {
+    /// The device or file.
+    pub device_path: PathBuf,
+    /// Bytes of it that are used when it is formatted; 0 = all.
+    pub max_bytes: u64,
+    /// Cap in bytes of blocks (P5); 0 = all that the medium has room for.
+    pub capacity_bytes: u64,
+    /// Whether a block on a plain file counts as written before it is flushed.
+    pub async_put: bool,
+    /// Threads that copy blocks out.
+    pub restore_workers: usize,
+    /// Most regions of a wave; 0 = `restore_workers`.
+    pub restore_max_regions: usize,
+    /// Most bytes of a wave.
+    pub retrieve_staging_slab_bytes: u64,
+    /// Threads that copy blocks in.
+    pub put_workers: usize,
+    /// How the medium is accessed. Not read from JSON.
+    pub access: Access,
+    /// How long opening waits for another depot to let go of the medium. Not read from JSON.
+    pub lock_wait: Duration,
+    /// Longest time that opening or advancing a namespace waits for the medium, if its caller waits as long. Not read from
+    /// JSON.
+    pub open_wait: Duration,
+}
+
+impl DaxConfig {
+    /// The defaults on one medium.
+    pub fn new(device_path: impl Into<PathBuf>) -> Self {
+        Self {
+            device_path: device_path.into(),
+            max_bytes: 0,
+            capacity_bytes: 0,
+            async_put: ASYNC_PUT_DEFAULT,
+            restore_workers: WORKERS_DEFAULT,
+            restore_max_regions: 0,
+            retrieve_staging_slab_bytes: SLAB_BYTES_DEFAULT,
+            put_workers: 2,
+            access: Access::Auto,
+            lock_wait: Duration::from_secs(5),
+            open_wait: Duration::from_millis(NAMESPACE_OPEN_MS),
+        }
+    }
+
+    /// Reads an object of the tier's settings.
+    pub fn from_json(value: &Value) -> Result<Self> {
+        let fields = Fields::new("Dax", value, &SETTINGS)?;
+        let missing = || {
+            Error::new(ErrorKind::Config, "a Dax tier needs a medium: write its device or file")
+                .with("key", "device_path")
+        };
+        let mut config = Self::new(fields.text("device_path")?.ok_or_else(missing)?);
+        fields.u64("max_bytes", &mut config.max_bytes)?;
+        fields.u64("capacity_bytes", &mut config.capacity_bytes)?;
+        fields.bool("async_put", &mut config.async_put)?;
+        fields.usize("restore_workers", &mut config.restore_workers)?;
+        fields.usize("restore_max_regions", &mut config.restore_max_regions)?;
+        fields.u64("retrieve_staging_slab_bytes", &mut config.retrieve_staging_slab_bytes)?;
+        fields.usize("put_workers", &mut config.put_workers)?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Refuses values that cannot work (P10).
+    pub fn check(&self) -> Result<()> {
+        for (name, value, least) in [
+            ("restore_workers", self.restore_workers, 1),
+            ("put_workers", self.put_workers, 1),
+            ("restore_max_regions", self.restore_max_regions, 0),
+        ] {
+            if !(least..=IO_THREADS_MAX).contains(&value) {
+                return Err(
+                    Error::new(ErrorKind::Config, "a Dax tier needs 1 to 512 of these").with(name, value)
+                );
+            }
+        }
+        if self.retrieve_staging_slab_bytes < SLAB_BYTES_MIN {
+            return Err(Error::new(ErrorKind::Config, "a wave of a Dax tier has 1 MiB or more")
+                .with("retrieve_staging_slab_bytes", self.retrieve_staging_slab_bytes));
+        }
+        Ok(())
+    }
+}

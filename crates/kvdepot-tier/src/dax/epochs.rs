@@ -1,0 +1,175 @@
+//! The epochs of namespaces as a medium stores them. Pure: what is to be written is returned, and its end reported.
+//!
+//! Each namespace has two copies of 64 bytes: both are written, one after the other has been persisted. A copy that is not
+//! whole, or is zero, may have been the higher one, so the namespace is taken to have moved on (fail closed): none of its blocks
+//! is taken in. Its next epoch is above every one that a whole copy or a whole slot header names, since the lost copy may have
+//! skipped numbers. That number is stored before those headers are cleared.
+
+use hashbrown::{HashMap, HashSet};
+use kvdepot_core::{Error, ErrorKind, NamespaceId, Result};
+
+use super::layout::{ANY_ROOT, EPOCH_BYTES, Entry, EpochRecord, Geometry, NO_ID};
+
+#[derive(Clone, Copy, Debug)]
+struct Stored {
+    place: u32,
+    /// The copy that is written next.
+    next: u32,
+    epoch: u32,
+    /// None if the namespace moved on and nobody has opened it since.
+    id: Option<NamespaceId>,
+}
+
+/// What is to be written: one copy, or both.
+#[derive(Clone, Debug)]
+pub(super) struct Change {
+    pub(super) at: u64,
+    pub(super) bytes: Vec<u8>,
+    record: EpochRecord,
+    place: u32,
+    copy: u32,
+    has_other: bool,
+}
+
+impl Change {
+    /// What is to be written when this one is on the medium: the other copy.
+    pub(super) fn other(&self, epochs: &Epochs) -> Option<Self> {
+        let other = epochs.at(self.place, Some(1 - self.copy), self.record);
+        self.has_other.then_some(Self { has_other: false, ..other })
+    }
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(super) struct Epochs {
+    geometry: Geometry,
+    roots: HashMap<NamespaceId, Stored>,
+    /// Places of nobody; the lowest last.
+    free: Vec<u32>,
+    repairs: Vec<Change>,
+}
+
+impl Epochs {
+    /// Reads the table's bytes. `named` are the namespace ids and epochs of all whole slot headers.
+    pub(super) fn parse(table: &[u8], geometry: Geometry, named: &[(NamespaceId, u32)]) -> Self {
+        let mut epochs = Self { geometry, roots: HashMap::new(), free: Vec::new(), repairs: Vec::new() };
+        let (lines, _) = table.as_chunks::<EPOCH_BYTES>();
+        let pairs: Vec<[Entry<EpochRecord>; 2]> = lines
+            .chunks_exact(2)
+            .take(geometry.epochs as usize)
+            .map(|pair| [0, 1].map(|copy| EpochRecord::parse(&pair[copy], &geometry)))
+            .collect();
+        let whole = || pairs.iter().flatten().filter_map(|copy| copy.good());
+        let used = whole().map(|record| record.epoch).chain(named.iter().map(|(_, epoch)| *epoch)).max();
+        let beyond = used.map_or(0, |epoch| epoch.saturating_add(1));
+        // Places are given in order and never given back.
+        let end = pairs.iter().rposition(|pair| *pair != [Entry::Empty; 2]).map_or(0, |last| last + 1);
+        let mut lost = Vec::new();
+        for (place, pair) in (0..).zip(&pairs) {
+            let good = |copy: usize| pair[copy].good().map(|record| (record, copy as u32));
+            // Of two for one epoch that without an id is a repair's, and the other one was written later.
+            let age = |(record, _): &(EpochRecord, u32)| (record.epoch, record.id != NO_ID);
+            let newest = good(0).into_iter().chain(good(1)).max_by_key(age);
+            let Some((record, copy)) = newest else {
+                // Nothing tells whose it was. Blocks of it are named by no record, so they are not taken in.
+                if (place as usize) < end {
+                    lost.push(place)
+                } else {
+                    epochs.free.push(place)
+                }
+                continue;
+            };
+            let moved_on = pair[1 - copy as usize].good().is_none();
+            let stored = Stored {
+                place,
+                next: 1 - copy,
+                epoch: if moved_on { beyond } else { record.epoch },
+                id: (!moved_on && record.id != NO_ID).then_some(record.id),
+            };
+            if moved_on {
+                let record = EpochRecord { root: record.root, epoch: beyond, id: NO_ID };
+                let change = epochs.at(place, Some(1 - copy), record);
+                epochs.repairs.push(change);
+            }
+            match epochs.roots.get(&record.root) {
+                Some(other) if other.epoch >= stored.epoch => {}
+                _ => drop(epochs.roots.insert(record.root, stored)),
+            }
+        }
+        epochs.free.reverse();
+        let ids: HashSet<NamespaceId> = whole().map(|record| record.id).collect();
+        if !lost.is_empty() || named.iter().any(|(id, _)| !ids.contains(id)) {
+            epochs.begin_beyond(beyond, &lost);
+        }
+        epochs
+    }
+
+    /// Has namespaces that are not stored begin here: one of them may have been, in a lower epoch.
+    fn begin_beyond(&mut self, epoch: u32, lost: &[u32]) {
+        let record = EpochRecord { root: ANY_ROOT, epoch, id: NO_ID };
+        let changes = if lost.is_empty() {
+            self.change(record).into_iter().collect()
+        } else {
+            lost.iter().map(|place| self.at(*place, None, record)).collect::<Vec<_>>()
+        };
+        changes.iter().for_each(|change| self.stored(change));
+        self.repairs.extend(changes);
+    }
+
+    /// What is to be written before anything else is, so that a later opening finds the same.
+    pub(super) fn take_repairs(&mut self) -> Vec<Change> {
+        std::mem::take(&mut self.repairs)
+    }
+
+    /// The ids whose blocks may be taken in.
+    pub(super) fn current(&self) -> HashSet<NamespaceId> {
+        self.roots.values().filter_map(|stored| stored.id).collect()
+    }
+
+    /// The epoch of a namespace, if it is stored, and whether blocks of it are taken in.
+    pub(super) fn get(&self, root: NamespaceId) -> Option<(u32, bool)> {
+        self.roots.get(&root).map(|stored| (stored.epoch, stored.id.is_some()))
+    }
+
+    /// The lowest epoch of a namespace that is not stored.
+    pub(super) fn least(&self) -> u32 {
+        self.roots.get(&ANY_ROOT).map_or(0, |stored| stored.epoch)
+    }
+
+    /// What is to be written for a namespace to be in this epoch.
+    pub(super) fn change(&self, record: EpochRecord) -> Result<Change> {
+        if let Some(stored) = self.roots.get(&record.root) {
+            return Ok(self.at(stored.place, Some(stored.next), record));
+        }
+        let full = || {
+            Error::new(
+                ErrorKind::NoSpace,
+                "a medium holds too many namespaces: zero its first and last MiB to have it formatted anew",
+            )
+            .with("namespaces_max", self.geometry.epochs)
+        };
+        Ok(self.at(*self.free.last().ok_or_else(full)?, None, record))
+    }
+
+    /// One copy of a place, or both.
+    fn at(&self, place: u32, copy: Option<u32>, record: EpochRecord) -> Change {
+        let line = record.encode(&self.geometry);
+        let has_other = copy.is_some();
+        let bytes = line.repeat(if has_other { 1 } else { 2 });
+        let copy = copy.unwrap_or(0);
+        let at = self.geometry.epochs_at() + (u64::from(place) * 2 + u64::from(copy)) * EPOCH_BYTES as u64;
+        Change { at, bytes, record, place, copy, has_other }
+    }
+
+    /// A change is on the medium.
+    pub(super) fn stored(&mut self, change: &Change) {
+        self.free.retain(|place| *place != change.place);
+        let stored = Stored {
+            place: change.place,
+            next: 1 - change.copy,
+            epoch: change.record.epoch,
+            id: Some(change.record.id).filter(|id| *id != NO_ID),
+        };
+        self.roots.insert(change.record.root, stored);
+    }
+}

@@ -1,0 +1,204 @@
+//! The tier of blocks on a DAX medium: a device of persistent memory, or a plain file that stands for one.
+//!
+//! Blocks lie in extents; a header of one cache line, written last, makes each of them visible (P1). What lies on the medium
+//! is read into an index when it is opened. `layout`, `space`, `slots`, `epochs`, `recover` and `plan` decide and do no I/O;
+//! `format`, `writer`, `restore`, `removal` and `namespaces` run them.
+
+mod clock;
+mod config;
+mod epochs;
+mod format;
+pub mod layout;
+mod namespaces;
+mod owner;
+mod plan;
+mod recover;
+mod removal;
+mod restore;
+mod settings;
+mod slots;
+mod space;
+mod state;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use kvdepot_core::limits::{IO_QUEUE_MAX, NAMESPACES_MAX};
+use kvdepot_core::{BlockKey, Error, NamespaceId, NamespaceSpec, Result};
+use kvdepot_io::mapped::{self, Medium};
+use kvdepot_io::{IoEngine, PsyncConfig, PsyncEngine, Request};
+
+use crate::registry::TierEntry;
+use crate::{
+    BlockingCalls, BlockingConfig, Done, Presence, ReadItem, Tier, TierEvents, TierUsage, WriteItem,
+};
+pub use config::DaxConfig;
+use state::Shared;
+
+/// This tier, as the registry knows it.
+pub const ENTRY: TierEntry = TierEntry {
+    name: "Dax",
+    open: |config| Ok(Arc::new(DaxTier::open(DaxConfig::from_json(config)?)?)),
+    guards_itself: false,
+    settings: &settings::SETTINGS,
+    for_users: true,
+};
+
+/// Keys that are looked up under one hold of the lock.
+const PIECE: usize = 256;
+/// Namespaces that are opened or moved at a time: one writes, the others wait for it.
+const OPENING_MAX: usize = 8;
+
+/// Blocks on a DAX medium.
+#[derive(Debug)]
+pub struct DaxTier {
+    shared: Arc<Shared>,
+    // Owned here and not by what its callbacks hold.
+    engine: Arc<dyn IoEngine>,
+    /// Opens namespaces and moves them.
+    calls: BlockingCalls,
+}
+
+impl DaxTier {
+    /// Opens the medium for this process alone; an empty one is formatted.
+    pub fn open(config: DaxConfig) -> Result<Self> {
+        config.check()?;
+        let medium = mapped::open(&config.device_path, config.max_bytes, config.access, config.lock_wait)?;
+        Self::open_on(config, medium)
+    }
+
+    /// As `open`, on a medium of the caller's: `config.device_path` is not looked at.
+    pub fn open_on(config: DaxConfig, medium: Arc<dyn Medium>) -> Result<Self> {
+        config.check()?;
+        let owner = owner::Owner::new(drawn()?);
+        let opened = format::open(&*medium, config.max_bytes, config.capacity_bytes, drawn()?, &owner)?;
+        let engine = PsyncConfig {
+            read_threads: config.restore_workers,
+            write_threads: config.put_workers,
+            queue_depth: IO_QUEUE_MAX,
+            name: "kvd-dax".to_owned(),
+        };
+        let calls = BlockingCalls::new(BlockingConfig {
+            name: "kvd-dax-ns".to_owned(),
+            threads_max: OPENING_MAX,
+            queue_max: NAMESPACES_MAX,
+        });
+        let format::Opened { geometry, epochs, recovered, units_max } = opened;
+        let shared = Shared::new(config, medium, owner, geometry, units_max, recovered.slots, epochs);
+        Ok(Self { shared: Arc::new(shared), engine: Arc::new(PsyncEngine::new(engine)?), calls })
+    }
+
+    /// Where everything lies on the medium.
+    pub fn geometry(&self) -> layout::Geometry {
+        self.shared.geometry
+    }
+
+    fn opening<'a>(
+        &'a self,
+        spec: &'a Arc<NamespaceSpec>,
+        at_least: u32,
+        deadline: Instant,
+        done: Done<u32>,
+    ) -> namespaces::Opening<'a> {
+        let (shared, engine, calls) = (&self.shared, &self.engine, &self.calls);
+        namespaces::Opening { shared, engine, calls, spec, at_least, deadline, done }
+    }
+}
+
+impl Tier for DaxTier {
+    fn name(&self) -> &str {
+        "dax"
+    }
+
+    fn open_namespace(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant, done: Done<u32>) {
+        self.opening(spec, at_least, deadline, done).open();
+    }
+
+    fn advance_epoch(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant, done: Done<u32>) {
+        self.opening(spec, at_least, deadline, done).advance();
+    }
+
+    fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
+        out.clear();
+        for keys in keys.chunks(PIECE) {
+            let is_ours = !self.shared.owner.is_lost();
+            let state = self.shared.lock();
+            out.extend(keys.iter().map(|key| {
+                let is_there =
+                    is_ours && state.spaces.contains_key(&key.namespace) && state.slots.contains(key);
+                if is_there { Presence::Present } else { Presence::Absent }
+            }));
+        }
+    }
+
+    fn probe(&self, keys: Vec<BlockKey>, deadline: Instant, done: Done<usize>) {
+        if deadline <= Instant::now() {
+            return done(Err(Request::expired()));
+        }
+        let mut found = Vec::new();
+        self.peek(&keys, &mut found);
+        done(Ok(found.iter().take_while(|presence| **presence == Presence::Present).count()));
+    }
+
+    fn read(&self, reads: Vec<ReadItem>, deadline: Instant) {
+        self.shared.begin_reads(&self.engine, reads, deadline);
+    }
+
+    fn write(&self, writes: Vec<WriteItem>, deadline: Instant) {
+        self.engine.submit(self.shared.begin_writes(writes, deadline));
+    }
+
+    fn remove(&self, keys: Vec<BlockKey>, done: Done<()>) {
+        self.shared.remove(&*self.engine, &keys, done);
+    }
+
+    fn touch(&self, keys: &[BlockKey]) {
+        for keys in keys.chunks(PIECE) {
+            let mut state = self.shared.lock();
+            keys.iter().for_each(|key| state.slots.touch(key));
+        }
+    }
+
+    fn attach(&self, events: Weak<dyn TierEvents>) {
+        self.shared.attach(events);
+    }
+
+    fn usage(&self) -> TierUsage {
+        let (config, geometry) = (&self.shared.config, &self.shared.geometry);
+        let state = self.shared.lock();
+        let most = u64::from(self.shared.units_max) * geometry.unit_bytes;
+        TierUsage {
+            blocks: state.slots.len() as u64,
+            bytes: u64::from(state.slots.units_used()) * geometry.unit_bytes,
+            bytes_max: if config.capacity_bytes > 0 { config.capacity_bytes } else { most },
+        }
+    }
+
+    fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey> {
+        let state = self.shared.lock();
+        let is_open = state.spaces.contains_key(&namespace) && !self.shared.owner.is_lost();
+        if is_open { state.slots.keys(namespace, usize::MAX) } else { Vec::new() }
+    }
+
+    fn drain(&self, deadline: Instant) -> bool {
+        self.engine.drain(deadline)
+    }
+}
+
+/// Sixteen bytes that tell a thing from others.
+fn drawn() -> Result<[u8; 16]> {
+    let mut bytes = [0; 16];
+    // A kernel that has no random numbers yet gives fewer.
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|error| Error::io("cannot draw a random number", error.into()))?;
+    Ok(bytes)
+}
+
+impl Drop for DaxTier {
+    fn drop(&mut self) {
+        self.shared.stop();
+    }
+}

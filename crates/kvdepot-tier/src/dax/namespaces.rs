@@ -1,0 +1,197 @@
+//! Opening namespaces and moving them to other epochs. One epoch is written at a time; a medium that hangs holds up openings
+//! and resets, no reads, and its callers no longer than `open_wait`.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvdepot_core::limits::EPOCH_RETRY_MS;
+use kvdepot_core::{NamespaceId, NamespaceSpec, Result, next_epoch};
+use kvdepot_io::IoEngine;
+
+use super::layout::EpochRecord;
+use super::state::{Shared, Space, Wanted};
+use crate::{BlockingCalls, Done};
+
+/// A call that opens a namespace or moves it.
+pub(super) struct Opening<'a> {
+    pub(super) shared: &'a Arc<Shared>,
+    pub(super) engine: &'a Arc<dyn IoEngine>,
+    pub(super) calls: &'a BlockingCalls,
+    pub(super) spec: &'a Arc<NamespaceSpec>,
+    pub(super) at_least: u32,
+    pub(super) deadline: Instant,
+    pub(super) done: Done<u32>,
+}
+
+impl Opening<'_> {
+    /// See [`crate::Tier::open_namespace`].
+    pub(super) fn open(self) {
+        self.begin(None);
+    }
+
+    /// See [`crate::Tier::advance_epoch`]. From here on nothing old is served, whatever the medium does.
+    pub(super) fn advance(self) {
+        let request = self.shared.close(self.spec, self.at_least);
+        self.begin(Some(request));
+    }
+
+    fn begin(self, advance: Option<u64>) {
+        let deadline = self.deadline.min(Instant::now() + self.shared.config.open_wait);
+        let (shared, spec, at_least) = (Arc::clone(self.shared), Arc::clone(self.spec), self.at_least);
+        let engine = Arc::downgrade(self.engine);
+        let work = move || {
+            let (epoch, past) = shared.move_to(&spec, at_least, advance)?;
+            if let (Some(engine), Some(past)) = (engine.upgrade(), past) {
+                shared.retire(&engine, past);
+            }
+            Ok(epoch)
+        };
+        let (shared, root, done) = (Arc::clone(self.shared), self.spec.root(), self.done);
+        let told = move |outcome: Result<u32>| {
+            if let Err(error) = &outcome
+                && shared.lock().wanted.contains_key(&root)
+            {
+                tracing::error!(
+                    %error, namespace = %root,
+                    "a reset is not stored: this tier gives misses for the namespace until it is. It is tried again by itself"
+                );
+                keep_trying(&shared);
+            }
+            done(outcome);
+        };
+        self.calls.run(deadline, work, Box::new(told));
+    }
+}
+
+impl Shared {
+    /// Takes a namespace out of reach until a new epoch is stored; the number of this request.
+    fn close(&self, spec: &Arc<NamespaceSpec>, at_least: u32) -> u64 {
+        let root = spec.root();
+        let mut state = self.lock();
+        state.requests += 1;
+        let request = state.requests;
+        if let Some(id) = state.roots.remove(&root) {
+            state.spaces.remove(&id);
+        }
+        let wanted =
+            state.wanted.entry(root).or_insert_with(|| Wanted { spec: Arc::clone(spec), at_least, request });
+        wanted.at_least = wanted.at_least.max(at_least);
+        wanted.request = request;
+        request
+    }
+
+    /// Stores the epoch that a namespace is to be in and opens it: the epoch, and the id of one that is over. With `advance`
+    /// a new epoch, for the request of that number.
+    fn move_to(
+        &self,
+        spec: &Arc<NamespaceSpec>,
+        at_least: u32,
+        advance: Option<u64>,
+    ) -> Result<(u32, Option<NamespaceId>)> {
+        let root = spec.root();
+        let mut epochs = self.epochs.lock();
+        let (wanted, request) = {
+            let state = self.lock();
+            let wanted = state.wanted.get(&root);
+            // Of several resets the last one opens the namespace.
+            (wanted.map(|wanted| wanted.at_least), advance.or(wanted.map(|wanted| wanted.request)))
+        };
+        let stored = epochs.get(root);
+        let now = stored.map_or(epochs.least(), |(epoch, _)| epoch);
+        let least = at_least.max(wanted.unwrap_or(0));
+        // Who opens a namespace whose reset is not stored yet stores it.
+        let is_new = advance.is_some() || wanted.is_some();
+        let epoch = if is_new { next_epoch(now, least)? } else { now.max(least) };
+        let is_stored = stored == Some((epoch, true));
+        if !is_stored {
+            let record = EpochRecord { root, epoch, id: spec.id(epoch) };
+            let mut next = Some(epochs.change(record)?);
+            self.out_of_reach(root, &record);
+            while let Some(change) = next {
+                self.check_owner()?;
+                self.medium.write(change.at, &change.bytes)?;
+                self.medium.persist()?;
+                self.check_owner()?;
+                // Noted for each copy: if the second fails, what is tried next must not write over the first.
+                epochs.stored(&change);
+                next = change.other(&epochs);
+            }
+        }
+        let mut state = self.lock();
+        // A later request wants another epoch: what this one stored is its caller's, and is opened by nobody.
+        if state.wanted.get(&root).map(|wanted| wanted.request) == request {
+            state.wanted.remove(&root);
+            let id = spec.id(epoch);
+            state.roots.insert(root, id);
+            state.spaces.insert(id, Space { spec: Arc::clone(spec), epoch });
+        }
+        let past = stored.filter(|(past, _)| *past != epoch).map(|(past, _)| spec.id(past));
+        Ok((epoch, past))
+    }
+
+    /// Closes a namespace that is open in another epoch than the one that is about to be stored.
+    fn out_of_reach(&self, root: NamespaceId, next: &EpochRecord) {
+        let mut state = self.lock();
+        if let Some(id) = state.roots.get(&root).copied().filter(|id| *id != next.id) {
+            state.roots.remove(&root);
+            state.spaces.remove(&id);
+        }
+    }
+}
+
+/// Starts the thread that tries again to store what is wanted; it ends when all of it is stored.
+fn keep_trying(shared: &Arc<Shared>) {
+    {
+        let mut state = shared.lock();
+        if state.is_retrying || state.is_stopping {
+            return;
+        }
+        state.is_retrying = true;
+    }
+    let mine = Arc::clone(shared);
+    let thread = std::thread::Builder::new().name("kvd-dax-epoch".to_owned());
+    if let Err(error) = thread.spawn(move || retry(&mine)) {
+        shared.lock().is_retrying = false;
+        tracing::error!(%error, "cannot start a thread: the next reset or opening tries again");
+    }
+}
+
+fn retry(shared: &Shared) {
+    loop {
+        let wanted: Vec<Wanted> = {
+            let mut state = shared.lock();
+            let until = Instant::now() + Duration::from_millis(EPOCH_RETRY_MS);
+            while !state.is_stopping && !shared.wait_changed(&mut state, until) {}
+            if state.is_stopping || state.wanted.is_empty() {
+                state.is_retrying = false;
+                return;
+            }
+            state.wanted.values().cloned().collect()
+        };
+        for wanted in wanted {
+            let root = wanted.spec.root();
+            match shared.move_to(&wanted.spec, wanted.at_least, None) {
+                Ok((epoch, _)) => tracing::warn!(namespace = %root, epoch, "a reset is stored now"),
+                Err(error) => tracing::debug!(%error, namespace = %root, "a reset is still not stored"),
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// Waits under the lock; whether the time is over.
+    fn wait_changed(
+        &self,
+        state: &mut parking_lot::MutexGuard<'_, super::state::State>,
+        until: Instant,
+    ) -> bool {
+        self.changed.wait_until(state, until).timed_out()
+    }
+
+    /// Ends the thread that tries again.
+    pub(super) fn stop(&self) {
+        self.lock().is_stopping = true;
+        self.changed.notify_all();
+        self.clock.stop();
+    }
+}

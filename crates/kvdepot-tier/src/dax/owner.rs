@@ -1,0 +1,71 @@
+//! Whose a medium is. A lock is of an inode, and containers that are given one device each have a node of their own for it: both
+//! locks succeed. So whoever opens a medium writes a random word on it, and looks whether it is still there after each flush,
+//! before what was flushed counts. The last one who opened it has it; the others serve and acknowledge nothing more (P1, P8).
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use kvdepot_core::{Error, ErrorKind, Result};
+use kvdepot_io::mapped::Medium;
+
+use super::layout::{Geometry, OWNER_AT, OWNER_BYTES, SUPERBLOCK_BYTES};
+
+/// The word of one opening.
+#[derive(Debug)]
+pub(super) struct Owner {
+    word: [u8; OWNER_BYTES],
+    is_lost: AtomicBool,
+}
+
+impl Owner {
+    /// With a word that nobody else has.
+    pub(super) fn new(word: [u8; OWNER_BYTES]) -> Self {
+        Self { word, is_lost: AtomicBool::new(false) }
+    }
+
+    /// Makes the medium this one's.
+    pub(super) fn take(&self, medium: &dyn Medium) -> Result<()> {
+        medium.write(OWNER_AT, &self.word)?;
+        medium.persist()?;
+        self.check_word(medium)
+    }
+
+    /// Whether another one was seen.
+    pub(super) fn is_lost(&self) -> bool {
+        self.is_lost.load(Ordering::Acquire)
+    }
+
+    /// An error, from then on, if another one has opened the medium or formatted it.
+    pub(super) fn check(&self, medium: &dyn Medium, geometry: &Geometry) -> Result<()> {
+        let mut bytes = [0; OWNER_AT as usize + OWNER_BYTES];
+        if !self.is_lost() {
+            medium.read(0, &mut bytes)?;
+        }
+        self.compare(
+            medium,
+            bytes[..SUPERBLOCK_BYTES] == geometry.encode() && bytes[OWNER_AT as usize..] == self.word,
+        )
+    }
+
+    /// As `check`, while the medium is formatted.
+    pub(super) fn check_word(&self, medium: &dyn Medium) -> Result<()> {
+        let mut word = [0; OWNER_BYTES];
+        medium.read(OWNER_AT, &mut word)?;
+        self.compare(medium, word == self.word)
+    }
+
+    fn compare(&self, medium: &dyn Medium, is_same: bool) -> Result<()> {
+        if is_same && !self.is_lost() {
+            return Ok(());
+        }
+        let error = Error::new(
+            ErrorKind::Io,
+            "another depot has opened this medium, or it was overwritten: nothing of it is served or written any more. Give each \
+             depot a medium of its own, and restart this one",
+        )
+        .with("path", medium.path().display());
+        if !self.is_lost.swap(true, Ordering::AcqRel) {
+            tracing::error!(%error, "a medium is lost");
+        }
+        Err(error)
+    }
+}

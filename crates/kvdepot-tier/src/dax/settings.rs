@@ -1,0 +1,91 @@
+//! What a DAX tier can be told, and the keys of a user's configuration that say it.
+
+use kvdepot_core::limits::IO_THREADS_MAX;
+
+use super::config::{ASYNC_PUT_DEFAULT, SLAB_BYTES_DEFAULT, SLAB_BYTES_MIN, WORKERS_DEFAULT};
+use crate::settings::{Key, Kind, Preset, Setting};
+
+/// Largest medium: an exbibyte.
+const BYTES_MAX: u64 = 1 << 60;
+const THREADS: Kind = Kind::Whole { min: 1, max: IO_THREADS_MAX as u64 };
+
+/// All of them, in the order of the documentation.
+pub(super) const SETTINGS: [Setting; 8] = [
+    Setting {
+        name: "device_path",
+        kind: Kind::Path,
+        key: Some(Key {
+            name: "dax_device_path",
+            meaning: "Medium of the `Dax` tier: a DAX device (`/dev/dax0.0`) or a plain file that exists. It is one depot's \
+                      own, and is formatted when it is empty.",
+            by_default: "none; a pipeline with `Dax` needs one",
+            seeds: &["dax.device_path"],
+            required: "its Dax tier needs a medium: add dax_device_path with the path of a DAX device or of a file",
+            ..Key::BLANK
+        }),
+    },
+    Setting {
+        name: "max_bytes",
+        kind: Kind::Bytes { max: BYTES_MAX },
+        key: Some(Key {
+            name: "dax_max_size_gb",
+            meaning: "How much of its medium the `Dax` tier uses, from the start; fixed when the medium is formatted. 0 = all \
+                      of it.",
+            unit: "GiB",
+            default: Preset::Whole(0),
+            seeds: &["dax.max_dax_size"],
+            ..Key::BLANK
+        }),
+    },
+    Setting { name: "capacity_bytes", kind: Kind::Bytes { max: BYTES_MAX }, key: None },
+    Setting {
+        name: "async_put",
+        kind: Kind::Bool,
+        key: Some(Key {
+            name: "dax_async_put",
+            meaning: "A block counts as written before a plain file's medium is flushed: after a power loss it may be missing, \
+                      after a kill it is there. A DAX device is always flushed.",
+            default: Preset::Bool(ASYNC_PUT_DEFAULT),
+            seeds: &["dax.async_put"],
+            ..Key::BLANK
+        }),
+    },
+    Setting {
+        name: "restore_workers",
+        kind: THREADS,
+        key: Some(Key {
+            name: "dax_restore_workers",
+            meaning: "Threads that copy blocks out of the `Dax` tier.",
+            unit: "threads",
+            default: Preset::Whole(WORKERS_DEFAULT as u64),
+            seeds: &["dax.restore_workers"],
+            ..Key::BLANK
+        }),
+    },
+    Setting {
+        name: "restore_max_regions",
+        kind: Kind::Whole { min: 0, max: IO_THREADS_MAX as u64 },
+        key: Some(Key {
+            name: "dax_restore_max_regions",
+            meaning: "Most pieces of one restore that are copied side by side. 0 = `dax_restore_workers`.",
+            unit: "regions",
+            default: Preset::Whole(0),
+            seeds: &["dax.restore_max_regions"],
+            ..Key::BLANK
+        }),
+    },
+    Setting {
+        name: "retrieve_staging_slab_bytes",
+        kind: Kind::Whole { min: SLAB_BYTES_MIN, max: BYTES_MAX },
+        key: Some(Key {
+            name: "dax_retrieve_staging_slab_bytes",
+            meaning: "Most bytes of one restore that are copied before another restore has its turn. The pool is the staging \
+                      memory: nothing more is allocated.",
+            unit: "bytes",
+            default: Preset::Whole(SLAB_BYTES_DEFAULT),
+            seeds: &["dax.retrieve_staging_slab_bytes"],
+            ..Key::BLANK
+        }),
+    },
+    Setting { name: "put_workers", kind: THREADS, key: None },
+];

@@ -1,0 +1,360 @@
+//! Which block lies where, which one is read, and which ones go to make room. Pure: what is to be written to the medium is
+//! returned, and its end reported.
+//!
+//! A slot's units are free only when nobody reads them and when no header on the medium names them any more (P1, P4):
+//! `headers` are those that have to be cleared first. Until they are, `naming` tells where a block is that nobody finds any more.
+
+use std::collections::BTreeMap;
+
+use hashbrown::{HashMap, HashSet};
+use hashlink::LruCache;
+use kvdepot_core::{BlockHash, BlockKey, NamespaceId};
+
+use super::layout::Header;
+use super::space::Space;
+
+/// Blocks that are looked at for one that can make room.
+const CANDIDATES_MAX: usize = 128;
+/// Neighbours that are looked at for all of these, beside two for each unit that is needed: the lock is held meanwhile.
+const STEPS_MAX: usize = 1024;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Its payload is being written; nobody finds it.
+    Writing,
+    /// Found by reads.
+    Live,
+    /// Found no more.
+    Leaving,
+}
+
+#[derive(Debug)]
+struct Slot {
+    key: BlockKey,
+    units: u32,
+    phase: Phase,
+    readers: u32,
+    /// Units whose headers on the medium may name these units, and the blocks that they are of.
+    headers: Vec<Victim>,
+    header: Header,
+}
+
+/// A block that was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    pub(super) unit: u32,
+    pub(super) header: Header,
+}
+
+/// A block that went, and the unit of its header.
+pub(super) type Victim = (u32, BlockKey);
+
+/// A place for a block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Reserved {
+    pub(super) unit: u32,
+    /// Blocks that went; their headers are to be cleared before the place is used.
+    pub(super) victims: Vec<Victim>,
+}
+
+/// All slots of a medium.
+#[derive(Debug)]
+pub(super) struct Slots {
+    space: Space,
+    units: u32,
+    by_unit: BTreeMap<u32, Slot>,
+    index: HashMap<BlockKey, u32>,
+    spaces: HashMap<NamespaceId, HashSet<BlockHash>>,
+    /// Live slots, the coldest first.
+    order: LruCache<u32, ()>,
+    generation: u64,
+    /// Slots that leave and whose headers could not be cleared.
+    uncleared: Vec<u32>,
+    /// Slots by the blocks that are found no more and that their headers may name.
+    named: HashMap<BlockKey, Vec<u32>>,
+    /// Neighbours that the last reservation looked at.
+    steps: usize,
+}
+
+impl Slots {
+    /// `units` free ones.
+    pub(super) fn new(units: u32) -> Self {
+        Self {
+            space: Space::new(units),
+            units,
+            by_unit: BTreeMap::new(),
+            index: HashMap::new(),
+            spaces: HashMap::new(),
+            order: LruCache::new_unbounded(),
+            generation: 0,
+            uncleared: Vec::new(),
+            named: HashMap::new(),
+            steps: 0,
+        }
+    }
+
+    /// Takes in a block that lies on the medium; `false` if its place is taken or behind the end.
+    pub(super) fn adopt(&mut self, unit: u32, units: u32, header: Header) -> bool {
+        if self.index.contains_key(&header.key) || !self.space.take_at(unit, units) {
+            return false;
+        }
+        self.generation = self.generation.max(header.generation);
+        let headers = vec![(unit, header.key)];
+        let slot = Slot { key: header.key, units, phase: Phase::Writing, readers: 0, headers, header };
+        self.by_unit.insert(unit, slot);
+        self.publish(unit);
+        true
+    }
+
+    /// Neighbours that the last reservation looked at.
+    #[cfg(test)]
+    pub(super) const fn steps(&self) -> usize {
+        self.steps
+    }
+
+    /// Blocks that are found.
+    pub(super) fn len(&self) -> usize {
+        self.index.len()
+    }
+
+    /// Units that are not free.
+    pub(super) const fn units_used(&self) -> u32 {
+        self.units - self.space.units()
+    }
+
+    pub(super) fn contains(&self, key: &BlockKey) -> bool {
+        self.index.contains_key(key)
+    }
+
+    /// Counts as a use.
+    pub(super) fn touch(&mut self, key: &BlockKey) {
+        if let Some(unit) = self.index.get(key) {
+            self.order.get(unit);
+        }
+    }
+
+    /// Blocks of a namespace, at most `most`.
+    pub(super) fn keys(&self, namespace: NamespaceId, most: usize) -> Vec<BlockKey> {
+        let hashes = self.spaces.get(&namespace).into_iter().flatten().take(most);
+        hashes.map(|hash| BlockKey { namespace, hash: *hash }).collect()
+    }
+
+    /// Finds a block and keeps its place from being used again until `unpin`.
+    pub(super) fn pin(&mut self, key: &BlockKey) -> Option<Found> {
+        let unit = *self.index.get(key)?;
+        let slot = self.by_unit.get_mut(&unit)?;
+        slot.readers += 1;
+        self.order.get(&unit);
+        Some(Found { unit, header: slot.header })
+    }
+
+    /// Ends a read.
+    pub(super) fn unpin(&mut self, unit: u32) {
+        if let Some(slot) = self.by_unit.get_mut(&unit) {
+            slot.readers = slot.readers.saturating_sub(1);
+            self.free_if_over(unit);
+        }
+    }
+
+    /// A place of `units` for a block, whose headers are to be cleared before it is used. `None` if nothing that is not
+    /// read can make room.
+    pub(super) fn reserve(&mut self, key: BlockKey, epoch: u32, units: u32, bytes: u32) -> Option<Reserved> {
+        self.steps = 0;
+        if units == 0 || units > self.units {
+            return None;
+        }
+        let (unit, whole, victims) = match self.space.take(units) {
+            Some(unit) => (unit, units, Vec::new()),
+            None => self.evict(units)?,
+        };
+        self.generation += 1;
+        let header = Header { key, generation: self.generation, checksum: 0, bytes, epoch };
+        let headers = victims.clone();
+        let slot = Slot { key, units: whole, phase: Phase::Writing, readers: 0, headers, header };
+        self.by_unit.insert(unit, slot);
+        self.name(unit);
+        Some(Reserved { unit, victims })
+    }
+
+    /// The coldest block that can make room goes, with its neighbours as far as they are needed. All of the place that they
+    /// leave is taken: `settle` gives back what is too much.
+    fn evict(&mut self, units: u32) -> Option<(u32, u32, Vec<Victim>)> {
+        let coldest = self.order.iter().take(CANDIDATES_MAX).map(|(unit, ())| *unit);
+        // The first candidate alone may need as many neighbours as units.
+        let all = STEPS_MAX + 2 * units as usize;
+        let mut left = all;
+        let window = coldest.filter_map(|unit| self.window(unit, units, &mut left)).next();
+        self.steps = all - left;
+        let (from, to, gone) = window?;
+        let mut victims = Vec::with_capacity(gone.len());
+        for unit in gone {
+            self.hide(unit);
+            if let Some(slot) = self.by_unit.remove(&unit) {
+                self.space.give(unit, slot.units);
+                victims.push((unit, slot.key));
+            }
+        }
+        let taken = self.space.take_at(from, to - from);
+        debug_assert!(taken, "a window is made of free units and of blocks that went");
+        Some((from, to - from, victims))
+    }
+
+    /// Units around a block that are free or can be freed. Takes its steps from `left`.
+    fn window(&self, unit: u32, units: u32, left: &mut usize) -> Option<(u32, u32, Vec<u32>)> {
+        let may_go = |unit: u32| {
+            let slot = self.by_unit.get(&unit)?;
+            (slot.phase == Phase::Live && slot.readers == 0).then_some(slot.units)
+        };
+        let (mut from, mut to, mut gone) = (unit, unit + may_go(unit)?, vec![unit]);
+        while to - from < units {
+            *left = left.checked_sub(1)?;
+            if let Some((start, _)) = self.space.ending_at(from) {
+                from = start;
+            } else if let Some(length) = self.space.starting_at(to) {
+                to += length;
+            } else if let Some(length) = may_go(to) {
+                gone.push(to);
+                to += length;
+            } else {
+                let (before, _) = self.by_unit.range(..from).next_back()?;
+                may_go(*before)?;
+                gone.push(*before);
+                from = *before;
+            }
+        }
+        Some((from, to, gone))
+    }
+
+    /// The headers of a place's victims are cleared: what it has too much is free.
+    pub(super) fn settle(&mut self, unit: u32, units: u32) {
+        self.unname(unit);
+        if let Some(slot) = self.by_unit.get_mut(&unit) {
+            let too_much = slot.units.saturating_sub(units);
+            slot.units -= too_much;
+            self.space.give_if_any(unit + units, too_much);
+        }
+    }
+
+    /// A block's header is about to be written: its header, with the checksum.
+    pub(super) fn begin_publish(&mut self, unit: u32, checksum: u64) -> Option<Header> {
+        let slot = self.by_unit.get_mut(&unit)?;
+        slot.headers = vec![(unit, slot.key)];
+        slot.header.checksum = checksum;
+        Some(slot.header)
+    }
+
+    /// A block's header is written: it is found from here on.
+    pub(super) fn publish(&mut self, unit: u32) {
+        if let Some(slot) = self.by_unit.get_mut(&unit) {
+            slot.phase = Phase::Live;
+            let key = slot.key;
+            self.index.insert(key, unit);
+            self.spaces.entry(key.namespace).or_default().insert(key.hash);
+            self.order.insert(unit, ());
+        }
+    }
+
+    /// Takes a block out of reach; the slot whose headers are to be cleared.
+    pub(super) fn take_out(&mut self, key: &BlockKey) -> Option<u32> {
+        let unit = *self.index.get(key)?;
+        self.leave(unit);
+        Some(unit)
+    }
+
+    /// A slot goes. If nothing on the medium names it and nobody reads it, it is free at once.
+    pub(super) fn leave(&mut self, unit: u32) {
+        self.hide(unit);
+        if let Some(slot) = self.by_unit.get_mut(&unit) {
+            slot.phase = Phase::Leaving;
+            self.name(unit);
+            self.free_if_over(unit);
+        }
+    }
+
+    /// Slots whose headers may name a block that is not found.
+    pub(super) fn naming(&self, key: &BlockKey) -> Vec<u32> {
+        self.named.get(key).cloned().unwrap_or_default()
+    }
+
+    /// Notes which blocks a slot's headers name that are not found.
+    fn name(&mut self, unit: u32) {
+        let headers = self.by_unit.get(&unit).map_or(&[][..], |slot| &slot.headers);
+        for (_, key) in headers {
+            let slots = self.named.entry(*key).or_default();
+            if !slots.contains(&unit) {
+                slots.push(unit);
+            }
+        }
+    }
+
+    /// A slot's headers are cleared.
+    fn unname(&mut self, unit: u32) {
+        let Some(slot) = self.by_unit.get_mut(&unit) else { return };
+        for (_, key) in std::mem::take(&mut slot.headers) {
+            if let Some(slots) = self.named.get_mut(&key) {
+                slots.retain(|other| *other != unit);
+                if slots.is_empty() {
+                    self.named.remove(&key);
+                }
+            }
+        }
+    }
+
+    /// Headers that are to be cleared before this slot is free.
+    pub(super) fn headers(&self, unit: u32) -> Vec<u32> {
+        let headers = self.by_unit.get(&unit).map_or(&[][..], |slot| &slot.headers);
+        headers.iter().map(|(unit, _)| *unit).collect()
+    }
+
+    /// The headers of a slot that leaves are cleared.
+    pub(super) fn cleared(&mut self, unit: u32) {
+        self.unname(unit);
+        self.free_if_over(unit);
+    }
+
+    /// The headers of a slot that leaves could not be cleared: it is kept until they can.
+    pub(super) fn not_cleared(&mut self, unit: u32) {
+        if self.by_unit.get(&unit).is_some_and(|slot| !slot.headers.is_empty()) {
+            self.uncleared.push(unit);
+        }
+    }
+
+    /// Slots whose headers are to be cleared once more.
+    pub(super) fn take_uncleared(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.uncleared)
+    }
+
+    fn hide(&mut self, unit: u32) {
+        let Some(slot) = self.by_unit.get(&unit) else { return };
+        if slot.phase != Phase::Live {
+            return;
+        }
+        let key = slot.key;
+        self.index.remove(&key);
+        self.order.remove(&unit);
+        if let Some(hashes) = self.spaces.get_mut(&key.namespace) {
+            hashes.remove(&key.hash);
+            if hashes.is_empty() {
+                self.spaces.remove(&key.namespace);
+            }
+        }
+    }
+
+    fn free_if_over(&mut self, unit: u32) {
+        let is_over =
+            |slot: &Slot| slot.phase == Phase::Leaving && slot.readers == 0 && slot.headers.is_empty();
+        if self.by_unit.get(&unit).is_some_and(is_over)
+            && let Some(slot) = self.by_unit.remove(&unit)
+        {
+            self.space.give(unit, slot.units);
+        }
+    }
+}
+
+impl Space {
+    fn give_if_any(&mut self, start: u32, length: u32) {
+        if length > 0 {
+            self.give(start, length);
+        }
+    }
+}

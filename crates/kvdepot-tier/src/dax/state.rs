@@ -1,0 +1,279 @@
+//! What all calls of a DAX tier share: the medium, and what is known of it under one lock. No I/O under the lock.
+
+use std::sync::{Arc, Weak};
+
+use hashbrown::HashMap;
+use kvdepot_core::limits::TIER_EVENTS_MAX;
+use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
+use kvdepot_io::mapped::Medium;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use super::clock::Clock;
+use super::config::DaxConfig;
+use super::epochs::Epochs;
+use super::layout::{Geometry, HEADER_BYTES};
+use super::owner::Owner;
+use super::removal::Removal;
+use super::slots::Slots;
+use crate::{Done, TierEvents, Written};
+
+/// A write under way, and what waits for its end.
+#[derive(Default)]
+pub(super) struct InFlight {
+    /// The call that writes, then those that came meanwhile.
+    pub(super) dones: Vec<Done<Written>>,
+    /// The block was removed meanwhile: it is not to be found.
+    pub(super) cancelled: bool,
+    /// Ends when the last of these is dropped.
+    pub(super) removals: Vec<Arc<Removal>>,
+}
+
+/// An epoch that is to be stored before a namespace is opened again.
+#[derive(Clone)]
+pub(super) struct Wanted {
+    pub(super) spec: Arc<NamespaceSpec>,
+    pub(super) at_least: u32,
+    /// Changes with every request: the end of an earlier one does not open the namespace.
+    pub(super) request: u64,
+}
+
+/// A namespace that is open.
+pub(super) struct Space {
+    pub(super) spec: Arc<NamespaceSpec>,
+    pub(super) epoch: u32,
+}
+
+#[derive(Default)]
+struct Events {
+    listener: Option<Weak<dyn TierEvents>>,
+    evicted: Vec<BlockKey>,
+    lost: Vec<BlockKey>,
+}
+
+/// Under the lock.
+pub(super) struct State {
+    pub(super) slots: Slots,
+    /// Namespaces that are open, by the id of their current epoch.
+    pub(super) spaces: HashMap<NamespaceId, Space>,
+    /// The ids of those, by root.
+    pub(super) roots: HashMap<NamespaceId, NamespaceId>,
+    pub(super) writing: HashMap<BlockKey, InFlight>,
+    /// Removals that end when a slot's headers are cleared, or when that has failed.
+    waiting: HashMap<u32, Vec<Arc<Removal>>>,
+    pub(super) wanted: HashMap<NamespaceId, Wanted>,
+    pub(super) requests: u64,
+    pub(super) is_retrying: bool,
+    pub(super) is_stopping: bool,
+    events: Events,
+}
+
+/// Shared by the tier and its callbacks.
+pub(super) struct Shared {
+    pub(super) config: DaxConfig,
+    pub(super) medium: Arc<dyn Medium>,
+    pub(super) owner: Owner,
+    pub(super) geometry: Geometry,
+    /// Units that may be used.
+    pub(super) units_max: u32,
+    state: Mutex<State>,
+    /// Held while an epoch is written, by one thread at a time. Taken before the state.
+    pub(super) epochs: Mutex<Epochs>,
+    /// Signalled at the end.
+    pub(super) changed: Condvar,
+    /// Ends what of a restore is in no queue.
+    pub(super) clock: Arc<Clock>,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Shared({:?})", self.medium)
+    }
+}
+
+impl Shared {
+    pub(super) fn new(
+        config: DaxConfig,
+        medium: Arc<dyn Medium>,
+        owner: Owner,
+        geometry: Geometry,
+        units_max: u32,
+        slots: Slots,
+        epochs: Epochs,
+    ) -> Self {
+        let state = State {
+            slots,
+            spaces: HashMap::new(),
+            roots: HashMap::new(),
+            writing: HashMap::new(),
+            waiting: HashMap::new(),
+            wanted: HashMap::new(),
+            requests: 0,
+            is_retrying: false,
+            is_stopping: false,
+            events: Events::default(),
+        };
+        Self {
+            config,
+            medium,
+            owner,
+            geometry,
+            units_max,
+            state: Mutex::new(state),
+            epochs: Mutex::new(epochs),
+            changed: Condvar::new(),
+            clock: Arc::default(),
+        }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// Has what was written survive a power loss, unless the configuration says that nobody waits for that. Nothing counts
+    /// that was written to a medium which another depot has taken.
+    pub(super) fn persist(&self) -> Result<()> {
+        if !self.config.async_put || self.medium.is_memory() {
+            self.medium.persist()?;
+        }
+        self.check_owner()
+    }
+
+    /// An error if another depot has opened the medium since.
+    pub(super) fn check_owner(&self) -> Result<()> {
+        self.owner.check(&*self.medium, &self.geometry)
+    }
+
+    /// Clears the headers that may name these slots, so that a later tier does not find what they name. Each slot by itself:
+    /// one bad page of the medium holds up no other.
+    pub(super) fn clear(&self, units: &[u32]) -> Vec<Result<()>> {
+        let headers: Vec<Vec<u32>> = {
+            let state = self.lock();
+            units.iter().map(|unit| state.slots.headers(*unit)).collect()
+        };
+        if headers.iter().all(Vec::is_empty) {
+            return vec![Ok(()); units.len()];
+        }
+        let mut whole = self.check_owner();
+        let mut outcomes = Vec::with_capacity(units.len());
+        for headers in &headers {
+            let mut outcome = whole.clone();
+            if whole.is_ok() {
+                for unit in headers {
+                    let written = self.medium.write(self.geometry.header_at(*unit), &[0; HEADER_BYTES]);
+                    outcome = outcome.and(written);
+                }
+            }
+            outcomes.push(outcome);
+        }
+        if outcomes.iter().any(Result::is_ok) {
+            whole = self.persist();
+        }
+        outcomes.into_iter().map(|outcome| outcome.and_then(|()| whole.clone())).collect()
+    }
+
+    /// Clears the headers of slots that leave, and gives their space back.
+    pub(super) fn clear_slots(&self, units: &[u32]) -> Vec<Result<()>> {
+        let outcomes = self.clear(units);
+        let mut ended = Vec::new();
+        {
+            let mut state = self.lock();
+            for (unit, outcome) in units.iter().zip(&outcomes) {
+                if outcome.is_ok() {
+                    state.slots.cleared(*unit)
+                } else {
+                    state.slots.not_cleared(*unit)
+                }
+                ended.extend(state.end_waiting(*unit, outcome));
+            }
+        }
+        outcomes
+    }
+
+    /// Slots whose headers nobody came to clear: they are cleared later.
+    pub(super) fn put_off(&self, units: &[u32], error: &Error) {
+        let mut ended = Vec::new();
+        let mut state = self.lock();
+        for unit in units {
+            state.slots.not_cleared(*unit);
+            ended.extend(state.end_waiting(*unit, &Err(error.clone())));
+        }
+        drop(state);
+    }
+
+    /// Tries once more to clear what could not be cleared.
+    pub(super) fn clear_left_over(&self) {
+        let units = self.lock().slots.take_uncleared();
+        if let Some(error) = self.clear_slots(&units).into_iter().find_map(Result::err) {
+            tracing::debug!(%error, "headers of blocks that went are still on the medium");
+        }
+    }
+
+    pub(super) fn attach(&self, listener: Weak<dyn TierEvents>) {
+        self.lock().events.listener = Some(listener);
+    }
+
+    /// Tells the listener what has happened. The caller holds no lock.
+    pub(super) fn deliver_events(&self) {
+        let (evicted, lost, listener) = {
+            let mut state = self.lock();
+            let events = &mut state.events;
+            if events.evicted.is_empty() && events.lost.is_empty() {
+                return;
+            }
+            (std::mem::take(&mut events.evicted), std::mem::take(&mut events.lost), events.listener.clone())
+        };
+        let Some(listener) = listener.as_ref().and_then(Weak::upgrade) else { return };
+        if !evicted.is_empty() {
+            listener.evicted(&evicted);
+        }
+        if !lost.is_empty() {
+            listener.lost(&lost);
+        }
+    }
+}
+
+impl State {
+    /// Has a removal end when nothing on the medium names a block any more, whoever clears it; whether something does.
+    pub(super) fn wait_cleared(&mut self, key: &BlockKey, removal: &Arc<Removal>) -> bool {
+        let units = self.slots.naming(key);
+        for unit in &units {
+            self.waiting.entry(*unit).or_default().push(Arc::clone(removal));
+        }
+        !units.is_empty()
+    }
+
+    /// The removals that end with a slot. To be dropped when the lock is not held.
+    #[must_use]
+    pub(super) fn end_waiting(&mut self, unit: u32, outcome: &Result<()>) -> Vec<Arc<Removal>> {
+        let ended = self.waiting.remove(&unit).unwrap_or_default();
+        if let Err(error) = outcome {
+            ended.iter().for_each(|removal| removal.fail(error.clone()));
+        }
+        ended
+    }
+
+    pub(super) fn note_evicted(&mut self, key: BlockKey) {
+        // What nobody may read is no news.
+        let is_open = self.spaces.contains_key(&key.namespace);
+        if is_open && self.events.listener.is_some() && self.events.evicted.len() < TIER_EVENTS_MAX {
+            self.events.evicted.push(key);
+        }
+    }
+
+    pub(super) fn note_lost(&mut self, key: BlockKey) {
+        if self.events.listener.is_some() && self.events.lost.len() < TIER_EVENTS_MAX {
+            self.events.lost.push(key);
+        }
+    }
+}
+
+pub(super) fn no_namespace(key: &BlockKey) -> Error {
+    Error::new(ErrorKind::NotFound, "a block's namespace is not open, or its epoch has passed")
+        .with("key", key)
+}
+
+pub(super) fn small_slot(slot_bytes: usize, block_bytes: u64) -> Error {
+    Error::new(ErrorKind::Config, "a slot is smaller than its block")
+        .with("slot_bytes", slot_bytes)
+        .with("block_bytes", block_bytes)
+}
