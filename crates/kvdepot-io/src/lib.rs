@@ -20,6 +20,7 @@ pub mod psync;
 pub mod socket;
 pub mod thread_time;
 pub mod transfer;
+pub mod volume;
 
 pub use aligned::AlignedBuf;
 pub use buf::{MemRun, SlotBuf};
@@ -31,3 +32,4 @@ pub use engine::{
 pub use iobuf::IoBuf;
 pub use noop::NoopEngine;
 pub use psync::{PsyncConfig, PsyncEngine};
+pub use volume::{FileVolume, Volume};

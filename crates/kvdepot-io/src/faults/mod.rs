@@ -8,8 +8,10 @@ mod engine;
 mod memory;
 mod plan;
 mod spec;
+mod volume;
 
 pub use device::FaultDevice;
 pub use engine::FaultEngine;
 pub use memory::{Image, Loss, MemoryDevice, Mutation};
 pub use plan::{Fault, FaultOp, Faults};
+pub use volume::{FaultVolume, Kept, MemoryVolume, VolumeOp};
