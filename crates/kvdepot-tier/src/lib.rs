@@ -15,6 +15,7 @@ pub mod registry;
 pub mod remote;
 pub mod settings;
 mod shared_tier;
+pub mod slab;
 
 use std::fmt::{self, Debug};
 use std::sync::{Arc, Weak};
@@ -30,6 +31,7 @@ pub use guard::{GuardConfig, Guarded};
 pub use kvdepot_core::machine::Fetched;
 pub use posix::{PosixConfig, PosixTier};
 pub use remote::{RemoteConfig, RemoteProtocol, RemoteTier, RemoteTls};
+pub use slab::{SlabConfig, SlabStats, SlabTier};
 
 /// Called once, from any thread, when an operation has ended, possibly before the call that began it returns; must
 /// not block.

@@ -7,7 +7,7 @@ use kvdepot_core::{Error, ErrorKind, Result, pipeline};
 use serde_json::{Value, json};
 
 use crate::settings::{Setting, nearest};
-use crate::{GuardConfig, Guarded, Tier, empty, fake, posix, remote};
+use crate::{GuardConfig, Guarded, Tier, empty, fake, posix, remote, slab};
 
 /// How a tier describes itself.
 #[derive(Debug)]
@@ -26,7 +26,8 @@ pub struct TierEntry {
 }
 
 /// All tiers, in the order of the documentation.
-pub const TIERS: [&TierEntry; 4] = [&posix::ENTRY, &remote::ENTRY, &fake::ENTRY, &empty::ENTRY];
+pub const TIERS: [&TierEntry; 5] =
+    [&posix::ENTRY, &slab::ENTRY, &remote::ENTRY, &fake::ENTRY, &empty::ENTRY];
 
 /// Their names.
 pub const NAMES: [&str; TIERS.len()] = {
@@ -125,6 +126,7 @@ mod tests {
     fn with(tier: &str, name: &str, value: Value) -> Value {
         let mut all = match tier {
             "Posix" => json!({"directories": ["/proc/kvdepot-is-not-here"]}),
+            "Slab" => json!({"path": "/proc/kvdepot-is-not-here"}),
             "Remote" => json!({"servers": ["127.0.0.1:1"]}),
             _ => json!({}),
         };
@@ -196,6 +198,7 @@ mod tests {
                 "Posix",
                 (|value| format!("{:?}", posix::PosixConfig::from_json(value).unwrap())) as fn(&Value) -> _,
             ),
+            ("Slab", |value| format!("{:?}", slab::SlabConfig::from_json(value).unwrap())),
             ("Remote", |value| format!("{:?}", remote::RemoteConfig::from_json(value).unwrap())),
         ] {
             let mut compared = 0;

@@ -1,0 +1,184 @@
+//! The medium at a tier's start: formatted if it is new, refused if it is another's; and its tables of namespaces.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
+
+use kvdepot_core::{Error, ErrorKind, Result};
+use kvdepot_io::{AlignedBuf, IoBuf, SlotBuf, Volume};
+
+use super::SlabConfig;
+use super::codec::size;
+use super::shape::{PAGE, Shape};
+use super::superblock::{MediumId, Superblock, decide};
+use super::table::{self, Row};
+
+/// Bytes at the beginning of a device that must be zero before it is formatted: some file systems leave the first pages
+/// alone.
+const BLANK_BYTES: u64 = 1 << 20;
+
+/// A formatted medium.
+#[derive(Clone, Debug)]
+pub(super) struct Medium {
+    pub(super) volume: Arc<dyn Volume>,
+    pub(super) id: MediumId,
+    pub(super) shape: Shape,
+}
+
+/// Reads bytes at an offset.
+pub(super) fn read(volume: &dyn Volume, offset: u64, bytes: u64) -> Result<Vec<u8>> {
+    let slot = SlotBuf::anonymous(size(bytes));
+    let mut buf = IoBuf::payload(slot.clone(), size(bytes)).expect("a slot of that length");
+    volume.read_at(&mut buf, offset)?;
+    let mut out = vec![0; size(bytes)];
+    slot.read_at(0, &mut out);
+    Ok(out)
+}
+
+/// Pages as a buffer that is written.
+pub(super) fn pages(pages: AlignedBuf) -> IoBuf {
+    IoBuf::for_write(pages, SlotBuf::anonymous(0), 0).expect("no bytes of a slot")
+}
+
+impl Medium {
+    /// Looks what a volume is, and formats it if it is blank.
+    pub(super) fn open(volume: Arc<dyn Volume>, config: &SlabConfig) -> Result<Self> {
+        let at = |error: Error, volume: &Arc<dyn Volume>| error.with("path", volume.path().display());
+        let superblock = if volume.bytes() < 2 * PAGE {
+            None
+        } else {
+            let head = read(&*volume, 0, 2 * PAGE)?;
+            let (first, second) = head.split_at(size(PAGE));
+            decide(Superblock::find(first), Superblock::find(second)).map_err(|e| at(e, &volume))?
+        };
+        match superblock {
+            Some(Superblock { id, shape }) => {
+                check_size(&*volume, &shape, config).map_err(|e| at(e, &volume))?;
+                let medium = Self { volume, id, shape };
+                medium.repair_superblocks();
+                Ok(medium)
+            }
+            None => Self::format(Arc::clone(&volume), config).map_err(|e| at(e, &volume)),
+        }
+    }
+
+    fn format(volume: Arc<dyn Volume>, config: &SlabConfig) -> Result<Self> {
+        let looked = volume.bytes().min(BLANK_BYTES) / PAGE * PAGE;
+        let head = read(&*volume, 0, looked)?;
+        // Formatting may have been cut short behind the tables.
+        let is_free = |page: &[u8]| page.iter().all(|&byte| byte == 0) || page.starts_with(&table::MAGIC);
+        if !head.chunks(size(PAGE)).skip(2).all(is_free) {
+            return Err(Error::new(
+                ErrorKind::Config,
+                "a Slab tier's file or device holds something else, which is left alone: name another one, or wipe it",
+            ));
+        }
+        if volume.can_grow() && config.capacity_bytes > 0 {
+            // Before anything is allocated: what cannot be formatted takes no room.
+            Shape::of(config.capacity_bytes, config.segment_bytes)?;
+            volume.allocate(config.capacity_bytes)?;
+        }
+        if volume.bytes() == 0 {
+            return Err(Error::new(
+                ErrorKind::Config,
+                "a new file of a Slab tier needs a size: set capacity_bytes (slab_capacity_gb)",
+            ));
+        }
+        if config.capacity_bytes > volume.bytes() {
+            let error = Error::new(ErrorKind::Config, "a Slab tier's capacity is larger than its device");
+            return Err(error.with("capacity_bytes", config.capacity_bytes).with("bytes", volume.bytes()));
+        }
+        let bytes = if config.capacity_bytes > 0 { config.capacity_bytes } else { volume.bytes() };
+        let shape = Shape::of(bytes, config.segment_bytes)?;
+        let medium = Self { volume, id: random_id(), shape };
+        // In this order: a medium whose first page is blank has no blocks and no epochs.
+        medium.store_rows(1, &[])?;
+        for copy in [1, 0] {
+            medium.write_superblock(copy)?;
+            medium.volume.sync()?;
+        }
+        Ok(medium)
+    }
+
+    fn write_superblock(&self, copy: u64) -> Result<()> {
+        let superblock = Superblock { id: self.id, shape: self.shape };
+        self.volume.write_at(&[pages(superblock.encode())], Shape::superblock_at(copy))
+    }
+
+    /// Writes a superblock again that is not what it should be.
+    fn repair_superblocks(&self) {
+        let right = Superblock { id: self.id, shape: self.shape }.encode();
+        for copy in [1, 0] {
+            let found = read(&*self.volume, Shape::superblock_at(copy), PAGE);
+            if found.is_ok_and(|page| page == *right) {
+                continue;
+            }
+            tracing::warn!(path = %self.volume.path().display(), copy, "a superblock is damaged and written again");
+            if let Err(error) = self.write_superblock(copy).and_then(|()| self.volume.sync()) {
+                tracing::warn!(%error, "a superblock cannot be written: the other one counts");
+            }
+        }
+    }
+
+    /// The table of namespaces and its number.
+    pub(super) fn rows(&self) -> Result<(u64, Vec<Row>)> {
+        let newest = [0, 1]
+            .into_iter()
+            .filter_map(|copy| {
+                let bytes = read(&*self.volume, self.shape.table_at(copy), self.shape.table_bytes);
+                table::parse(self.id, &bytes.ok()?)
+            })
+            .max_by_key(|(number, _)| *number);
+        newest.ok_or_else(|| {
+            Error::new(
+                ErrorKind::Corrupt,
+                "both tables of namespaces of a Slab tier are damaged, so that nobody knows which blocks are current: \
+                 remove the file or wipe the device, or name another one",
+            )
+            .with("path", self.volume.path().display())
+        })
+    }
+
+    /// Stores a table of namespaces in both places, one after the other.
+    pub(super) fn store_rows(&self, number: u64, rows: &[Row]) -> Result<()> {
+        for copy in [1, 0] {
+            let table = pages(table::encode(self.id, number, rows));
+            self.volume.write_at(&[table], self.shape.table_at(copy))?;
+            self.volume.sync()?;
+        }
+        Ok(())
+    }
+}
+
+fn check_size(volume: &dyn Volume, shape: &Shape, config: &SlabConfig) -> Result<()> {
+    if shape.bytes() > volume.bytes() {
+        return Err(Error::new(
+            ErrorKind::Corrupt,
+            "a Slab tier's file or device is shorter than it was when it was formatted: restore its length, or wipe it",
+        )
+        .with("bytes", volume.bytes())
+        .with("bytes_expected", shape.bytes()));
+    }
+    let asked = match config.capacity_bytes {
+        0 => return Ok(()),
+        bytes => Shape::of(bytes, shape.segment_bytes),
+    };
+    match asked {
+        Ok(asked) if asked == *shape => Ok(()),
+        _ => Err(Error::new(
+            ErrorKind::Config,
+            "a Slab tier's file or device was formatted with another size: configure that one, leave the size out, or \
+             remove the file or wipe the device if its blocks are not needed",
+        )
+        .with("capacity_bytes", config.capacity_bytes)
+        .with("formatted_bytes", shape.bytes())),
+    }
+}
+
+fn random_id() -> MediumId {
+    // Each of these states is seeded anew by the system's random numbers.
+    let draw = || RandomState::new().build_hasher().finish().to_le_bytes();
+    let mut id = [0; 16];
+    id[..8].copy_from_slice(&draw());
+    id[8..].copy_from_slice(&draw());
+    id
+}
