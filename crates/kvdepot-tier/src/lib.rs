@@ -225,6 +225,11 @@ pub trait Tier: Send + Sync + Debug {
         Vec::new()
     }
 
+    /// Counters of its own since it was opened, for `stat`: names and values.
+    fn figures(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+
     /// Keys of a namespace (of its current epoch) that the tier knows; for `ls`, `verify` and tests.
     fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey>;
 

@@ -26,8 +26,7 @@ pub struct TierEntry {
 }
 
 /// All tiers, in the order of the documentation.
-pub const TIERS: [&TierEntry; 5] =
-    [&posix::ENTRY, &slab::ENTRY, &remote::ENTRY, &fake::ENTRY, &empty::ENTRY];
+pub const TIERS: [&TierEntry; 5] = [&posix::ENTRY, &slab::ENTRY, &remote::ENTRY, &fake::ENTRY, &empty::ENTRY];
 
 /// Their names.
 pub const NAMES: [&str; TIERS.len()] = {

@@ -64,6 +64,10 @@ impl<T: Tier + ?Sized> Tier for Arc<T> {
         (**self).servers()
     }
 
+    fn figures(&self) -> Vec<(&'static str, u64)> {
+        (**self).figures()
+    }
+
     fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey> {
         (**self).keys(namespace)
     }

@@ -168,7 +168,10 @@ impl Workload {
                     }
                     Err(error) => {
                         assert_eq!(error.kind(), ErrorKind::NotFound, "{what}: torn is absent: {error}");
-                        assert!(epoch > 0 || bench.epoch > 0 || !self.must_be_there(n, at), "{what}: block {n}");
+                        assert!(
+                            epoch > 0 || bench.epoch > 0 || !self.must_be_there(n, at),
+                            "{what}: block {n}"
+                        );
                     }
                 }
             }
@@ -203,8 +206,14 @@ fn every_crash_is_survived() {
         crashes.push((at, "as written"));
         let last = at.checked_sub(1).and_then(|last| work.memory.operation(last));
         if matches!(last, Some(VolumeOp::Write { .. })) {
-            let losses =
-                ["nothing of what was not synced", "half", "a page", "the other half", "the last alone", "every other"];
+            let losses = [
+                "nothing of what was not synced",
+                "half",
+                "a page",
+                "the other half",
+                "the last alone",
+                "every other",
+            ];
             crashes.extend(losses.map(|loss| (at, loss)));
         }
     }

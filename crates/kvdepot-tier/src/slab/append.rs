@@ -102,7 +102,10 @@ impl Shared {
             return;
         }
         if state.stopping && !state.pending.is_empty() {
-            tracing::warn!(blocks = state.pending.len(), "removals are not stored: the blocks may be back after the next start");
+            tracing::warn!(
+                blocks = state.pending.len(),
+                "removals are not stored: the blocks may be back after the next start"
+            );
             state.pending.clear();
         } else if !state.pending.is_empty() {
             self.append.wait_for(&mut state, RETRY);
@@ -145,7 +148,8 @@ impl Shared {
 
     /// Writes a group; whether it was written.
     fn write_batch(&self, log: &mut Log, batch: Vec<Pending>) -> bool {
-        let (mut entries, mut bufs, mut tokens, mut removals) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut entries, mut bufs, mut tokens, mut removals) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         bufs.push(pages(AlignedBuf::zeroed(0)));
         for item in batch {
             match item {
@@ -220,7 +224,9 @@ impl Shared {
             let bytes = footer.len() as u64;
             match self.volume().write_at(&[pages(footer)], offset) {
                 Ok(()) => drop(self.counters.written.fetch_add(bytes, Ordering::Relaxed)),
-                Err(error) => tracing::warn!(%error, "a segment has no footer: the next start walks through it"),
+                Err(error) => {
+                    tracing::warn!(%error, "a segment has no footer: the next start walks through it")
+                }
             }
         }
         log.roll();
@@ -272,7 +278,8 @@ impl Shared {
                 left = rest;
                 let slot = SlotBuf::anonymous(size(record));
                 let mut buf = IoBuf::payload(slot, size(record)).expect("a slot of that length");
-                let offset = log.shape().segment_at(known.place.segment.into()) + u64::from(known.place.page) * PAGE;
+                let offset =
+                    log.shape().segment_at(known.place.segment.into()) + u64::from(known.place.page) * PAGE;
                 if let Err(error) = self.volume().read_at(&mut buf, offset) {
                     tracing::debug!(%error, %key, "a block in use cannot be read and is given up");
                     continue;

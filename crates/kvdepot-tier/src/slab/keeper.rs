@@ -172,14 +172,16 @@ impl Shared {
             })
         };
         let told = move |outcome: Result<u32>| {
-            done(outcome.map_err(|error| match error.kind() {
-                ErrorKind::Timeout => Error::new(
-                    ErrorKind::Timeout,
-                    "a Slab tier's medium does not answer: the namespace stays closed",
-                )
-                .with("namespace", root)
-                .with("waited_ms_max", wait.as_millis()),
-                _ => error,
+            done(outcome.map_err(|error| {
+                match error.kind() {
+                    ErrorKind::Timeout => Error::new(
+                        ErrorKind::Timeout,
+                        "a Slab tier's medium does not answer: the namespace stays closed",
+                    )
+                    .with("namespace", root)
+                    .with("waited_ms_max", wait.as_millis()),
+                    _ => error,
+                }
             }));
         };
         calls.run(deadline.min(Instant::now() + wait), work, Box::new(told));

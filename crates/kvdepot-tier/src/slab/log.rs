@@ -145,7 +145,8 @@ impl Log {
     /// The footer that ends the open segment, and where it goes; none if it would say too much.
     pub(super) fn footer(&self) -> Option<(u64, AlignedBuf)> {
         let pages = footer::encode(self.medium, self.sequence, &self.rows);
-        let end = self.shape.segment_at(self.shape.segment_of(self.sequence).into()) + self.shape.segment_bytes;
+        let end =
+            self.shape.segment_at(self.shape.segment_of(self.sequence).into()) + self.shape.segment_bytes;
         (self.sound && !self.rows.is_empty()).then(|| (end - pages.len() as u64, pages))
     }
 

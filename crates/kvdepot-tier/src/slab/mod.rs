@@ -224,6 +224,19 @@ impl Tier for SlabTier {
         }
     }
 
+    fn figures(&self) -> Vec<(&'static str, u64)> {
+        let stats = self.stats();
+        vec![
+            ("accepted_bytes", stats.accepted_bytes),
+            ("written_bytes", stats.written_bytes),
+            ("rewritten_bytes", stats.rewritten_bytes),
+            ("groups", stats.groups),
+            ("syncs", stats.syncs),
+            ("segments_recycled", stats.segments_recycled),
+            ("blocks_evicted", stats.blocks_evicted),
+        ]
+    }
+
     fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey> {
         let (mut keys, mut cursor) = (Vec::new(), Some(0));
         while let Some(from) = cursor {

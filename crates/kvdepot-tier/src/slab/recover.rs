@@ -127,7 +127,8 @@ impl Medium {
             let place = group::Place { medium: self.id, sequence, ordinal, before };
             let room = bytes + PAGE <= self.shape.segment_bytes;
             let head = room.then(|| self.read_head(begin + bytes, |pages| group::parse(place, pages)));
-            let Some(head) = head.flatten().filter(|head| bytes + head.bytes <= self.shape.segment_bytes) else {
+            let Some(head) = head.flatten().filter(|head| bytes + head.bytes <= self.shape.segment_bytes)
+            else {
                 break;
             };
             starts.push(rows.len());

@@ -35,7 +35,10 @@ mod tests {
             let place = Place { segment: 0, page: 0, pages };
             (key, Known { place, used, unproven: false })
         };
-        let kept = keep(&shape, vec![block(1, 3, 8), block(2, 0, 1), block(3, 9, 8), block(4, 7, 8), block(5, 1, 4)]);
+        let kept = keep(
+            &shape,
+            vec![block(1, 3, 8), block(2, 0, 1), block(3, 9, 8), block(4, 7, 8), block(5, 1, 4)],
+        );
         let kept: Vec<u8> = kept.iter().map(|(key, _)| key.hash.0[0]).collect();
         assert_eq!(kept, [3, 4, 5]);
     }

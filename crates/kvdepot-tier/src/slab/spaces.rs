@@ -139,7 +139,8 @@ impl Spaces {
 
     /// What the medium is to store.
     pub(super) fn rows(&self) -> Vec<Row> {
-        let newest = |namespace: &Namespace| namespace.wanted.as_ref().map(|(row, _)| *row).or(namespace.stored);
+        let newest =
+            |namespace: &Namespace| namespace.wanted.as_ref().map(|(row, _)| *row).or(namespace.stored);
         self.all.values().filter_map(newest).collect()
     }
 
