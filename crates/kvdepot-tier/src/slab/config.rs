@@ -8,7 +8,7 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use serde_json::Value;
 
 use super::settings::SETTINGS;
-use super::shape::{PAGE, SEGMENT_BYTES_MIN};
+use super::shape::{PAGE, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
 use crate::settings::Fields;
 
 /// Settings of a Slab tier.
@@ -82,9 +82,8 @@ impl SlabConfig {
         if !self.path.is_absolute() {
             return Err(bad("a Slab tier's path is absolute").with("path", self.path.display()));
         }
-        if self.segment_bytes < SEGMENT_BYTES_MIN
+        if !(SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&self.segment_bytes)
             || !self.segment_bytes.is_multiple_of(PAGE)
-            || self.segment_bytes >> 32 > 0
         {
             return Err(bad("a Slab tier's segments are whole pages, 64 KiB to 4 GiB")
                 .with("segment_bytes", self.segment_bytes));

@@ -13,6 +13,8 @@ pub(super) const PAGE: u64 = BLOCK_ALIGN_BYTES;
 pub(super) const SEGMENTS_MIN: u64 = 3;
 /// Smallest segment that makes sense at all.
 pub(super) const SEGMENT_BYTES_MIN: u64 = 16 * PAGE;
+/// Largest segment: its pages, and those of all its records, are counted with room to spare.
+pub(super) const SEGMENT_BYTES_MAX: u64 = 4 << 30;
 /// Media below this size keep fewer namespaces than others.
 const SMALL_BYTES: u64 = 256 << 20;
 const SMALL_TABLE_BYTES: u64 = 16 * PAGE;
@@ -47,10 +49,11 @@ impl Shape {
     pub(super) fn is_possible(&self) -> bool {
         let whole = |bytes: u64| bytes.is_multiple_of(PAGE);
         let segments = self.segments >= SEGMENTS_MIN && self.segments < u64::from(u32::MAX);
-        let pages = self.segment_bytes / PAGE < u64::from(u32::MAX);
+        let length = self.segments.checked_mul(self.segment_bytes).is_some_and(|bytes| bytes < 1 << 62);
         let tables = self.table_bytes >= PAGE && self.table_bytes <= table::bytes_for(NAMESPACES_STORED_MAX);
-        let sizes = whole(self.segment_bytes) && self.segment_bytes >= SEGMENT_BYTES_MIN;
-        segments && pages && tables && sizes && whole(self.table_bytes)
+        let sizes = whole(self.segment_bytes)
+            && (SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&self.segment_bytes);
+        segments && length && tables && sizes && whole(self.table_bytes)
     }
 
     /// Bytes of the medium.
