@@ -38,7 +38,7 @@ fn open(memory: &MemoryVolume) -> Arc<SlabTier> {
 struct History {
     /// Of each block of each epoch: when its versions were begun and acknowledged.
     writes: BTreeMap<(u32, u64), Vec<(usize, Option<usize>)>>,
-    /// When a block was removed and not written again yet.
+    /// When a block was removed that is not written again before blocks are given up.
     removed: BTreeMap<(u32, u64), usize>,
     /// When epochs were acknowledged.
     resets: Vec<(usize, u32)>,
@@ -53,21 +53,27 @@ struct Workload {
 
 impl Workload {
     fn write(&mut self, bench: &Bench, n: u64) {
+        self.write_begun(bench, n, self.memory.operations());
+    }
+
+    fn write_begun(&mut self, bench: &Bench, n: u64, begun: usize) {
         let versions = self.history.writes.entry((bench.epoch, n)).or_default();
         let version = versions.len() as u64;
-        versions.push((self.memory.operations(), None));
+        versions.push((begun, None));
         let write = bench.begin_write(n, bench.filled(n + version * VERSION), Bench::soon());
         match Bench::answer(&write).unwrap() {
             Written::New => versions.last_mut().unwrap().1 = Some(self.memory.operations()),
             Written::AlreadyThere => drop(versions.pop()),
         }
-        self.history.removed.remove(&(bench.epoch, n));
     }
 
     fn write_at_once(&mut self, bench: &Bench, blocks: std::ops::Range<u64>) {
         let begun = self.memory.operations();
-        let writes: Vec<_> =
-            blocks.clone().map(|n| bench.begin_write(n, bench.filled(n), Bench::soon())).collect();
+        let bytes = |n| {
+            let versions = self.history.writes.get(&(bench.epoch, n)).map_or(0, Vec::len);
+            bench.filled(n + versions as u64 * VERSION)
+        };
+        let writes: Vec<_> = blocks.clone().map(|n| bench.begin_write(n, bytes(n), Bench::soon())).collect();
         for (n, write) in blocks.zip(writes) {
             if Bench::answer(&write).unwrap() == Written::New {
                 let end = Some(self.memory.operations());
@@ -77,8 +83,9 @@ impl Workload {
     }
 
     fn replace(&mut self, bench: &Bench, n: u64) {
+        let begun = self.memory.operations();
         bench.remove(n).unwrap();
-        self.write(bench, n);
+        self.write_begun(bench, n, begun);
     }
 
     fn remove(&mut self, bench: &Bench, n: u64) {

@@ -64,9 +64,10 @@ impl Medium {
     fn format(volume: Arc<dyn Volume>, config: &SlabConfig) -> Result<Self> {
         let looked = volume.bytes().min(BLANK_BYTES) / PAGE * PAGE;
         let head = read(&*volume, 0, looked)?;
+        let is_short = (1..2 * PAGE).contains(&volume.bytes());
         // Formatting may have been cut short behind the tables.
         let is_free = |page: &[u8]| page.iter().all(|&byte| byte == 0) || page.starts_with(&table::MAGIC);
-        if !head.chunks(size(PAGE)).skip(2).all(is_free) {
+        if is_short || !head.chunks(size(PAGE)).skip(2).all(is_free) {
             return Err(Error::new(
                 ErrorKind::Config,
                 "a Slab tier's file or device holds something else, which is left alone: name another one, or wipe it",
