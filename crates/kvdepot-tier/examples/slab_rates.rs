@@ -18,6 +18,8 @@ use kvdepot_tier::{Fetched, PosixConfig, PosixTier, ReadItem, SlabConfig, SlabTi
 const MIB: u64 = 1 << 20;
 /// Bytes of blocks under way.
 const AHEAD_BYTES: u64 = 64 * MIB;
+/// Blocks under way, at most: fewer than an engine's queue takes.
+const AHEAD_MAX: u64 = 2048;
 const THREADS: u64 = 4;
 /// What the Slab tier writes at once, at most.
 const LARGE_BYTES: u64 = 16 * MIB;
@@ -159,7 +161,7 @@ fn bare_transfer(path: &Path, total: u64, piece: u64, threads: u64, writes: bool
 }
 
 fn slots(bench: &Bench, count: u64) -> Vec<SlotBuf> {
-    let ahead = (AHEAD_BYTES / bench.spec.layout().block_bytes()).clamp(1, count);
+    let ahead = (AHEAD_BYTES / bench.spec.layout().block_bytes()).clamp(1, count.min(AHEAD_MAX));
     let filled = |n| {
         let slot = bench.slot();
         slot.write_at(0, &[n as u8; 4096]);

@@ -119,13 +119,13 @@ impl Workload {
         (18..22).for_each(|n| work.write(&bench, n));
         assert!(tier.stats().blocks_evicted == 0);
         work.history.complete = memory.operations();
-        // Twice around the ring: some blocks stay in use, and some are replaced when their originals are given up.
-        for round in 0..5 {
+        // Around the ring, more than once: some blocks stay in use, and some are replaced when their originals are given up.
+        for round in 0..12 {
             bench.tier.touch(&bench.keys(3));
             work.write_at_once(&bench, 22..32);
             work.replace(&bench, 1);
             (32..BLOCKS).for_each(|n| work.write(&bench, n));
-            work.replace(&bench, 30 + round);
+            work.replace(&bench, 30 + round % 5);
             (3..12).for_each(|n| work.write(&bench, n));
         }
         let stats = tier.stats();
