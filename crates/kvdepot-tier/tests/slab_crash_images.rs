@@ -33,11 +33,14 @@ fn open(memory: &MemoryVolume) -> Arc<SlabTier> {
     Arc::new(SlabTier::open_on(config(), Arc::new(memory.clone())).unwrap())
 }
 
+/// When a version of a block was begun and acknowledged.
+type Version = (usize, Option<usize>);
+
 /// What was done when, in operations of the medium.
 #[derive(Default)]
 struct History {
     /// Of each block of each epoch: when its versions were begun and acknowledged.
-    writes: BTreeMap<(u32, u64), Vec<(usize, Option<usize>)>>,
+    writes: BTreeMap<(u32, u64), Vec<Version>>,
     /// When a block was removed that is not written again before blocks are given up.
     removed: BTreeMap<(u32, u64), usize>,
     /// When epochs were acknowledged.
@@ -237,7 +240,7 @@ fn every_crash_is_survived() {
             ("half", true) => Kept::First(length / 2),
             ("a page", true) => Kept::First(4096),
             ("the other half", true) => Kept::Last(length / 2),
-            ("every other", _) if number % 2 == 0 => Kept::Nothing,
+            ("every other", _) if number.is_multiple_of(2) => Kept::Nothing,
             _ => Kept::All,
         };
         work.check(at, work.memory.crash(at, kept), &format!("operation {at}, {loss}"))
