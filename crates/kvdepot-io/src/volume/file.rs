@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{IoSlice, Seek, SeekFrom};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,12 +10,13 @@ use std::time::{Duration, Instant};
 
 use kvdepot_core::limits::{BLOCK_ALIGN_BYTES, IO_VECTORS_MAX};
 use kvdepot_core::{Error, ErrorKind, Result};
-use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, OFlags, StatxFlags};
+use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use smallvec::SmallVec;
 
 use super::Volume;
 use crate::device::DirectAlign;
+use crate::fork::Private;
 use crate::iobuf::IoBuf;
 
 /// How often a lock that another process holds is asked for.
@@ -24,6 +26,8 @@ const LOCK_POLL: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub struct FileVolume {
     path: PathBuf,
+    // Before the file: it names a descriptor that is open. A forked child would keep the lock after this process's end.
+    _private: Private,
     file: File,
     is_file: bool,
     bytes: AtomicU64,
@@ -53,7 +57,12 @@ impl FileVolume {
         if !kind.is_file() && !kind.is_block_device() {
             return Err(config("a tier's path is neither a file nor a block device"));
         }
-        lock(&file, path, lock_wait)?;
+        let until = Instant::now() + lock_wait;
+        let file = match kind.is_block_device() {
+            true => claim(path, until, lock_wait)?,
+            false => file,
+        };
+        lock(&file, path, until, lock_wait)?;
         let end =
             (&file).seek(SeekFrom::End(0)).map_err(|e| fail("cannot measure a tier's file", path, e))?;
         let align = go_direct(&file);
@@ -61,7 +70,8 @@ impl FileVolume {
             tracing::warn!(path = %path.display(), "no O_DIRECT here: a tier's file goes through the page cache");
         }
         let bytes = AtomicU64::new(end);
-        Ok(Self { path: path.to_owned(), file, is_file: kind.is_file(), bytes, align })
+        let (path, _private) = (path.to_owned(), Private::of(file.as_fd()));
+        Ok(Self { path, _private, file, is_file: kind.is_file(), bytes, align })
     }
 
     fn fail(&self, what: &str, offset: u64, e: Errno) -> Error {
@@ -73,21 +83,48 @@ fn fail(what: &str, path: &Path, e: std::io::Error) -> Error {
     Error::io(what, e).with("path", path.display())
 }
 
+fn busy(path: &Path, wait: Duration) -> Error {
+    Error::new(
+        ErrorKind::Busy,
+        "another process uses a tier's file or block device, or the device is mounted: it has one owner at a time; end that \
+         process or name another path",
+    )
+    .with("path", path.display())
+    .with("waited_ms", wait.as_millis())
+}
+
+/// Opens a block device for one owner. A lock is one of a device node, of which a device may have many, and no mount and no
+/// volume manager looks at it; this claims the device itself.
+fn claim(path: &Path, until: Instant, wait: Duration) -> Result<File> {
+    loop {
+        let flags = OFlags::RDWR | OFlags::EXCL | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        match rustix::fs::open(path, flags, Mode::empty()) {
+            Ok(fd) => {
+                let file = File::from(fd);
+                let is_device = file.metadata().is_ok_and(|meta| meta.file_type().is_block_device());
+                return match is_device {
+                    true => Ok(file),
+                    false => Err(Error::new(
+                        ErrorKind::Busy,
+                        "a tier's block device was replaced while it was opened",
+                    )
+                    .with("path", path.display())),
+                };
+            }
+            Err(Errno::BUSY) if Instant::now() < until => std::thread::sleep(LOCK_POLL),
+            Err(Errno::BUSY) => return Err(busy(path, wait)),
+            Err(e) => return Err(fail("cannot claim a tier's block device", path, e.into())),
+        }
+    }
+}
+
 /// One owner at a time; the kernel lets the lock go when its process ends, however it ends.
-fn lock(file: &File, path: &Path, wait: Duration) -> Result<()> {
-    let until = Instant::now() + wait;
+fn lock(file: &File, path: &Path, until: Instant, wait: Duration) -> Result<()> {
     loop {
         match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(()),
             Err(Errno::WOULDBLOCK) if Instant::now() < until => std::thread::sleep(LOCK_POLL),
-            Err(Errno::WOULDBLOCK) => {
-                let error = Error::new(
-                    ErrorKind::Busy,
-                    "another process uses a tier's file or block device: it has one owner at a time; end that process or \
-                     name another path",
-                );
-                return Err(error.with("path", path.display()).with("waited_ms", wait.as_millis()));
-            }
+            Err(Errno::WOULDBLOCK) => return Err(busy(path, wait)),
             Err(e) => return Err(fail("cannot lock a tier's file", path, e.into())),
         }
     }
@@ -131,6 +168,8 @@ impl Volume for FileVolume {
             return Err(Error::new(ErrorKind::Config, "a block device has the length that it has")
                 .with("path", self.path.display()));
         }
+        let before =
+            self.file.metadata().map_err(|e| fail("cannot look at a tier's file", &self.path, e))?.len();
         match rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, bytes) {
             Ok(()) => {}
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
@@ -138,8 +177,8 @@ impl Volume for FileVolume {
                 self.file.set_len(bytes).map_err(|e| fail("cannot make a tier's file", &self.path, e))?;
             }
             Err(e) => {
-                // What was allocated before the disk was full is given back.
-                let _ = self.file.set_len(0);
+                // What was allocated before the disk was full is given back, and no byte that was there.
+                let _ = self.file.set_len(before);
                 let error = fail(
                     "a tier's file cannot be allocated: give it a smaller capacity, or make room on its file system",
                     &self.path,
@@ -215,4 +254,33 @@ fn slices_from(bufs: &[IoBuf], mut skip: usize) -> SmallVec<[IoSlice<'_>; 64]> {
         }
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fork::testing::{Child, ONE_AT_A_TIME};
+
+    #[test]
+    fn a_forked_child_does_not_keep_the_lock() {
+        let _alone = ONE_AT_A_TIME.lock();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("medium");
+        let volume = FileVolume::open(&path, Duration::ZERO).unwrap();
+        let mut child = Child::fork(|| 1);
+        assert_eq!(child.said(), 1);
+        assert_eq!(FileVolume::open(&path, Duration::ZERO).unwrap_err().kind(), ErrorKind::Busy);
+        drop(volume);
+        assert!(FileVolume::open(&path, Duration::ZERO).is_ok(), "the child holds it");
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_allocated_keeps_its_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("medium");
+        std::fs::write(&path, [7; 9000]).unwrap();
+        let volume = FileVolume::open(&path, Duration::ZERO).unwrap();
+        assert!(volume.allocate(1 << 60).is_err());
+        assert!(std::fs::read(&path).unwrap() == [7; 9000]);
+    }
 }
