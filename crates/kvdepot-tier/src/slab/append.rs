@@ -9,13 +9,13 @@ use kvdepot_io::{AlignedBuf, IoBuf, Request, SlotBuf};
 
 use super::codec::size;
 use super::group::{ENTRIES_MAX, Entry};
-use super::index::Known;
+use super::index::{Known, Place};
 use super::log::{Group, Log};
 use super::medium::pages;
 use super::recycle;
 use super::shape::PAGE;
-use super::state::{Answers, Appended, PIECE, Pending, Shared, State};
-use crate::Written;
+use super::state::{Answers, Appended, PIECE, Record, Shared, State};
+use crate::{Written, format};
 
 /// Bytes of records in a group, at most, or one record.
 const GROUP_BYTES_MAX: u64 = 16 << 20;
@@ -29,30 +29,61 @@ const RETRY: Duration = Duration::from_secs(1);
 
 /// What the append thread does next.
 enum Step {
-    /// Write these.
-    Write(Vec<Pending>),
-    /// The open segment is full.
+    /// Write these: removals first.
+    Write(Batch),
+    /// The open segment is full, or a part of it could not be synced.
     Roll,
+    /// The segment is new: its first groups are to be written.
+    Begin,
     /// Nothing is left, and nothing more comes.
     Stop,
 }
 
+/// What goes into a group.
+#[derive(Default)]
+struct Batch {
+    removals: Vec<BlockKey>,
+    records: Vec<Record>,
+}
+
+impl Batch {
+    const fn len(&self) -> usize {
+        self.removals.len() + self.records.len()
+    }
+}
+
+/// A block that was written again: where it lay, and where it lies now.
+type Moved = (BlockKey, Known, Place);
+
 /// The append thread.
 pub(super) fn run(shared: &Shared, mut log: Log) {
-    let mut failures = 0;
+    // A medium that takes no blocks loses one segment, not one after the other.
+    let (mut failures, mut passed_over) = (0, false);
     loop {
         match shared.next_step(&mut log) {
             Step::Write(batch) => {
-                failures = if shared.write_batch(&mut log, batch) { 0 } else { failures + 1 };
-                if failures > 0 {
+                let has_records = !batch.records.is_empty();
+                if shared.write_batch(&mut log, batch) {
+                    failures = 0;
+                    passed_over &= !has_records;
+                } else {
+                    failures += 1;
                     shared.pause();
                 }
-                if failures >= FAILURES_MAX {
-                    failures = 0;
+                if failures >= FAILURES_MAX && !passed_over {
+                    (failures, passed_over) = (0, true);
                     shared.roll(&mut log);
                 }
             }
             Step::Roll => shared.roll(&mut log),
+            Step::Begin => {
+                if let Err(error) = shared.begin_segment(&mut log) {
+                    tracing::warn!(%error, "a segment cannot be begun: what waits fails, and nothing is given up");
+                    log.restart();
+                    shared.fail_pending(&error);
+                    shared.pause();
+                }
+            }
             Step::Stop => break,
         }
         shared.rest();
@@ -79,7 +110,14 @@ pub(super) fn run_sync(shared: &Shared) {
         let outcome = shared.sync();
         let mut answers = Answers::new();
         let mut state = shared.lock();
-        for group in state.commit.end() {
+        let groups = match &outcome {
+            Ok(()) => state.commit.end(),
+            Err(error) => {
+                state.doubt = Some(error.clone());
+                state.commit.fail()
+            }
+        };
+        for group in groups {
             state.end_group(group, &outcome, &mut answers);
         }
         drop(state);
@@ -98,18 +136,32 @@ impl Shared {
     /// After a failure: does not try removals again and again that nothing else goes with.
     fn pause(&self) {
         let mut state = self.lock();
-        if state.pending.iter().any(|item| matches!(item, Pending::Record { .. })) {
+        if !state.pending.is_empty() {
             return;
         }
-        if state.stopping && !state.pending.is_empty() {
+        if state.stopping && !state.removals.is_empty() {
             tracing::warn!(
-                blocks = state.pending.len(),
+                blocks = state.removals.len(),
                 "removals are not stored: the blocks may be back after the next start"
             );
-            state.pending.clear();
-        } else if !state.pending.is_empty() {
+            state.removals.clear();
+        } else if !state.removals.is_empty() {
             self.append.wait_for(&mut state, RETRY);
         }
+    }
+
+    /// Ends all records that wait: there is no segment that they could go to.
+    fn fail_pending(&self, error: &Error) {
+        let mut answers = Answers::new();
+        let mut state = self.lock();
+        state.failing = true;
+        while let Some(Record { token, buf, .. }) = state.pending.pop_front() {
+            state.pending_bytes -= buf.len() as u64;
+            drop(buf);
+            state.end(token, &Err(error.clone()), &mut answers);
+        }
+        drop(state);
+        self.answer(answers);
     }
 
     fn rest(&self) {
@@ -125,7 +177,7 @@ impl Shared {
             log.synced(state.synced.0, state.synced.1);
             if state.commit.len() < UNSYNCED_MAX {
                 let taken = state.take_batch(log, &mut answers);
-                if !matches!(&taken, Step::Write(batch) if batch.is_empty()) {
+                if !matches!(&taken, Step::Write(batch) if batch.len() == 0) {
                     state.appending = true;
                     break taken;
                 }
@@ -147,45 +199,35 @@ impl Shared {
     }
 
     /// Writes a group; whether it was written.
-    fn write_batch(&self, log: &mut Log, batch: Vec<Pending>) -> bool {
-        let (mut entries, mut bufs, mut tokens, mut removals) =
-            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        bufs.push(pages(AlignedBuf::zeroed(0)));
-        for item in batch {
-            match item {
-                Pending::Removal(key) => {
-                    entries.push(Entry { key, pages: 0 });
-                    removals.push(key);
-                }
-                Pending::Record { key, token, buf, .. } => {
-                    tokens.push((entries.len(), key, token));
-                    entries.push(Entry { key, pages: (buf.len() as u64 / PAGE) as u32 });
-                    bufs.push(buf);
-                }
-            }
+    fn write_batch(&self, log: &mut Log, batch: Batch) -> bool {
+        let Batch { removals, records } = batch;
+        let mut entries: Vec<Entry> =
+            removals.iter().map(|key| Entry { key: *key, pages: 0, tag: 0 }).collect();
+        let (mut bufs, mut tokens) = (vec![pages(AlignedBuf::zeroed(0))], Vec::new());
+        for Record { key, token, buf, .. } in records {
+            tokens.push((entries.len(), key, token));
+            let tag = format::header_tag(buf.head()).unwrap_or(0);
+            entries.push(Entry { key, pages: (buf.len() as u64 / PAGE) as u32, tag });
+            bufs.push(buf);
         }
         let ordinal = log.ordinal();
         let (group, outcome) = self.write_group(log, entries, &mut bufs);
         // The slots are free before anybody is told.
         drop(bufs);
         let records = tokens.into_iter().map(|(at, key, token)| (key, token, group.places[at])).collect();
-        let appended = Appended { sequence: log.sequence(), ordinal, records };
+        let appended = Appended { sequence: log.sequence(), ordinal, records, removals };
         let (written, mut answers) = (outcome.is_ok(), Answers::new());
         let mut state = self.lock();
-        if self.config.durable && written {
+        state.failing = !written;
+        // What was written behind a group that could not be synced is not found by a walk.
+        let outcome = state.doubt.clone().map_or(outcome, Err);
+        if self.config.durable && outcome.is_ok() {
             state.commit.written(appended);
             self.sync.notify_one();
         } else {
-            let doubt = state.doubt;
             state.end_group(appended, &outcome, &mut answers);
-            // A group that failed is written over; only a sync that failed leaves a doubt.
-            state.doubt = doubt;
             if !self.config.durable {
                 state.synced = (0, 0);
-            }
-            if !written {
-                // Before all that came meanwhile: a block that is written anew comes after its removal.
-                removals.into_iter().rev().for_each(|key| state.pending.push_front(Pending::Removal(key)));
             }
         }
         drop(state);
@@ -206,18 +248,17 @@ impl Shared {
         (group, outcome)
     }
 
-    /// Ends the open segment and begins the next one of the ring, then makes the one after that free.
+    /// Ends the open segment and goes on to the next one of the ring.
     fn roll(&self, log: &mut Log) {
-        // All that is in the segment is on the medium before its footer says so, and before the next one, which holds
-        // the originals of blocks that were written again here, is written over.
+        // All that is in the segment is on the medium before its footer says so, and before the next one is written over.
         let mut state = self.lock();
         while state.commit.len() > 0 {
             self.sync.notify_one();
             self.changed.wait(&mut state);
         }
-        let doubt = std::mem::take(&mut state.doubt);
+        let doubt = state.doubt.take();
         drop(state);
-        if doubt || self.sync().is_err() {
+        if doubt.is_some() || self.sync().is_err() {
             log.doubt();
         }
         if let Some((offset, footer)) = log.footer() {
@@ -231,16 +272,28 @@ impl Shared {
         }
         log.roll();
         self.counters.recycled.fetch_add(1, Ordering::Relaxed);
-        self.clear_next(log);
     }
 
-    /// Writes the hot blocks of the next segment of the ring into the open one, and gives up the others.
-    fn clear_next(&self, log: &mut Log) {
+    /// Writes the hot blocks of the next segment of the ring into the new one, and gives up the others, so that the next
+    /// one is clear. Nothing has changed when that fails.
+    ///
+    /// The medium knows that the new segment is begun before any block is given up: a start would find those blocks
+    /// otherwise, though they may have been removed meanwhile.
+    fn begin_segment(&self, log: &mut Log) -> Result<()> {
         let segment = log.next_segment();
         let blocks = self.lock().index.of_segment(segment, usize::MAX);
-        let kept = recycle::keep(log.shape(), blocks);
-        if let Err(error) = self.rewrite(log, &kept) {
-            tracing::warn!(%error, "blocks that were in use are given up: they cannot be written again");
+        let moved = self.rewrite(log, &recycle::keep(log.shape(), blocks))?;
+        if self.config.durable {
+            self.sync()?;
+            log.synced(log.sequence(), log.ordinal());
+        }
+        for moved in moved.chunks(PIECE) {
+            let mut state = self.lock();
+            for (key, known, place) in moved {
+                if state.index.get(key).is_some_and(|now| now.place == known.place) {
+                    state.index.insert(*key, *place, known.unproven);
+                }
+            }
         }
         loop {
             let mut state = self.lock();
@@ -255,12 +308,14 @@ impl Shared {
                 break;
             }
         }
+        log.begin();
         self.deliver_events();
+        Ok(())
     }
 
-    /// Writes blocks again, in groups. They are found at their new places from then on.
-    fn rewrite(&self, log: &mut Log, blocks: &[(BlockKey, Known)]) -> Result<()> {
-        let mut left = blocks;
+    /// Writes blocks again, in groups; without any, a group of none.
+    fn rewrite(&self, log: &mut Log, blocks: &[(BlockKey, Known)]) -> Result<Vec<Moved>> {
+        let (mut left, mut all) = (blocks, Vec::new());
         while !left.is_empty() {
             let (mut entries, mut moved) = (Vec::new(), Vec::new());
             let (mut bufs, mut bytes) = (vec![pages(AlignedBuf::zeroed(0))], 0);
@@ -285,7 +340,7 @@ impl Shared {
                     continue;
                 }
                 bytes += record;
-                entries.push(Entry { key: *key, pages: known.place.pages });
+                entries.push(Entry { key: *key, pages: known.place.pages, tag: known.place.tag });
                 moved.push((*key, *known));
                 bufs.push(buf);
             }
@@ -295,76 +350,89 @@ impl Shared {
             let (group, outcome) = self.write_group(log, entries, &mut bufs);
             outcome?;
             self.counters.rewritten.fetch_add(bytes, Ordering::Relaxed);
-            for (moved, places) in moved.chunks(PIECE).zip(group.places.chunks(PIECE)) {
-                let mut state = self.lock();
-                for ((key, known), place) in moved.iter().zip(places) {
-                    if state.index.get(key).is_some_and(|now| now.place == known.place) {
-                        state.index.insert(*key, *place, known.unproven);
-                    }
-                }
-            }
+            all.extend(
+                moved.into_iter().zip(&group.places).map(|((key, known), place)| (key, known, *place)),
+            );
         }
-        Ok(())
+        if log.ordinal() == 0 {
+            self.write_group(log, Vec::new(), &mut [pages(AlignedBuf::zeroed(0))]).1?;
+        }
+        Ok(all)
     }
 }
 
 impl State {
     /// Takes what one write shall have: nothing if nothing waits.
     fn take_batch(&mut self, log: &Log, answers: &mut Answers) -> Step {
-        let (mut batch, mut bytes, now) = (Vec::new(), 0, Instant::now());
-        while let Some(first) = self.pending.front() {
-            let length = match first {
-                Pending::Removal(_) => 0,
-                Pending::Record { key, token, buf, deadline } => {
-                    let length = buf.len() as u64;
-                    let ended = if *deadline <= now {
-                        Some(Err(Request::expired()))
-                    } else if self.spaces.get(key).is_none() {
-                        Some(Err(Shared::no_namespace(key)))
-                    } else {
-                        // It was removed before it was written.
-                        (!self.counts(key, *token)).then_some(Ok(Written::New))
-                    };
-                    if let Some(outcome) = ended {
-                        let token = *token;
-                        self.pending.pop_front();
-                        self.pending_bytes -= length;
-                        self.end(token, &outcome, answers);
-                        continue;
-                    }
-                    length
-                }
-            };
-            if !batch.is_empty() && (bytes + length > GROUP_BYTES_MAX || batch.len() >= ENTRIES_MAX) {
-                break;
-            }
-            if !log.fits(batch.len() + 1, bytes + length) {
-                if batch.is_empty() {
-                    return Step::Roll;
-                }
+        let now = Instant::now();
+        self.end_first(now, answers);
+        let mut batch = Batch::default();
+        if self.pending.is_empty() && self.removals.is_empty() {
+            return Step::Write(batch);
+        }
+        if self.doubt.is_some() {
+            return Step::Roll;
+        }
+        if !log.is_begun() {
+            return Step::Begin;
+        }
+        let fitting = self.removals.iter().zip(1..=ENTRIES_MAX).take_while(|(_, count)| log.fits(*count, 0));
+        batch.removals = fitting.map(|(key, _)| *key).collect();
+        for key in &batch.removals {
+            self.removals.remove(key);
+        }
+        let mut bytes = 0;
+        // A block must not come before its own removal.
+        while self.removals.is_empty()
+            && let Some(first) = self.pending.front()
+        {
+            let length = first.buf.len() as u64;
+            let full = bytes > 0 && bytes + length > GROUP_BYTES_MAX;
+            if full || batch.len() >= ENTRIES_MAX || !log.fits(batch.len() + 1, bytes + length) {
                 break;
             }
             bytes += length;
             self.pending_bytes -= length;
-            batch.extend(self.pending.pop_front());
+            batch.records.extend(self.pending.pop_front());
+            self.end_first(now, answers);
         }
-        Step::Write(batch)
+        if batch.len() == 0 { Step::Roll } else { Step::Write(batch) }
+    }
+
+    /// Ends the first records that wait as far as they are not to be written any more.
+    fn end_first(&mut self, now: Instant, answers: &mut Answers) {
+        while let Some(Record { key, token, deadline, .. }) = self.pending.front() {
+            let outcome = if *deadline <= now {
+                Err(Request::expired())
+            } else if self.spaces.get(key).is_none() {
+                Err(Shared::no_namespace(key))
+            } else if self.counts(key, *token) {
+                return;
+            } else {
+                // It was removed before it was written.
+                Ok(Written::New)
+            };
+            let Some(Record { token, buf, .. }) = self.pending.pop_front() else { return };
+            self.pending_bytes -= buf.len() as u64;
+            drop(buf);
+            self.end(token, &outcome, answers);
+        }
     }
 
     /// Ends records whose deadline has passed while they waited.
     pub(super) fn expire(&mut self, now: Instant, answers: &mut Answers) {
-        let mut kept = std::collections::VecDeque::with_capacity(self.pending.len());
-        for item in std::mem::take(&mut self.pending) {
-            match item {
-                Pending::Record { token, buf, deadline, .. } if deadline <= now => {
-                    self.pending_bytes -= buf.len() as u64;
-                    drop(buf);
-                    self.end(token, &Err(Request::expired()), answers);
-                }
-                item => kept.push_back(item),
-            }
+        if self.pending.iter().all(|record| record.deadline > now) {
+            return;
         }
-        self.pending = kept;
+        for record in std::mem::take(&mut self.pending) {
+            if record.deadline > now {
+                self.pending.push_back(record);
+                continue;
+            }
+            self.pending_bytes -= record.buf.len() as u64;
+            drop(record.buf);
+            self.end(record.token, &Err(Request::expired()), answers);
+        }
     }
 }
 

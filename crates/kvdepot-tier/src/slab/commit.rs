@@ -41,6 +41,13 @@ impl<T> Commit<T> {
         let covered = self.covered.take().unwrap_or(0);
         self.waiting.drain(..covered).collect()
     }
+
+    /// The sync failed: all groups, also those written meanwhile. They stand behind one that may be torn, where no walk
+    /// comes.
+    pub(super) fn fail(&mut self) -> Vec<T> {
+        self.covered = None;
+        self.waiting.drain(..).collect()
+    }
 }
 
 #[cfg(test)]
@@ -58,5 +65,9 @@ mod tests {
         assert_eq!(commit.end(), [1, 2]);
         assert!(commit.begin());
         assert_eq!((commit.end(), commit.len()), (vec![3], 0));
+        commit.written(4);
+        assert!(commit.begin());
+        commit.written(5);
+        assert_eq!((commit.fail(), commit.len(), commit.begin()), (vec![4, 5], 0, false));
     }
 }

@@ -16,7 +16,7 @@ const AT_SEQUENCE: usize = 32;
 const AT_TABLE_CHECKSUM: usize = 40;
 const AT_CHECKSUM: usize = 48;
 const HEAD: usize = 56;
-const ROW: usize = 40;
+const ROW: usize = 48;
 
 /// Something that happened to a key, and where its record lies in the segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +26,8 @@ pub(super) struct Row {
     pub(super) page: u32,
     /// Pages of the record; none = the block was removed.
     pub(super) pages: u32,
+    /// The record's header checksum, the low half.
+    pub(super) tag: u32,
 }
 
 /// What the last page of a segment says of the rows before it.
@@ -58,6 +60,7 @@ pub(super) fn encode(medium: MediumId, sequence: u64, rows: &[Row]) -> AlignedBu
         out[at..at + 32].copy_from_slice(&row.key.to_bytes());
         out[at + 32..at + 36].copy_from_slice(&row.page.to_le_bytes());
         out[at + 36..at + 40].copy_from_slice(&row.pages.to_le_bytes());
+        out[at + 40..at + 44].copy_from_slice(&row.tag.to_le_bytes());
     }
     let (table, trailer) = out.split_at_mut(table_bytes(rows.len()) as usize);
     let count = u32::try_from(rows.len()).expect("a segment has fewer pages than u32 counts");
@@ -90,7 +93,8 @@ pub(super) fn parse_rows(trailer: Trailer, table: &[u8]) -> Option<Vec<Row>> {
     }
     let row = |at: usize| {
         let key = BlockKey::from_bytes(table.get(at..at + 32)?.try_into().ok()?);
-        Some(Row { key, page: u32_at(table, at + 32)?, pages: u32_at(table, at + 36)? })
+        let (page, pages) = (u32_at(table, at + 32)?, u32_at(table, at + 36)?);
+        Some(Row { key, page, pages, tag: u32_at(table, at + 40)? })
     };
     (0..).step_by(ROW).take(trailer.rows).map(row).collect()
 }
@@ -104,7 +108,8 @@ mod tests {
     #[test]
     fn a_footer_is_whole_or_nothing() {
         let key = |n: u8| BlockKey { namespace: NamespaceId([n; 16]), hash: BlockHash([n + 1; 16]) };
-        let rows: Vec<Row> = (0..200).map(|n| Row { key: key(n), page: n.into(), pages: 2 }).collect();
+        let row = |n: u8| Row { key: key(n), page: n.into(), pages: 2, tag: u32::from(n) * 7 };
+        let rows: Vec<Row> = (0..200).map(row).collect();
         let pages = encode([1; 16], 5, &rows);
         let (table, page) = pages.split_at(pages.len() - 4096);
         let trailer = parse_trailer([1; 16], page).unwrap();

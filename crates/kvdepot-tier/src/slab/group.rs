@@ -34,6 +34,8 @@ pub(super) struct Entry {
     pub(super) key: BlockKey,
     /// Pages of its record; none = the block was removed.
     pub(super) pages: u32,
+    /// Its record's header checksum, the low half: a whole record of another time at the same place is another one.
+    pub(super) tag: u32,
 }
 
 /// Where a group stands.
@@ -85,6 +87,7 @@ pub(super) fn encode(place: Place, durable: u32, entries: &[Entry]) -> (AlignedB
     for (entry, at) in entries.iter().zip((HEAD..).step_by(ENTRY)) {
         put(at, &entry.key.to_bytes());
         put(at + 32, &entry.pages.to_le_bytes());
+        put(at + 36, &entry.tag.to_le_bytes());
     }
     let checksum = crc64(&out);
     out[AT_CHECKSUM..HEAD].copy_from_slice(&checksum.to_le_bytes());
@@ -109,7 +112,7 @@ pub(super) fn parse_any(medium: MediumId, pages: &[u8]) -> Option<Head> {
     }
     let entry = |at: usize| {
         let key = BlockKey::from_bytes(pages.get(at..at + 32)?.try_into().ok()?);
-        Some(Entry { key, pages: u32_at(pages, at + 32)? })
+        Some(Entry { key, pages: u32_at(pages, at + 32)?, tag: u32_at(pages, at + 36)? })
     };
     let count = u32_at(pages, AT_ENTRIES)? as usize;
     let entries: Vec<Entry> = (HEAD..).step_by(ENTRY).take(count).map(entry).collect::<Option<_>>()?;
@@ -137,7 +140,8 @@ mod tests {
     #[test]
     fn a_head_counts_at_its_own_place_only() {
         let key = |n: u8| BlockKey { namespace: NamespaceId([n; 16]), hash: BlockHash([n + 1; 16]) };
-        let entries: Vec<Entry> = (0..130).map(|n| Entry { key: key(n), pages: n.into() }).collect();
+        let entry = |n: u8| Entry { key: key(n), pages: n.into(), tag: u32::from(n) * 7 };
+        let entries: Vec<Entry> = (0..130).map(entry).collect();
         let place = Place { medium: [1; 16], sequence: 9, ordinal: 4, before: 77 };
         let (pages, checksum) = encode(place, 3, &entries);
         let head = parse(place, &pages).unwrap();

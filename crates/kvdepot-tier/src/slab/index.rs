@@ -1,4 +1,4 @@
-//! Which block lies where: about 60 bytes a block, and no insertion that moves more than a small part of it.
+//! Which block lies where: about 64 bytes a block, and no insertion that moves more than a small part of it.
 //!
 //! The blocks of a segment are linked, so that a segment is given up without a search. Namespaces are numbered while they
 //! have blocks.
@@ -24,6 +24,8 @@ pub(super) struct Place {
     pub(super) segment: u32,
     pub(super) page: u32,
     pub(super) pages: u32,
+    /// The record's header checksum, the low half.
+    pub(super) tag: u32,
 }
 
 /// What is known of a block.
@@ -44,6 +46,7 @@ struct Slot {
     segment: u32,
     page: u32,
     pages: u32,
+    tag: u32,
     used: u32,
     /// Neighbours in the segment's list; of a free slot `next` is the next free one.
     before: u32,
@@ -56,6 +59,7 @@ const FREE: Slot = Slot {
     segment: 0,
     page: 0,
     pages: 0,
+    tag: 0,
     used: 0,
     before: NONE,
     next: NONE,
@@ -148,7 +152,8 @@ impl Index {
 
     fn known(&self, number: u32) -> Known {
         let slot = self.slot(number);
-        let place = Place { segment: slot.segment, page: slot.page, pages: slot.pages & !UNPROVEN };
+        let pages = slot.pages & !UNPROVEN;
+        let place = Place { segment: slot.segment, page: slot.page, pages, tag: slot.tag };
         Known { place, used: slot.used, unproven: slot.pages & UNPROVEN != 0 }
     }
 
@@ -181,6 +186,7 @@ impl Index {
             segment: place.segment,
             page: place.page,
             pages: place.pages | flag,
+            tag: place.tag,
             used: 0,
             before: NONE,
             next: head,
@@ -312,7 +318,7 @@ mod tests {
     fn a_block_costs_less_than_100_bytes() {
         let mut index = Index::new(4);
         for n in 0..1_000_000 {
-            index.insert(key(1, n), Place { segment: n % 4, page: n, pages: 2 }, false);
+            index.insert(key(1, n), Place { segment: n % 4, page: n, pages: 2, tag: n }, false);
         }
         let each = index.memory_bytes() as f64 / index.len() as f64;
         assert!(each < 100.0, "{each} bytes a block");
@@ -344,7 +350,7 @@ mod tests {
             for (at, step) in (0..).zip(steps) {
                 match step {
                     Step::Insert(space, n, segment) => {
-                        let place = Place { segment, page: at, pages: n + 1 };
+                        let place = Place { segment, page: at, pages: n + 1, tag: n * 3 };
                         index.insert(key(space, n), place, n % 2 == 0);
                         model.insert(key(space, n), (place, false));
                     }

@@ -53,6 +53,8 @@ pub(super) struct Log {
     durable: u32,
     /// Whether all that was written to the segment is known to be there, so that a footer may say so.
     sound: bool,
+    /// Whether the first groups of this life are on the medium, so that the next segment is clear.
+    begun: bool,
 }
 
 impl Log {
@@ -66,7 +68,7 @@ impl Log {
     ) -> Self {
         // What a crash may have torn is listed by no footer, unless nothing was there to be torn.
         let sound = rows.is_empty();
-        Self { medium, shape, sequence, tail, rows, durable: tail.ordinal, sound }
+        Self { medium, shape, sequence, tail, rows, durable: tail.ordinal, sound, begun: true }
     }
 
     pub(super) const fn shape(&self) -> &Shape {
@@ -105,7 +107,7 @@ impl Log {
         let segment = self.shape.segment_of(self.sequence);
         let mut at = self.tail.bytes + head.len() as u64;
         let places = entries.iter().map(|entry| {
-            let place = Place { segment, page: (at / PAGE) as u32, pages: entry.pages };
+            let place = Place { segment, page: (at / PAGE) as u32, pages: entry.pages, tag: entry.tag };
             at += u64::from(entry.pages) * PAGE;
             place
         });
@@ -122,6 +124,7 @@ impl Log {
             key: entry.key,
             page: place.page,
             pages: entry.pages,
+            tag: entry.tag,
         }));
         self.tail = Tail {
             bytes: self.tail.bytes + group.bytes,
@@ -150,9 +153,24 @@ impl Log {
         (self.sound && !self.rows.is_empty()).then(|| (end - pages.len() as u64, pages))
     }
 
-    /// Goes on to the next segment.
+    /// Goes on to the next segment, which is to begin.
     pub(super) fn roll(&mut self) {
         self.sequence += 1;
+        self.begun = false;
+        self.restart();
+    }
+
+    pub(super) const fn is_begun(&self) -> bool {
+        self.begun
+    }
+
+    /// The segment's first groups are written, and the next segment is clear.
+    pub(super) const fn begin(&mut self) {
+        self.begun = true;
+    }
+
+    /// The segment's first groups failed, and are written over.
+    pub(super) fn restart(&mut self) {
         self.tail = Tail::BEGIN;
         self.rows.clear();
         self.durable = 0;
@@ -169,7 +187,8 @@ mod tests {
     const SHAPE: Shape = Shape { segment_bytes: 64 * PAGE, segments: 3, table_bytes: PAGE };
 
     fn entry(n: u8, pages: u32) -> Entry {
-        Entry { key: BlockKey { namespace: NamespaceId([1; 16]), hash: BlockHash([n; 16]) }, pages }
+        let key = BlockKey { namespace: NamespaceId([1; 16]), hash: BlockHash([n; 16]) };
+        Entry { key, pages, tag: 0 }
     }
 
     #[test]
@@ -195,7 +214,8 @@ mod tests {
 
     #[test]
     fn the_largest_record_fits_an_empty_segment() {
-        let log = Log::new([3; 16], SHAPE, 0, Tail::BEGIN, Vec::new());
+        let mut log = Log::new([3; 16], SHAPE, 0, Tail::BEGIN, Vec::new());
+        log.written(&log.plan(Vec::new()));
         assert!(log.fits(1, SHAPE.record_bytes_max()));
         assert!(!log.fits(1, SHAPE.record_bytes_max() + PAGE));
     }

@@ -53,6 +53,10 @@ impl Medium {
         match superblock {
             Some(Superblock { id, shape }) => {
                 check_size(&*volume, &shape, config).map_err(|e| at(e, &volume))?;
+                if volume.can_grow() {
+                    // A copy of a medium may have holes.
+                    volume.allocate(volume.bytes()).map_err(|e| at(e, &volume))?;
+                }
                 let medium = Self { volume, id, shape };
                 medium.repair_superblocks();
                 Ok(medium)
@@ -73,10 +77,12 @@ impl Medium {
                 "a Slab tier's file or device holds something else, which is left alone: name another one, or wipe it",
             ));
         }
-        if volume.can_grow() && config.capacity_bytes > 0 {
+        let wanted = config.capacity_bytes.max(volume.bytes());
+        if volume.can_grow() && wanted > 0 {
             // Before anything is allocated: what cannot be formatted takes no room.
-            Shape::of(config.capacity_bytes, config.segment_bytes)?;
-            volume.allocate(config.capacity_bytes)?;
+            Shape::of(wanted, config.segment_bytes)?;
+            // A file that is there may have holes.
+            volume.allocate(wanted)?;
         }
         if volume.bytes() == 0 {
             return Err(Error::new(
@@ -120,33 +126,41 @@ impl Medium {
         }
     }
 
-    /// The table of namespaces and its number.
+    /// The table of namespaces and its number, which both copies hold from then on: whoever opened an epoch finds it again
+    /// though either copy is damaged later.
     pub(super) fn rows(&self) -> Result<(u64, Vec<Row>)> {
-        let newest = [0, 1]
-            .into_iter()
-            .filter_map(|copy| {
-                let bytes = read(&*self.volume, self.shape.table_at(copy), self.shape.table_bytes);
-                table::parse(self.id, &bytes.ok()?)
-            })
-            .max_by_key(|(number, _)| *number);
-        newest.ok_or_else(|| {
-            Error::new(
+        let find = |copy| {
+            // One that cannot be read is one that is damaged: each copy that is whole has all that was ever acknowledged.
+            let bytes = read(&*self.volume, self.shape.table_at(copy), self.shape.table_bytes);
+            table::parse(self.id, &bytes.ok()?)
+        };
+        let found = [find(0), find(1)];
+        let Some((number, rows)) = found.iter().flatten().max_by_key(|(number, _)| *number).cloned() else {
+            return Err(Error::new(
                 ErrorKind::Corrupt,
                 "both tables of namespaces of a Slab tier are damaged, so that nobody knows which blocks are current: \
                  remove the file or wipe the device, or name another one",
             )
-            .with("path", self.volume.path().display())
-        })
+            .with("path", self.volume.path().display()));
+        };
+        for (copy, found) in (0..).zip(&found) {
+            if found.as_ref().is_none_or(|(other, _)| *other != number) {
+                tracing::warn!(path = %self.volume.path().display(), copy, "a table of namespaces is written again");
+                self.store_copy(copy, number, &rows)?;
+            }
+        }
+        Ok((number, rows))
     }
 
     /// Stores a table of namespaces in both places, one after the other.
     pub(super) fn store_rows(&self, number: u64, rows: &[Row]) -> Result<()> {
-        for copy in [1, 0] {
-            let table = pages(table::encode(self.id, number, rows));
-            self.volume.write_at(&[table], self.shape.table_at(copy))?;
-            self.volume.sync()?;
-        }
-        Ok(())
+        [1, 0].into_iter().try_for_each(|copy| self.store_copy(copy, number, rows))
+    }
+
+    fn store_copy(&self, copy: u64, number: u64, rows: &[Row]) -> Result<()> {
+        let table = pages(table::encode(self.id, number, rows));
+        self.volume.write_at(&[table], self.shape.table_at(copy))?;
+        self.volume.sync()
     }
 }
 

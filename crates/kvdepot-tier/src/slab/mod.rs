@@ -128,6 +128,7 @@ impl SlabTier {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let (index, log, table) = (recovered.index, recovered.log, recovered.table);
         let shared = Shared::new(config, medium, index, spaces, table, host.trim().to_owned());
+        shared.lock().removals = recovered.torn;
         let tier = Self { shared: Arc::new(shared), engine, calls };
         tier.shared.spawn("kvd-slab-append", move |shared| append::run(shared, log))?;
         tier.shared.spawn("kvd-slab-sync", |shared| append::run_sync(shared))?;

@@ -100,12 +100,14 @@ impl Reading {
         let mut direct = buf(dst);
         if volume.direct().is_none_or(|align| direct.fits(align)) {
             volume.read_at(&mut direct, offset)?;
+            is_of(place, &direct)?;
             return format::verify(self.key, layout, &direct);
         }
         // Pieces that O_DIRECT does not take are copied.
         let copy = SlotBuf::anonymous(space.slot_bytes);
         let mut whole = buf(&copy);
         volume.read_at(&mut whole, offset)?;
+        is_of(place, &whole)?;
         format::verify(self.key, layout, &whole)?;
         let mut bytes = vec![0; space.slot_bytes];
         copy.read_at(0, &mut bytes);
@@ -133,5 +135,13 @@ impl Reading {
         }
         tracing::warn!(key = %self.key, %error, "a corrupt record is given up");
         Some(Err(error))
+    }
+}
+
+/// Whether this is the record that was written, and no earlier one of the same block that lay at the same place (P1).
+fn is_of(place: Place, read: &IoBuf) -> Result<()> {
+    match format::header_tag(read.head()) {
+        Some(tag) if tag == place.tag => Ok(()),
+        _ => Err(Error::new(ErrorKind::Corrupt, "a record is not the one that was written there last")),
     }
 }

@@ -32,7 +32,7 @@ mod tests {
         let shape = Shape { segment_bytes: 40 * PAGE, segments: 3, table_bytes: PAGE };
         let block = |n: u8, used: u32, pages: u32| {
             let key = BlockKey { namespace: NamespaceId([1; 16]), hash: BlockHash([n; 16]) };
-            let place = Place { segment: 0, page: 0, pages };
+            let place = Place { segment: 0, page: 0, pages, tag: 0 };
             (key, Known { place, used, unproven: false })
         };
         let kept = keep(

@@ -81,8 +81,8 @@ impl Shape {
         (sequence % self.segments) as u32
     }
 
-    /// The longest record that a segment takes.
+    /// The longest record that a segment takes, behind a first group without entries.
     pub(super) const fn record_bytes_max(&self) -> u64 {
-        self.segment_bytes - group::head_bytes(1) - footer::bytes(1)
+        self.segment_bytes - group::head_bytes(0) - group::head_bytes(1) - footer::bytes(1)
     }
 }

@@ -2,7 +2,9 @@
 //!
 //! Under the one lock, which is never held across I/O:
 //! - a block is in `index` only when its record is written, and synced where the tier is durable (P1);
-//! - what happens to a key goes through `pending` in its order, so the medium learns of it in that order;
+//! - the medium learns of removals before it gets what is pending: a removal takes its token away from any write of the
+//!   block that is pending, so one that counts came after it;
+//! - a write that failed may be on the medium all the same, so that it leaves a removal;
 //! - a write that is under way counts for its key only while `writing` names its token: whoever removes the block takes
 //!   the token away.
 
@@ -11,7 +13,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use kvdepot_core::limits::TIER_EVENTS_MAX;
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, Result};
 use kvdepot_io::{IoBuf, Volume};
@@ -29,13 +31,13 @@ pub(super) const PIECE: usize = 128;
 /// Slots of the index looked at under one hold of the lock.
 pub(super) const PIECE_SLOTS: u32 = 4096;
 
-/// What waits to be written.
+/// A block that waits to be written, until a deadline.
 #[derive(Debug)]
-pub(super) enum Pending {
-    /// A block, until a deadline.
-    Record { key: BlockKey, token: u64, buf: IoBuf, deadline: Instant },
-    /// That a block was removed.
-    Removal(BlockKey),
+pub(super) struct Record {
+    pub(super) key: BlockKey,
+    pub(super) token: u64,
+    pub(super) buf: IoBuf,
+    pub(super) deadline: Instant,
 }
 
 /// A write under way and those who wait for its end.
@@ -45,12 +47,13 @@ pub(super) struct Inflight {
     pub(super) waiters: Vec<Done<Written>>,
 }
 
-/// A group that was written: its records, and which group of which life of a segment it is.
+/// A group that was written: its records and removals, and which group of which life of a segment it is.
 #[derive(Debug)]
 pub(super) struct Appended {
     pub(super) sequence: u64,
     pub(super) ordinal: u32,
     pub(super) records: Vec<(BlockKey, u64, Place)>,
+    pub(super) removals: Vec<BlockKey>,
 }
 
 /// Those who are to be told how a write ended, once the lock is free.
@@ -66,8 +69,12 @@ pub(super) struct Events {
 pub(super) struct State {
     pub(super) index: Index,
     pub(super) spaces: Spaces,
-    pub(super) pending: VecDeque<Pending>,
+    pub(super) pending: VecDeque<Record>,
     pub(super) pending_bytes: u64,
+    /// Blocks of which the medium is to learn that they are not there. Written before what is pending.
+    pub(super) removals: HashSet<BlockKey>,
+    /// Whether the last write failed.
+    pub(super) failing: bool,
     /// The write under way of each key.
     pub(super) writing: HashMap<BlockKey, u64>,
     pub(super) inflight: HashMap<u64, Inflight>,
@@ -76,8 +83,8 @@ pub(super) struct State {
     pub(super) commit: Commit<Appended>,
     /// The last group that was synced: its sequence, and the number of the next one.
     pub(super) synced: (u64, u32),
-    /// Whether something of the open segment could not be synced.
-    pub(super) doubt: bool,
+    /// Why something of the open segment could not be synced: no more is written to it, and nothing behind counts.
+    pub(super) doubt: Option<Error>,
     /// Whether the append thread is at work.
     pub(super) appending: bool,
     /// Epochs that are over, whose blocks are being forgotten.
@@ -144,13 +151,15 @@ impl Shared {
             spaces,
             pending: VecDeque::new(),
             pending_bytes: 0,
+            removals: HashSet::new(),
+            failing: false,
             writing: HashMap::new(),
             inflight: HashMap::new(),
             inflight_bytes: 0,
             tokens: 0,
             commit: Commit::default(),
             synced: (0, 0),
-            doubt: false,
+            doubt: None,
             appending: false,
             over: VecDeque::new(),
             events: Events::default(),
@@ -282,7 +291,10 @@ impl Shared {
 
 impl State {
     fn is_idle(&self) -> bool {
-        let queued = !self.pending.is_empty() || !self.inflight.is_empty() || !self.over.is_empty();
+        let queued = !self.pending.is_empty()
+            || !self.removals.is_empty()
+            || !self.inflight.is_empty()
+            || !self.over.is_empty();
         !queued && !self.appending && self.commit.len() == 0
     }
 
@@ -326,12 +338,15 @@ impl State {
                     Ok(Written::New)
                 }
             };
+            if ended.is_err() && self.counts(&key, token) {
+                self.removals.insert(key);
+            }
             self.end(token, &ended, answers);
         }
         if outcome.is_ok() {
             self.synced = self.synced.max((group.sequence, group.ordinal + 1));
         } else {
-            self.doubt = true;
+            self.removals.extend(group.removals);
         }
     }
 
@@ -339,7 +354,7 @@ impl State {
     pub(super) fn forget(&mut self, key: &BlockKey) {
         let known = self.index.remove(key).is_some() | self.writing.remove(key).is_some();
         if known {
-            self.pending.push_back(Pending::Removal(*key));
+            self.removals.insert(*key);
         }
     }
 

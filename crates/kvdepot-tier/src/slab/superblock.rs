@@ -93,6 +93,12 @@ impl Superblock {
 pub(super) fn decide(first: Found, second: Found) -> Result<Option<Superblock>> {
     let refuse = |kind, what: &str| Err(Error::new(kind, what.to_owned()));
     match (first, second) {
+        // One of ours beside something else: that is somebody's, and would be written over.
+        (Found::Whole(_), Found::Foreign) | (Found::Foreign, Found::Whole(_)) => refuse(
+            ErrorKind::Config,
+            "one of the first two pages of a Slab tier's file or device holds something else, which is left alone: name \
+             another one, or wipe it",
+        ),
         (Found::Whole(superblock), _) | (_, Found::Whole(superblock)) => Ok(Some(superblock)),
         (Found::Version(version), _) | (_, Found::Version(version)) => Err(Error::new(
             ErrorKind::Version,
@@ -140,7 +146,7 @@ mod tests {
     fn a_medium_is_formatted_only_where_nothing_is() {
         let whole = Found::Whole(superblock());
         assert_eq!(decide(Found::Torn, whole).unwrap(), Some(superblock()));
-        assert_eq!(decide(whole, Found::Foreign).unwrap(), Some(superblock()));
+        assert_eq!(decide(whole, Found::Blank).unwrap(), Some(superblock()));
         for second in [Found::Blank, Found::Torn] {
             assert_eq!(decide(Found::Blank, second).unwrap(), None);
         }
@@ -148,6 +154,8 @@ mod tests {
         assert_eq!(kind(Found::Torn, Found::Torn), ErrorKind::Corrupt);
         assert_eq!(kind(Found::Torn, Found::Blank), ErrorKind::Corrupt);
         assert_eq!(kind(Found::Version(9), Found::Blank), ErrorKind::Version);
+        assert_eq!(kind(whole, Found::Foreign), ErrorKind::Config);
+        assert_eq!(kind(Found::Foreign, whole), ErrorKind::Config);
         assert_eq!(kind(Found::Foreign, Found::Blank), ErrorKind::Config);
         assert_eq!(kind(Found::Blank, Found::Foreign), ErrorKind::Config);
     }

@@ -12,9 +12,12 @@ use kvdepot_io::{Call, Class, IoBuf, Op, Request, SlotBuf};
 use super::append::closed;
 use super::codec::size;
 use super::spaces::Space;
-use super::state::{Answers, Pending, Shared};
+use super::state::{Answers, Record, Shared};
 use crate::format::{Writer, seal};
 use crate::{Done, WriteItem, Written};
+
+/// Removals that wait for a medium that fails, from which on it gets no more blocks: each one that fails adds one.
+const REMOVALS_MAX: usize = 1 << 16;
 
 /// What becomes of a call to write.
 enum Admitted {
@@ -82,6 +85,13 @@ impl Shared {
             let error = error.with("record_bytes", space.record_bytes).with("record_bytes_max", most);
             return Admitted::Answer(done, Err(error));
         }
+        if state.failing && state.removals.len() >= REMOVALS_MAX {
+            let error = Error::new(
+                ErrorKind::Busy,
+                "a Slab tier's medium takes no writes: what failed before is to be noted there first",
+            );
+            return Admitted::Answer(done, Err(error.with("removals", state.removals.len())));
+        }
         let token = state.begin(key, space.record_bytes, done);
         Admitted::Write(space, token)
     }
@@ -120,7 +130,7 @@ impl Shared {
         state.pending_bytes += bytes;
         // Relaxed: a figure that nothing is ordered by.
         self.counters.accepted.fetch_add(bytes, Ordering::Relaxed);
-        state.pending.push_back(Pending::Record { key, token, buf, deadline });
+        state.pending.push_back(Record { key, token, buf, deadline });
         drop(state);
         self.append.notify_one();
         Ok(())
