@@ -114,6 +114,10 @@ FLAT = [
     ("pipeline: Cache|Remote\nremote_servers: a:1\nremote_tls_server_name: a", "add remote_tls_ca_file"),
     ("remote_tls_ca_file: /t", "has no use in the pipeline Cache|Posix"),
     ("pipeline: Cache|Remote\nremote_servers: a:1\nremote_token: x", "did you mean remote_token_file?"),
+    ("pipeline: Cache|Slab", "its Slab tier needs a file or a block device: add slab_path"),
+    ("pipeline: Cache|Slab\nslab_path: relative", "must be an absolute path"),
+    ("pipeline: Cache|Slab\nslab_path: /s\nslab_segment_mb: 0", "slab_segment_mb"),
+    ("slab_path: /s", "has no use in the pipeline Cache|Posix"),
     # what comes later
     (
         "copy_engine: batch\ncopy_engines_forbidden: [batch]",

@@ -404,6 +404,9 @@ impl Session {
             if !servers.is_empty() {
                 entry["servers"] = servers.into();
             }
+            for (name, value) in tier.figures() {
+                entry[name] = value.into();
+            }
             entry
         });
         map.insert("tiers".to_owned(), tiers.collect::<Vec<_>>().into());

@@ -143,19 +143,16 @@ impl<T> fmt::Debug for OfProcess<T> {
     }
 }
 
+/// Children for tests here and of what is private.
 #[cfg(test)]
-mod tests {
+pub(crate) mod testing {
     use std::io::{PipeReader, PipeWriter, Read, Write};
-    use std::os::fd::AsFd;
-    use std::os::unix::net::UnixStream;
-
-    use super::*;
 
     /// Children hold copies of each other's pipes if two tests fork at once.
-    static ONE_AT_A_TIME: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
+    pub(crate) static ONE_AT_A_TIME: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
 
     /// A forked child; it lives until `hold` is dropped, and its exit status is what `check` gives.
-    struct Child {
+    pub(crate) struct Child {
         pid: libc::pid_t,
         hold: Option<PipeWriter>,
         /// What the child says before it waits.
@@ -164,7 +161,7 @@ mod tests {
 
     impl Child {
         /// `check` runs in a child of a process with threads: it must not allocate or lock.
-        fn fork(check: impl FnOnce() -> u8) -> Self {
+        pub(crate) fn fork(check: impl FnOnce() -> u8) -> Self {
             let (mut held, hold) = std::io::pipe().unwrap();
             let (said, mut say) = std::io::pipe().unwrap();
             // SAFETY: the child allocates nothing, takes no lock, and ends by `_exit`.
@@ -181,7 +178,7 @@ mod tests {
             Self { pid, hold: Some(hold), said }
         }
 
-        fn said(&mut self) -> u8 {
+        pub(crate) fn said(&mut self) -> u8 {
             let mut byte = [0];
             self.said.read_exact(&mut byte).unwrap();
             byte[0]
@@ -196,6 +193,16 @@ mod tests {
             unsafe { libc::waitpid(self.pid, &raw mut status, 0) };
         }
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::testing::{Child, ONE_AT_A_TIME};
+    use super::*;
 
     #[test]
     fn a_child_does_not_keep_a_private_socket_open() {

@@ -28,6 +28,7 @@ pub mod socket;
 pub mod thread_time;
 pub mod transfer;
 mod trial;
+pub mod volume;
 mod watchdog;
 
 pub use aligned::AlignedBuf;
@@ -42,3 +43,4 @@ pub use iobuf::IoBuf;
 pub use noop::NoopEngine;
 pub use psync::{PsyncConfig, PsyncEngine};
 pub use queued::QueuedEngine;
+pub use volume::{FileVolume, Volume};

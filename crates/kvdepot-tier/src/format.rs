@@ -197,6 +197,11 @@ impl BlockHeader {
     }
 }
 
+/// The low half of the checksum that a header names, which tells one file of a block from another one.
+pub fn header_tag(head: &[u8]) -> Option<u32> {
+    u32_at(head, AT_CHECKSUM)
+}
+
 /// CRC-64/NVME over the header's pages with the checksum's own eight bytes zero.
 fn header_checksum(pages: &[u8]) -> u64 {
     let mut copy = pages.to_vec();

@@ -380,6 +380,10 @@ impl<T: Tier> Tier for Guarded<T> {
         self.inner.engine()
     }
 
+    fn figures(&self) -> Vec<(&'static str, u64)> {
+        self.inner.figures()
+    }
+
     fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey> {
         self.inner.keys(namespace)
     }

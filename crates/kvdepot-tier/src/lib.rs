@@ -16,6 +16,7 @@ pub mod registry;
 pub mod remote;
 pub mod settings;
 mod shared_tier;
+pub mod slab;
 
 use std::fmt::{self, Debug};
 use std::sync::{Arc, Weak};
@@ -32,6 +33,7 @@ pub use guard::{GuardConfig, Guarded};
 pub use kvdepot_core::machine::Fetched;
 pub use posix::{PosixConfig, PosixTier};
 pub use remote::{RemoteConfig, RemoteProtocol, RemoteTier, RemoteTls};
+pub use slab::{SlabConfig, SlabStats, SlabTier};
 
 /// Called once, from any thread, when an operation has ended, possibly before the call that began it returns; must
 /// not block.
@@ -228,6 +230,11 @@ pub trait Tier: Send + Sync + Debug {
     /// What moves its blocks, if there is a choice: for `stat`.
     fn engine(&self) -> &'static str {
         ""
+    }
+
+    /// Counters of its own since it was opened, for `stat`: names and values.
+    fn figures(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
     }
 
     /// Keys of a namespace (of its current epoch) that the tier knows; for `ls`, `verify` and tests.

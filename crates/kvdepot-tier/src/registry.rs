@@ -7,7 +7,7 @@ use kvdepot_core::{Error, ErrorKind, Result, pipeline};
 use serde_json::{Value, json};
 
 use crate::settings::{MEMORY_OUTLIVES, Setting, nearest};
-use crate::{GuardConfig, Guarded, Tier, dax, empty, fake, posix, remote};
+use crate::{GuardConfig, Guarded, Tier, dax, empty, fake, posix, remote, slab};
 
 /// How a tier describes itself.
 #[derive(Debug)]
@@ -26,7 +26,8 @@ pub struct TierEntry {
 }
 
 /// All tiers, in the order of the documentation.
-pub const TIERS: [&TierEntry; 5] = [&posix::ENTRY, &remote::ENTRY, &dax::ENTRY, &fake::ENTRY, &empty::ENTRY];
+pub const TIERS: [&TierEntry; 6] =
+    [&posix::ENTRY, &slab::ENTRY, &remote::ENTRY, &dax::ENTRY, &fake::ENTRY, &empty::ENTRY];
 
 /// Their names.
 pub const NAMES: [&str; TIERS.len()] = {
@@ -135,6 +136,7 @@ mod tests {
     fn with(tier: &str, name: &str, value: Value) -> Value {
         let mut all = match tier {
             "Posix" => json!({"directories": ["/proc/kvdepot-is-not-here"]}),
+            "Slab" => json!({"path": "/proc/kvdepot-is-not-here"}),
             "Remote" => json!({"servers": ["127.0.0.1:1"]}),
             "Dax" => json!({"device_path": "/proc/kvdepot-is-not-here"}),
             _ => json!({}),
@@ -207,6 +209,7 @@ mod tests {
                 "Posix",
                 (|value| format!("{:?}", posix::PosixConfig::from_json(value).unwrap())) as fn(&Value) -> _,
             ),
+            ("Slab", |value| format!("{:?}", slab::SlabConfig::from_json(value).unwrap())),
             ("Remote", |value| format!("{:?}", remote::RemoteConfig::from_json(value).unwrap())),
             ("Dax", |value| format!("{:?}", dax::DaxConfig::from_json(value).unwrap())),
         ] {

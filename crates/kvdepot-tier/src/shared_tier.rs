@@ -68,6 +68,10 @@ impl<T: Tier + ?Sized> Tier for Arc<T> {
         (**self).engine()
     }
 
+    fn figures(&self) -> Vec<(&'static str, u64)> {
+        (**self).figures()
+    }
+
     fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey> {
         (**self).keys(namespace)
     }

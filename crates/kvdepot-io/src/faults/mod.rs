@@ -9,9 +9,11 @@ mod memory;
 mod plan;
 mod queue;
 mod spec;
+mod volume;
 
 pub use device::FaultDevice;
 pub use engine::FaultEngine;
 pub use memory::{Image, Loss, MemoryDevice, Mutation};
 pub use plan::{Fault, FaultOp, Faults};
 pub use queue::FaultQueue;
+pub use volume::{FaultVolume, Kept, MemoryVolume, VolumeOp};

@@ -42,16 +42,19 @@ pub fn check(make: &dyn Fn() -> Arc<dyn Tier>) {
     shapes::whole_or_absent_while_written(make());
 }
 
-/// Runs what holds for a tier whose blocks outlive it; `make` opens the same, at first empty, place each time.
-pub fn check_persistent(make: &dyn Fn() -> Arc<dyn Tier>) {
-    check_persistent_alone(make);
-    persistent::a_laggard_follows(make);
-}
-
-/// As `check_persistent`, for a place that one tier at a time can open.
+/// Runs what holds for a tier whose blocks outlive it and whose place has one owner at a time; `make` opens the same, at
+/// first empty, place each time.
 pub fn check_persistent_alone(make: &dyn Fn() -> Arc<dyn Tier>) {
     persistent::reopening_finds_all(make);
     persistent::an_epoch_survives(make);
+    persistent::a_removal_survives(make);
+}
+
+/// Runs what holds for a tier whose blocks outlive it and whose place several nodes may use; `make` opens the same, at
+/// first empty, place each time.
+pub fn check_persistent(make: &dyn Fn() -> Arc<dyn Tier>) {
+    check_persistent_alone(make);
+    persistent::a_laggard_follows(make);
 }
 
 /// Runs what holds for a tier with a cap (P5); `make` gives a fresh, empty tier with this cap in bytes.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kvdepot_core::ErrorKind;
 
 use super::tools::{Bench, Waiting};
-use crate::{Presence, Tier};
+use crate::{Presence, Tier, Written};
 
 pub(super) fn reopening_finds_all(make: &dyn Fn() -> Arc<dyn Tier>) {
     let bench = Bench::new(make());
@@ -30,6 +30,24 @@ pub(super) fn an_epoch_survives(make: &dyn Fn() -> Arc<dyn Tier>) {
     bench.drain();
     assert!(bench.tier.keys(bench.spec.id(epoch)).is_empty());
     assert_eq!(bench.tier.usage().bytes, 0);
+}
+
+/// An orderly end keeps what was removed away, and what was written anew in its place.
+pub(super) fn a_removal_survives(make: &dyn Fn() -> Arc<dyn Tier>) {
+    let bench = Bench::new(make());
+    for n in 30..33 {
+        bench.write(n).expect("a write");
+    }
+    bench.remove(30).expect("a removal");
+    bench.remove(31).expect("a removal");
+    let again = bench.begin_write(31, bench.filled(99), Bench::soon());
+    assert_eq!(Bench::answer(&again).expect("a write"), Written::New);
+    bench.drain();
+    drop(bench);
+    let bench = Bench::new(make());
+    assert_eq!(bench.read(30).expect_err("it was removed").kind(), ErrorKind::NotFound);
+    assert_eq!(bench.read(31).expect("a block"), bench.bytes(99), "what was written last");
+    assert!(bench.read_is_right(32));
 }
 
 /// Two tiers on one place, as two nodes are: neither's advance is lost, and whoever lags learns of it.

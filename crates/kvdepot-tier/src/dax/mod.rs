@@ -80,6 +80,7 @@ impl DaxTier {
             write_threads: config.put_workers,
             queue_depth: IO_QUEUE_MAX,
             name: "kvd-dax".to_owned(),
+            memory_outlives: false,
         };
         let calls = BlockingCalls::new(BlockingConfig {
             name: "kvd-dax-ns".to_owned(),

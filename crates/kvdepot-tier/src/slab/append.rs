@@ -1,0 +1,442 @@
+//! The thread that writes: groups of what waits, the ends of segments, and the blocks that outlive their segment. And the
+//! thread that syncs, so that the next group is written meanwhile.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
+use kvdepot_io::{AlignedBuf, IoBuf, Request, SlotBuf};
+
+use super::codec::size;
+use super::group::{ENTRIES_MAX, Entry};
+use super::index::{Known, Place};
+use super::log::{Group, Log};
+use super::medium::pages;
+use super::recycle;
+use super::shape::PAGE;
+use super::state::{Answers, Appended, PIECE, Record, Shared, State};
+use crate::{Written, format};
+
+/// Bytes of records in a group, at most, or one record.
+const GROUP_BYTES_MAX: u64 = 16 << 20;
+/// Groups that wait for a sync, at most: the memory of their blocks is free, but nobody was told of them.
+const UNSYNCED_MAX: usize = 8;
+/// Failed writes in a row after which a segment is left as it is, and the next one tried.
+const FAILURES_MAX: u32 = 3;
+
+/// How long removals wait after a failed write.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// What the append thread does next.
+enum Step {
+    /// Write these: removals first.
+    Write(Batch),
+    /// The open segment is full, or a part of it could not be synced.
+    Roll,
+    /// The segment is new: its first groups are to be written.
+    Begin,
+    /// Nothing is left, and nothing more comes.
+    Stop,
+}
+
+/// What goes into a group.
+#[derive(Default)]
+struct Batch {
+    removals: Vec<BlockKey>,
+    records: Vec<Record>,
+}
+
+impl Batch {
+    const fn len(&self) -> usize {
+        self.removals.len() + self.records.len()
+    }
+}
+
+/// A block that was written again: where it lay, and where it lies now.
+type Moved = (BlockKey, Known, Place);
+
+/// The append thread.
+pub(super) fn run(shared: &Shared, mut log: Log) {
+    // A medium that takes no blocks loses one segment, not one after the other.
+    let (mut failures, mut passed_over) = (0, false);
+    loop {
+        match shared.next_step(&mut log) {
+            Step::Write(batch) => {
+                let has_records = !batch.records.is_empty();
+                if shared.write_batch(&mut log, batch) {
+                    failures = 0;
+                    passed_over &= !has_records;
+                } else {
+                    failures += 1;
+                    shared.pause();
+                }
+                if failures >= FAILURES_MAX && !passed_over {
+                    (failures, passed_over) = (0, true);
+                    shared.roll(&mut log);
+                }
+            }
+            Step::Roll => shared.roll(&mut log),
+            Step::Begin => {
+                if let Err(error) = shared.begin_segment(&mut log) {
+                    tracing::warn!(%error, "a segment cannot be begun: what waits fails, and nothing is given up");
+                    log.restart();
+                    shared.fail_pending(&error);
+                    shared.pause();
+                }
+            }
+            Step::Stop => break,
+        }
+        shared.rest();
+    }
+    if !shared.config.durable
+        && let Err(error) = shared.sync()
+    {
+        tracing::warn!(%error, "a Slab tier's last blocks may be missing after a power loss");
+    }
+}
+
+/// The sync thread.
+pub(super) fn run_sync(shared: &Shared) {
+    loop {
+        let mut state = shared.lock();
+        while !state.commit.begin() {
+            // Of its three threads the append thread ends first.
+            if state.stopping && state.threads <= 1 {
+                return;
+            }
+            shared.sync.wait(&mut state);
+        }
+        drop(state);
+        let outcome = shared.sync();
+        let mut answers = Answers::new();
+        let mut state = shared.lock();
+        let groups = match &outcome {
+            Ok(()) => state.commit.end(),
+            Err(error) => {
+                state.doubt = Some(error.clone());
+                state.commit.fail()
+            }
+        };
+        for group in groups {
+            state.end_group(group, &outcome, &mut answers);
+        }
+        drop(state);
+        shared.append.notify_one();
+        shared.answer(answers);
+    }
+}
+
+impl Shared {
+    fn sync(&self) -> Result<()> {
+        // Relaxed: figures that nothing is ordered by, here and below.
+        self.counters.syncs.fetch_add(1, Ordering::Relaxed);
+        self.volume().sync()
+    }
+
+    /// After a failure: does not try removals again and again that nothing else goes with.
+    fn pause(&self) {
+        let mut state = self.lock();
+        if !state.pending.is_empty() {
+            return;
+        }
+        if state.stopping && !state.removals.is_empty() {
+            tracing::warn!(
+                blocks = state.removals.len(),
+                "removals are not stored: the blocks may be back after the next start"
+            );
+            state.removals.clear();
+        } else if !state.removals.is_empty() {
+            self.append.wait_for(&mut state, RETRY);
+        }
+    }
+
+    /// Ends all records that wait: there is no segment that they could go to.
+    fn fail_pending(&self, error: &Error) {
+        let mut answers = Answers::new();
+        let mut state = self.lock();
+        state.failing = true;
+        while let Some(Record { token, buf, .. }) = state.pending.pop_front() {
+            state.pending_bytes -= buf.len() as u64;
+            drop(buf);
+            state.end(token, &Err(error.clone()), &mut answers);
+        }
+        drop(state);
+        self.answer(answers);
+    }
+
+    fn rest(&self) {
+        self.lock().appending = false;
+        self.changed.notify_all();
+    }
+
+    /// Waits for work and takes as much as one write shall have.
+    fn next_step(&self, log: &mut Log) -> Step {
+        let mut answers = Answers::new();
+        let mut state = self.lock();
+        let step = loop {
+            log.synced(state.synced.0, state.synced.1);
+            if state.commit.len() < UNSYNCED_MAX {
+                let taken = state.take_batch(log, &mut answers);
+                if !matches!(&taken, Step::Write(batch) if batch.len() == 0) {
+                    state.appending = true;
+                    break taken;
+                }
+                if !answers.is_empty() {
+                    drop(state);
+                    self.answer(std::mem::take(&mut answers));
+                    state = self.lock();
+                    continue;
+                }
+                if state.stopping {
+                    break Step::Stop;
+                }
+            }
+            self.append.wait(&mut state);
+        };
+        drop(state);
+        self.answer(answers);
+        step
+    }
+
+    /// Writes a group; whether it was written.
+    fn write_batch(&self, log: &mut Log, batch: Batch) -> bool {
+        let Batch { removals, records } = batch;
+        let mut entries: Vec<Entry> =
+            removals.iter().map(|key| Entry { key: *key, pages: 0, tag: 0 }).collect();
+        let (mut bufs, mut tokens) = (vec![pages(AlignedBuf::zeroed(0))], Vec::new());
+        for Record { key, token, buf, .. } in records {
+            tokens.push((entries.len(), key, token));
+            let tag = format::header_tag(buf.head()).unwrap_or(0);
+            entries.push(Entry { key, pages: (buf.len() as u64 / PAGE) as u32, tag });
+            bufs.push(buf);
+        }
+        let ordinal = log.ordinal();
+        let (group, outcome) = self.write_group(log, entries, &mut bufs);
+        // The slots are free before anybody is told.
+        drop(bufs);
+        let records = tokens.into_iter().map(|(at, key, token)| (key, token, group.places[at])).collect();
+        let appended = Appended { sequence: log.sequence(), ordinal, records, removals };
+        let (written, mut answers) = (outcome.is_ok(), Answers::new());
+        let mut state = self.lock();
+        state.failing = !written;
+        // What was written behind a group that could not be synced is not found by a walk.
+        let outcome = state.doubt.clone().map_or(outcome, Err);
+        if self.config.durable && outcome.is_ok() {
+            state.commit.written(appended);
+            self.sync.notify_one();
+        } else {
+            state.end_group(appended, &outcome, &mut answers);
+            if !self.config.durable {
+                state.synced = (0, 0);
+            }
+        }
+        drop(state);
+        self.answer(answers);
+        written
+    }
+
+    /// Writes a group behind its head, for which `bufs` begins with an empty buffer.
+    fn write_group(&self, log: &mut Log, entries: Vec<Entry>, bufs: &mut [IoBuf]) -> (Group, Result<()>) {
+        let mut group = log.plan(entries);
+        bufs[0] = pages(std::mem::replace(&mut group.head, AlignedBuf::zeroed(0)));
+        let outcome = self.volume().write_at(bufs, group.offset);
+        if outcome.is_ok() {
+            log.written(&group);
+            self.counters.groups.fetch_add(1, Ordering::Relaxed);
+            self.counters.written.fetch_add(group.bytes, Ordering::Relaxed);
+        }
+        (group, outcome)
+    }
+
+    /// Ends the open segment and goes on to the next one of the ring.
+    fn roll(&self, log: &mut Log) {
+        // All that is in the segment is on the medium before its footer says so, and before the next one is written over.
+        let mut state = self.lock();
+        while state.commit.len() > 0 {
+            self.sync.notify_one();
+            self.changed.wait(&mut state);
+        }
+        let doubt = state.doubt.take();
+        drop(state);
+        if doubt.is_some() || self.sync().is_err() {
+            log.doubt();
+        }
+        if let Some((offset, footer)) = log.footer() {
+            let bytes = footer.len() as u64;
+            match self.volume().write_at(&[pages(footer)], offset) {
+                Ok(()) => drop(self.counters.written.fetch_add(bytes, Ordering::Relaxed)),
+                Err(error) => {
+                    tracing::warn!(%error, "a segment has no footer: the next start walks through it")
+                }
+            }
+        }
+        log.roll();
+        self.counters.recycled.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Writes the hot blocks of the next segment of the ring into the new one, and gives up the others, so that the next
+    /// one is clear. Nothing has changed when that fails.
+    ///
+    /// The medium knows that the new segment is begun before any block is given up: a start would find those blocks
+    /// otherwise, though they may have been removed meanwhile.
+    fn begin_segment(&self, log: &mut Log) -> Result<()> {
+        let segment = log.next_segment();
+        let blocks = self.lock().index.of_segment(segment, usize::MAX);
+        let moved = self.rewrite(log, &recycle::keep(log.shape(), blocks))?;
+        if self.config.durable {
+            self.sync()?;
+            log.synced(log.sequence(), log.ordinal());
+        }
+        for moved in moved.chunks(PIECE) {
+            let mut state = self.lock();
+            for (key, known, place) in moved {
+                if state.index.get(key).is_some_and(|now| now.place == known.place) {
+                    state.index.insert(*key, *place, known.unproven);
+                }
+            }
+        }
+        loop {
+            let mut state = self.lock();
+            let gone = state.index.of_segment(segment, PIECE);
+            for (key, _) in &gone {
+                state.index.remove(key);
+                state.note_evicted(*key);
+            }
+            drop(state);
+            self.counters.evicted.fetch_add(gone.len() as u64, Ordering::Relaxed);
+            if gone.is_empty() {
+                break;
+            }
+        }
+        log.begin();
+        self.deliver_events();
+        Ok(())
+    }
+
+    /// Writes blocks again, in groups; without any, a group of none.
+    fn rewrite(&self, log: &mut Log, blocks: &[(BlockKey, Known)]) -> Result<Vec<Moved>> {
+        let (mut left, mut all) = (blocks, Vec::new());
+        while !left.is_empty() {
+            let (mut entries, mut moved) = (Vec::new(), Vec::new());
+            let (mut bufs, mut bytes) = (vec![pages(AlignedBuf::zeroed(0))], 0);
+            while let [(key, known), rest @ ..] = left {
+                let record = u64::from(known.place.pages) * PAGE;
+                let full = bytes > 0 && (bytes + record > GROUP_BYTES_MAX || entries.len() >= ENTRIES_MAX);
+                if full {
+                    break;
+                }
+                if !log.fits(entries.len() + 1, bytes + record) {
+                    // Nothing more: what is left was used longest ago.
+                    left = &[];
+                    break;
+                }
+                left = rest;
+                let slot = SlotBuf::anonymous(size(record));
+                let mut buf = IoBuf::payload(slot, size(record)).expect("a slot of that length");
+                let offset =
+                    log.shape().segment_at(known.place.segment.into()) + u64::from(known.place.page) * PAGE;
+                if let Err(error) = self.volume().read_at(&mut buf, offset) {
+                    tracing::debug!(%error, %key, "a block in use cannot be read and is given up");
+                    continue;
+                }
+                bytes += record;
+                entries.push(Entry { key: *key, pages: known.place.pages, tag: known.place.tag });
+                moved.push((*key, *known));
+                bufs.push(buf);
+            }
+            if entries.is_empty() {
+                continue;
+            }
+            let (group, outcome) = self.write_group(log, entries, &mut bufs);
+            outcome?;
+            self.counters.rewritten.fetch_add(bytes, Ordering::Relaxed);
+            all.extend(
+                moved.into_iter().zip(&group.places).map(|((key, known), place)| (key, known, *place)),
+            );
+        }
+        if log.ordinal() == 0 {
+            self.write_group(log, Vec::new(), &mut [pages(AlignedBuf::zeroed(0))]).1?;
+        }
+        Ok(all)
+    }
+}
+
+impl State {
+    /// Takes what one write shall have: nothing if nothing waits.
+    fn take_batch(&mut self, log: &Log, answers: &mut Answers) -> Step {
+        let now = Instant::now();
+        self.end_first(now, answers);
+        let mut batch = Batch::default();
+        if self.pending.is_empty() && self.removals.is_empty() {
+            return Step::Write(batch);
+        }
+        if self.doubt.is_some() {
+            return Step::Roll;
+        }
+        if !log.is_begun() {
+            return Step::Begin;
+        }
+        let fitting = self.removals.iter().zip(1..=ENTRIES_MAX).take_while(|(_, count)| log.fits(*count, 0));
+        batch.removals = fitting.map(|(key, _)| *key).collect();
+        for key in &batch.removals {
+            self.removals.remove(key);
+        }
+        let mut bytes = 0;
+        // A block must not come before its own removal.
+        while self.removals.is_empty()
+            && let Some(first) = self.pending.front()
+        {
+            let length = first.buf.len() as u64;
+            let full = bytes > 0 && bytes + length > GROUP_BYTES_MAX;
+            if full || batch.len() >= ENTRIES_MAX || !log.fits(batch.len() + 1, bytes + length) {
+                break;
+            }
+            bytes += length;
+            self.pending_bytes -= length;
+            batch.records.extend(self.pending.pop_front());
+            self.end_first(now, answers);
+        }
+        if batch.len() == 0 { Step::Roll } else { Step::Write(batch) }
+    }
+
+    /// Ends the first records that wait as far as they are not to be written any more.
+    fn end_first(&mut self, now: Instant, answers: &mut Answers) {
+        while let Some(Record { key, token, deadline, .. }) = self.pending.front() {
+            let outcome = if *deadline <= now {
+                Err(Request::expired())
+            } else if self.spaces.get(key).is_none() {
+                Err(Shared::no_namespace(key))
+            } else if self.counts(key, *token) {
+                return;
+            } else {
+                // It was removed before it was written.
+                Ok(Written::New)
+            };
+            let Some(Record { token, buf, .. }) = self.pending.pop_front() else { return };
+            self.pending_bytes -= buf.len() as u64;
+            drop(buf);
+            self.end(token, &outcome, answers);
+        }
+    }
+
+    /// Ends records whose deadline has passed while they waited.
+    pub(super) fn expire(&mut self, now: Instant, answers: &mut Answers) {
+        if self.pending.iter().all(|record| record.deadline > now) {
+            return;
+        }
+        for record in std::mem::take(&mut self.pending) {
+            if record.deadline > now {
+                self.pending.push_back(record);
+                continue;
+            }
+            self.pending_bytes -= record.buf.len() as u64;
+            drop(record.buf);
+            self.end(record.token, &Err(Request::expired()), answers);
+        }
+    }
+}
+
+/// The error of a write that meets the tier's end.
+pub(super) fn closed() -> Error {
+    Error::new(ErrorKind::Closed, "the tier is closing")
+}

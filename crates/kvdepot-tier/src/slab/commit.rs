@@ -1,0 +1,73 @@
+//! Group commit: groups that are written wait, in order, for one sync that covers all of them.
+
+use std::collections::VecDeque;
+
+/// Groups that are written and not yet synced, each with what is to be done then.
+#[derive(Debug)]
+pub(super) struct Commit<T> {
+    waiting: VecDeque<T>,
+    /// How many of them the sync under way covers.
+    covered: Option<usize>,
+}
+
+impl<T> Default for Commit<T> {
+    fn default() -> Self {
+        Self { waiting: VecDeque::new(), covered: None }
+    }
+}
+
+impl<T> Commit<T> {
+    /// Groups that wait.
+    pub(super) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// A group was written.
+    pub(super) fn written(&mut self, group: T) {
+        self.waiting.push_back(group);
+    }
+
+    /// Begins a sync, if something waits and none is under way.
+    pub(super) fn begin(&mut self) -> bool {
+        let begins = self.covered.is_none() && !self.waiting.is_empty();
+        if begins {
+            self.covered = Some(self.waiting.len());
+        }
+        begins
+    }
+
+    /// The sync ended: the groups that it covered, in order. Those that were written meanwhile wait for the next one.
+    pub(super) fn end(&mut self) -> Vec<T> {
+        let covered = self.covered.take().unwrap_or(0);
+        self.waiting.drain(..covered).collect()
+    }
+
+    /// The sync failed: all groups, also those written meanwhile. They stand behind one that may be torn, where no walk
+    /// comes.
+    pub(super) fn fail(&mut self) -> Vec<T> {
+        self.covered = None;
+        self.waiting.drain(..).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sync_covers_what_was_written_before_it_began() {
+        let mut commit = Commit::default();
+        assert!(!commit.begin());
+        commit.written(1);
+        commit.written(2);
+        assert!(commit.begin() && !commit.begin());
+        commit.written(3);
+        assert_eq!(commit.end(), [1, 2]);
+        assert!(commit.begin());
+        assert_eq!((commit.end(), commit.len()), (vec![3], 0));
+        commit.written(4);
+        assert!(commit.begin());
+        commit.written(5);
+        assert_eq!((commit.fail(), commit.len(), commit.begin()), (vec![4, 5], 0, false));
+    }
+}

@@ -1,0 +1,199 @@
+//! The medium at a tier's start: formatted if it is new, refused if it is another's; and its tables of namespaces.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
+
+use kvdepot_core::{Error, ErrorKind, Result};
+use kvdepot_io::{AlignedBuf, IoBuf, SlotBuf, Volume};
+
+use super::SlabConfig;
+use super::codec::size;
+use super::shape::{PAGE, Shape};
+use super::superblock::{MediumId, Superblock, decide};
+use super::table::{self, Row};
+
+/// Bytes at the beginning of a device that must be zero before it is formatted: some file systems leave the first pages
+/// alone.
+const BLANK_BYTES: u64 = 1 << 20;
+
+/// A formatted medium.
+#[derive(Clone, Debug)]
+pub(super) struct Medium {
+    pub(super) volume: Arc<dyn Volume>,
+    pub(super) id: MediumId,
+    pub(super) shape: Shape,
+}
+
+/// Reads bytes at an offset.
+pub(super) fn read(volume: &dyn Volume, offset: u64, bytes: u64) -> Result<Vec<u8>> {
+    let slot = SlotBuf::anonymous(size(bytes));
+    let mut buf = IoBuf::payload(slot.clone(), size(bytes)).expect("a slot of that length");
+    volume.read_at(&mut buf, offset)?;
+    let mut out = vec![0; size(bytes)];
+    slot.read_at(0, &mut out);
+    Ok(out)
+}
+
+/// Pages as a buffer that is written.
+pub(super) fn pages(pages: AlignedBuf) -> IoBuf {
+    IoBuf::for_write(pages, SlotBuf::anonymous(0), 0).expect("no bytes of a slot")
+}
+
+impl Medium {
+    /// Looks what a volume is, and formats it if it is blank.
+    pub(super) fn open(volume: Arc<dyn Volume>, config: &SlabConfig) -> Result<Self> {
+        let at = |error: Error, volume: &Arc<dyn Volume>| error.with("path", volume.path().display());
+        let superblock = if volume.bytes() < 2 * PAGE {
+            None
+        } else {
+            let head = read(&*volume, 0, 2 * PAGE)?;
+            let (first, second) = head.split_at(size(PAGE));
+            decide(Superblock::find(first), Superblock::find(second)).map_err(|e| at(e, &volume))?
+        };
+        match superblock {
+            Some(Superblock { id, shape }) => {
+                check_size(&*volume, &shape, config).map_err(|e| at(e, &volume))?;
+                if volume.can_grow() {
+                    // A copy of a medium may have holes.
+                    volume.allocate(volume.bytes()).map_err(|e| at(e, &volume))?;
+                }
+                let medium = Self { volume, id, shape };
+                medium.repair_superblocks();
+                Ok(medium)
+            }
+            None => Self::format(Arc::clone(&volume), config).map_err(|e| at(e, &volume)),
+        }
+    }
+
+    fn format(volume: Arc<dyn Volume>, config: &SlabConfig) -> Result<Self> {
+        let looked = volume.bytes().min(BLANK_BYTES) / PAGE * PAGE;
+        let head = read(&*volume, 0, looked)?;
+        let is_short = (1..2 * PAGE).contains(&volume.bytes());
+        // Formatting may have been cut short behind the tables.
+        let is_free = |page: &[u8]| page.iter().all(|&byte| byte == 0) || page.starts_with(&table::MAGIC);
+        if is_short || !head.chunks(size(PAGE)).skip(2).all(is_free) {
+            return Err(Error::new(
+                ErrorKind::Config,
+                "a Slab tier's file or device holds something else, which is left alone: name another one, or wipe it",
+            ));
+        }
+        let wanted = config.capacity_bytes.max(volume.bytes());
+        if volume.can_grow() && wanted > 0 {
+            // Before anything is allocated: what cannot be formatted takes no room.
+            Shape::of(wanted, config.segment_bytes)?;
+            // A file that is there may have holes.
+            volume.allocate(wanted)?;
+        }
+        if volume.bytes() == 0 {
+            return Err(Error::new(
+                ErrorKind::Config,
+                "a new file of a Slab tier needs a size: set capacity_bytes (slab_capacity_gb)",
+            ));
+        }
+        if config.capacity_bytes > volume.bytes() {
+            let error = Error::new(ErrorKind::Config, "a Slab tier's capacity is larger than its device");
+            return Err(error.with("capacity_bytes", config.capacity_bytes).with("bytes", volume.bytes()));
+        }
+        let bytes = if config.capacity_bytes > 0 { config.capacity_bytes } else { volume.bytes() };
+        let shape = Shape::of(bytes, config.segment_bytes)?;
+        let medium = Self { volume, id: random_id(), shape };
+        // In this order: a medium whose first page is blank has no blocks and no epochs.
+        medium.store_rows(1, &[])?;
+        for copy in [1, 0] {
+            medium.write_superblock(copy)?;
+            medium.volume.sync()?;
+        }
+        Ok(medium)
+    }
+
+    fn write_superblock(&self, copy: u64) -> Result<()> {
+        let superblock = Superblock { id: self.id, shape: self.shape };
+        self.volume.write_at(&[pages(superblock.encode())], Shape::superblock_at(copy))
+    }
+
+    /// Writes a superblock again that is not what it should be.
+    fn repair_superblocks(&self) {
+        let right = Superblock { id: self.id, shape: self.shape }.encode();
+        for copy in [1, 0] {
+            let found = read(&*self.volume, Shape::superblock_at(copy), PAGE);
+            if found.is_ok_and(|page| page == *right) {
+                continue;
+            }
+            tracing::warn!(path = %self.volume.path().display(), copy, "a superblock is damaged and written again");
+            if let Err(error) = self.write_superblock(copy).and_then(|()| self.volume.sync()) {
+                tracing::warn!(%error, "a superblock cannot be written: the other one counts");
+            }
+        }
+    }
+
+    /// The table of namespaces and its number, which both copies hold from then on: whoever opened an epoch finds it again
+    /// though either copy is damaged later.
+    pub(super) fn rows(&self) -> Result<(u64, Vec<Row>)> {
+        let find = |copy| {
+            // One that cannot be read is one that is damaged: each copy that is whole has all that was ever acknowledged.
+            let bytes = read(&*self.volume, self.shape.table_at(copy), self.shape.table_bytes);
+            table::parse(self.id, &bytes.ok()?)
+        };
+        let found = [find(0), find(1)];
+        let Some((number, rows)) = found.iter().flatten().max_by_key(|(number, _)| *number).cloned() else {
+            return Err(Error::new(
+                ErrorKind::Corrupt,
+                "both tables of namespaces of a Slab tier are damaged, so that nobody knows which blocks are current: \
+                 remove the file or wipe the device, or name another one",
+            )
+            .with("path", self.volume.path().display()));
+        };
+        for (copy, found) in (0..).zip(&found) {
+            if found.as_ref().is_none_or(|(other, _)| *other != number) {
+                tracing::warn!(path = %self.volume.path().display(), copy, "a table of namespaces is written again");
+                self.store_copy(copy, number, &rows)?;
+            }
+        }
+        Ok((number, rows))
+    }
+
+    /// Stores a table of namespaces in both places, one after the other.
+    pub(super) fn store_rows(&self, number: u64, rows: &[Row]) -> Result<()> {
+        [1, 0].into_iter().try_for_each(|copy| self.store_copy(copy, number, rows))
+    }
+
+    fn store_copy(&self, copy: u64, number: u64, rows: &[Row]) -> Result<()> {
+        let table = pages(table::encode(self.id, number, rows));
+        self.volume.write_at(&[table], self.shape.table_at(copy))?;
+        self.volume.sync()
+    }
+}
+
+fn check_size(volume: &dyn Volume, shape: &Shape, config: &SlabConfig) -> Result<()> {
+    if shape.bytes() > volume.bytes() {
+        return Err(Error::new(
+            ErrorKind::Corrupt,
+            "a Slab tier's file or device is shorter than it was when it was formatted: restore its length, or wipe it",
+        )
+        .with("bytes", volume.bytes())
+        .with("bytes_expected", shape.bytes()));
+    }
+    let asked = match config.capacity_bytes {
+        0 => return Ok(()),
+        bytes => Shape::of(bytes, shape.segment_bytes),
+    };
+    match asked {
+        Ok(asked) if asked == *shape => Ok(()),
+        _ => Err(Error::new(
+            ErrorKind::Config,
+            "a Slab tier's file or device was formatted with another size: configure that one, leave the size out, or \
+             remove the file or wipe the device if its blocks are not needed",
+        )
+        .with("capacity_bytes", config.capacity_bytes)
+        .with("formatted_bytes", shape.bytes())),
+    }
+}
+
+fn random_id() -> MediumId {
+    // Each of these states is seeded anew by the system's random numbers.
+    let draw = || RandomState::new().build_hasher().finish().to_le_bytes();
+    let mut id = [0; 16];
+    id[..8].copy_from_slice(&draw());
+    id[8..].copy_from_slice(&draw());
+    id
+}

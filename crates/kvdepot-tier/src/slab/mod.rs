@@ -1,0 +1,261 @@
+//! The tier of one large file or block device: local NVMe with one owner.
+//!
+//! Blocks are appended, many with one write, to large segments that are written in a ring; the oldest segment is given up
+//! as a whole, and its blocks that were used meanwhile are written again. What lies where is known in memory, and read at a
+//! start from the ends of segments. `docs/format.md` draws the bytes.
+
+mod append;
+mod codec;
+mod commit;
+mod config;
+mod footer;
+mod group;
+mod index;
+mod keeper;
+mod log;
+mod medium;
+mod reader;
+mod recover;
+mod recycle;
+mod settings;
+mod shape;
+mod spaces;
+mod state;
+mod superblock;
+mod table;
+mod writer;
+
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use kvdepot_core::limits::{NAMESPACES_MAX, NAMESPACES_OPENING_MAX};
+use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
+use kvdepot_io::faults::{FaultVolume, Faults};
+use kvdepot_io::{FileVolume, IoEngine, PsyncConfig, PsyncEngine, Volume};
+
+use crate::registry::TierEntry;
+use crate::{
+    BlockingCalls, BlockingConfig, Done, Presence, ReadItem, Tier, TierEvents, TierUsage, WriteItem,
+};
+pub use config::SlabConfig;
+use medium::Medium;
+use spaces::Spaces;
+use state::{PIECE, PIECE_SLOTS, Shared};
+
+/// This tier, as the registry knows it.
+pub const ENTRY: TierEntry = TierEntry {
+    name: "Slab",
+    open: |config| Ok(Arc::new(SlabTier::open(SlabConfig::from_json(config)?)?)),
+    guards_itself: false,
+    settings: &settings::SETTINGS,
+    for_users: true,
+};
+
+/// How long dropping a tier waits for what is queued; a medium that hangs longer loses it.
+const CLOSE_WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// What a Slab tier has done since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SlabStats {
+    /// Bytes of records that were to be written: blocks with their headers.
+    pub accepted_bytes: u64,
+    /// Bytes that were written to the segments, of whatever kind.
+    pub written_bytes: u64,
+    /// Bytes of records among them that were written again, because their segment was given up.
+    pub rewritten_bytes: u64,
+    /// Writes of groups.
+    pub groups: u64,
+    /// Syncs.
+    pub syncs: u64,
+    /// Segments that were begun anew.
+    pub segments_recycled: u64,
+    /// Blocks that were given up.
+    pub blocks_evicted: u64,
+}
+
+impl SlabStats {
+    /// Bytes written for each byte of a block's record.
+    pub fn write_amplification(&self) -> f64 {
+        self.written_bytes as f64 / self.accepted_bytes.max(1) as f64
+    }
+}
+
+/// Blocks in one file or on one block device.
+#[derive(Debug)]
+pub struct SlabTier {
+    shared: Arc<Shared>,
+    // Owned here and not by what its callbacks hold, so that it never ends on a thread of its own.
+    engine: Arc<dyn IoEngine>,
+    /// Stores epochs.
+    calls: Arc<BlockingCalls>,
+}
+
+impl SlabTier {
+    /// Opens the file or device, formats it if it is new, and reads what lies on it.
+    pub fn open(config: SlabConfig) -> Result<Self> {
+        config.check()?;
+        let faults = config.faults.as_deref().map(Faults::from_spec).transpose()?;
+        let mut volume: Arc<dyn Volume> = Arc::new(FileVolume::open(&config.path, config.lock_wait)?);
+        if let Some(faults) = faults {
+            tracing::warn!(spec = config.faults, "this tier injects faults: for tests only");
+            volume = Arc::new(FaultVolume::new(volume, faults));
+        }
+        Self::open_on(config, volume)
+    }
+
+    /// As `open`, on a volume of the caller's: `config.path` and `config.faults` are not looked at.
+    pub fn open_on(config: SlabConfig, volume: Arc<dyn Volume>) -> Result<Self> {
+        let medium = Medium::open(volume, &config)?;
+        let began = Instant::now();
+        let recovered = medium.recover()?;
+        tracing::info!(
+            path = %medium.volume.path().display(), blocks = recovered.index.len(),
+            ms = began.elapsed().as_millis(), "a Slab tier's medium is read"
+        );
+        let engine = PsyncConfig {
+            read_threads: config.read_threads,
+            write_threads: config.write_threads,
+            queue_depth: config.queue_depth,
+            name: "kvd-slab".to_owned(),
+            memory_outlives: false,
+        };
+        let engine = Arc::new(PsyncEngine::new(engine)?);
+        let calls = Arc::new(BlockingCalls::new(BlockingConfig {
+            name: "kvd-slab-ns".to_owned(),
+            threads_max: NAMESPACES_OPENING_MAX,
+            queue_max: NAMESPACES_MAX,
+        }));
+        let spaces = Spaces::new(&recovered.rows, table::rows_max(medium.shape.table_bytes));
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        let (index, log, table) = (recovered.index, recovered.log, recovered.table);
+        let shared = Shared::new(config, medium, index, spaces, table, host.trim().to_owned());
+        shared.lock().removals = recovered.torn;
+        let tier = Self { shared: Arc::new(shared), engine, calls };
+        tier.shared.spawn("kvd-slab-append", move |shared| append::run(shared, log))?;
+        tier.shared.spawn("kvd-slab-sync", |shared| append::run_sync(shared))?;
+        let weak = Arc::downgrade(&tier.calls);
+        tier.shared.spawn("kvd-slab-keep", move |shared| keeper::run(shared, &weak))?;
+        Ok(tier)
+    }
+
+    /// Counters since the tier was opened.
+    pub fn stats(&self) -> SlabStats {
+        self.shared.stats()
+    }
+}
+
+impl Tier for SlabTier {
+    fn name(&self) -> &str {
+        "slab"
+    }
+
+    fn open_namespace(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant, done: Done<u32>) {
+        self.shared.open_namespace(&self.calls, spec, at_least, deadline, done);
+    }
+
+    fn advance_epoch(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant, done: Done<u32>) {
+        self.shared.advance_epoch(&self.calls, spec, at_least, deadline, done);
+    }
+
+    fn close_namespace(&self, root: NamespaceId) {
+        self.shared.lock().spaces.close(root);
+    }
+
+    fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
+        out.clear();
+        for keys in keys.chunks(PIECE) {
+            let state = self.shared.lock();
+            out.extend(keys.iter().map(|key| {
+                let known = state.spaces.get(key).is_some() && state.index.get(key).is_some();
+                if known { Presence::Present } else { Presence::Absent }
+            }));
+        }
+    }
+
+    /// The index knows all that is there.
+    fn probe(&self, keys: Vec<BlockKey>, deadline: Instant, done: Done<usize>) {
+        if deadline <= Instant::now() {
+            return done(Err(Error::new(ErrorKind::Timeout, "the deadline had passed when the call came")));
+        }
+        let mut presence = Vec::new();
+        self.peek(&keys, &mut presence);
+        done(Ok(presence.iter().take_while(|presence| **presence == Presence::Present).count()));
+    }
+
+    fn read(&self, reads: Vec<ReadItem>, deadline: Instant) {
+        let begun = reads.into_iter().filter_map(|read| self.shared.begin_read(read, deadline));
+        self.engine.submit(begun.collect());
+    }
+
+    fn write(&self, writes: Vec<WriteItem>, deadline: Instant) {
+        let begun = writes.into_iter().filter_map(|write| self.shared.begin_write(write, deadline));
+        self.engine.submit(begun.collect());
+        self.shared.keep.notify_one();
+    }
+
+    /// Unreachable at once; the medium learns of it with the next group.
+    fn remove(&self, keys: Vec<BlockKey>, done: Done<()>) {
+        for keys in keys.chunks(PIECE) {
+            let mut state = self.shared.lock();
+            for key in keys {
+                state.forget(key);
+            }
+        }
+        self.shared.append.notify_one();
+        done(Ok(()));
+    }
+
+    fn touch(&self, keys: &[BlockKey]) {
+        for keys in keys.chunks(PIECE) {
+            let mut state = self.shared.lock();
+            keys.iter().for_each(|key| state.index.touch(key));
+        }
+    }
+
+    fn attach(&self, events: Weak<dyn TierEvents>) {
+        self.shared.attach(events);
+    }
+
+    /// The cap is the medium itself, all of which is allocated.
+    fn usage(&self) -> TierUsage {
+        let state = self.shared.lock();
+        TierUsage {
+            blocks: state.index.len(),
+            bytes: state.index.bytes() + state.inflight_bytes,
+            bytes_max: self.shared.medium.shape.bytes(),
+        }
+    }
+
+    fn figures(&self) -> Vec<(&'static str, u64)> {
+        let stats = self.stats();
+        vec![
+            ("accepted_bytes", stats.accepted_bytes),
+            ("written_bytes", stats.written_bytes),
+            ("rewritten_bytes", stats.rewritten_bytes),
+            ("groups", stats.groups),
+            ("syncs", stats.syncs),
+            ("segments_recycled", stats.segments_recycled),
+            ("blocks_evicted", stats.blocks_evicted),
+        ]
+    }
+
+    fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey> {
+        let (mut keys, mut cursor) = (Vec::new(), Some(0));
+        while let Some(from) = cursor {
+            let (some, next) = self.shared.lock().index.keys(namespace, from, PIECE_SLOTS);
+            keys.extend(some);
+            cursor = next;
+        }
+        keys
+    }
+
+    fn drain(&self, deadline: Instant) -> bool {
+        self.engine.drain(deadline) && self.shared.wait_idle(deadline)
+    }
+}
+
+impl Drop for SlabTier {
+    fn drop(&mut self) {
+        self.shared.stop(Instant::now() + CLOSE_WAIT_MAX);
+    }
+}

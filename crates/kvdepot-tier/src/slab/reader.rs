@@ -1,0 +1,147 @@
+//! Reads: one call to the system into the caller's slot, believed only when every checksum matches (P1, P8).
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
+use kvdepot_io::{Call, Class, IoBuf, Op, Request, SlotBuf};
+
+use super::index::{Known, Place};
+use super::shape::PAGE;
+use super::spaces::Space;
+use super::state::Shared;
+use crate::{Done, Fetched, ReadItem, format};
+
+/// How often a block is followed that moves while it is read.
+const TRIES_MAX: usize = 3;
+
+struct Reading {
+    shared: Arc<Shared>,
+    space: Arc<Space>,
+    key: BlockKey,
+}
+
+impl Shared {
+    /// The I/O of a read; none if it has ended.
+    pub(super) fn begin_read(self: &Arc<Self>, read: ReadItem, deadline: Instant) -> Option<Request> {
+        let found = {
+            let state = self.lock();
+            state.spaces.get(&read.key).map(|space| (Arc::clone(space), state.index.get(&read.key).is_some()))
+        };
+        if deadline <= Instant::now() {
+            read.end(Err(Request::expired()));
+            return None;
+        }
+        let Some((space, is_there)) = found else {
+            read.end(Ok(Fetched::Miss));
+            return None;
+        };
+        if read.dst.len() < space.slot_bytes {
+            let error = Error::new(ErrorKind::Config, "a slot is smaller than its block")
+                .with("slot_bytes", read.dst.len())
+                .with("slot_bytes_expected", space.slot_bytes);
+            read.end(Err(error));
+            return None;
+        }
+        if !is_there {
+            read.end(Ok(Fetched::Miss));
+            return None;
+        }
+        let ReadItem { key, dst, done } = read;
+        let reading = Reading { shared: Arc::clone(self), space, key };
+        let run = Box::new(move |begun: Result<()>| reading.run(begun, dst, done));
+        Some(Request { class: Class::Read, deadline, op: Op::Call(Call { run }) })
+    }
+}
+
+impl Reading {
+    fn run(self, begun: Result<()>, dst: SlotBuf, done: Done<Fetched>) {
+        let outcome = begun.and_then(|()| self.fetch(&dst)).map_err(|error| error.with("key", self.key));
+        drop(dst);
+        self.shared.deliver_events();
+        // Whoever is told may end the tier.
+        drop(self);
+        done(outcome);
+    }
+
+    fn fetch(&self, dst: &SlotBuf) -> Result<Fetched> {
+        for _ in 0..TRIES_MAX {
+            let known = {
+                let mut state = self.shared.lock();
+                if state.spaces.get(&self.key).is_none() {
+                    return Ok(Fetched::Miss);
+                }
+                state.index.touch(&self.key);
+                state.index.get(&self.key)
+            };
+            let Some(known) = known else { return Ok(Fetched::Miss) };
+            match self.read(known.place, dst) {
+                Ok(()) => return Ok(Fetched::Whole),
+                Err(error) => match self.judge(&known, error) {
+                    // It moved, or was removed: the next look tells.
+                    None => {}
+                    Some(outcome) => return outcome,
+                },
+            }
+        }
+        Ok(Fetched::Miss)
+    }
+
+    fn read(&self, place: Place, dst: &SlotBuf) -> Result<()> {
+        let (space, volume) = (&self.space, self.shared.volume());
+        if u64::from(place.pages) * PAGE != space.record_bytes {
+            return Err(Error::new(ErrorKind::Corrupt, "a record has another length than its block"));
+        }
+        let offset = self.shared.medium.shape.segment_at(place.segment.into()) + u64::from(place.page) * PAGE;
+        let layout = space.spec.layout();
+        let buf = |slot: &SlotBuf| {
+            IoBuf::for_read(space.header_bytes, slot.clone(), space.slot_bytes).expect("it was measured")
+        };
+        let mut direct = buf(dst);
+        if volume.direct().is_none_or(|align| direct.fits(align)) {
+            volume.read_at(&mut direct, offset)?;
+            is_of(place, &direct)?;
+            return format::verify(self.key, layout, &direct);
+        }
+        // Pieces that O_DIRECT does not take are copied.
+        let copy = SlotBuf::anonymous(space.slot_bytes);
+        let mut whole = buf(&copy);
+        volume.read_at(&mut whole, offset)?;
+        is_of(place, &whole)?;
+        format::verify(self.key, layout, &whole)?;
+        let mut bytes = vec![0; space.slot_bytes];
+        copy.read_at(0, &mut bytes);
+        dst.write_at(0, &bytes);
+        Ok(())
+    }
+
+    /// What a failed read means; `None` if the block was not there any more.
+    fn judge(&self, known: &Known, error: Error) -> Option<Result<Fetched>> {
+        if !matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Unsupported) {
+            return Some(Err(error));
+        }
+        let mut state = self.shared.lock();
+        if state.index.get(&self.key).is_none_or(|now| now.place != known.place) {
+            return None;
+        }
+        state.forget(&self.key);
+        state.note_lost(self.key);
+        drop(state);
+        self.shared.append.notify_one();
+        if known.unproven || error.kind() == ErrorKind::Unsupported {
+            // A crash tore it before anybody was told of it.
+            tracing::debug!(key = %self.key, %error, "a record that was not synced is not whole");
+            return Some(Ok(Fetched::Miss));
+        }
+        tracing::warn!(key = %self.key, %error, "a corrupt record is given up");
+        Some(Err(error))
+    }
+}
+
+/// Whether this is the record that was written, and no earlier one of the same block that lay at the same place (P1).
+fn is_of(place: Place, read: &IoBuf) -> Result<()> {
+    match format::header_tag(read.head()) {
+        Some(tag) if tag == place.tag => Ok(()),
+        _ => Err(Error::new(ErrorKind::Corrupt, "a record is not the one that was written there last")),
+    }
+}

@@ -1,0 +1,82 @@
+//! What a Slab tier can be told, and the keys of a user's configuration that say it.
+
+use kvdepot_core::limits::IO_THREADS_MAX;
+
+use crate::settings::{Key, Kind, Preset, Setting};
+
+const THREADS: Kind = Kind::Whole { min: 1, max: IO_THREADS_MAX as u64 };
+/// Smallest and largest segment that can be configured, in MiB.
+pub(super) const SEGMENT_MB: (u64, u64) = (1, 4096);
+
+/// All of them, in the order of the documentation.
+pub(super) const SETTINGS: [Setting; 7] = [
+    Setting {
+        name: "path",
+        kind: Kind::Path,
+        key: Some(Key {
+            name: "slab_path",
+            meaning: "File or block device of the `Slab` tier, absolute. A file that is not there is made and allocated; \
+                      its directory must be there. One depot uses it at a time.",
+            by_default: "none; a pipeline with `Slab` needs it",
+            required: "its Slab tier needs a file or a block device: add slab_path",
+            ..Key::BLANK
+        }),
+    },
+    Setting {
+        name: "capacity_bytes",
+        kind: Kind::Bytes { max: 1 << 60 },
+        key: Some(Key {
+            name: "slab_capacity_gb",
+            meaning: "Size of the `Slab` tier's file, which is allocated when it is made. A file that is there keeps its \
+                      size, and another one is refused.",
+            unit: "GiB",
+            by_default: "the size of the device, or of the file that is there; a new file needs it",
+            ..Key::BLANK
+        }),
+    },
+    Setting {
+        name: "segment_mb",
+        kind: Kind::Whole { min: SEGMENT_MB.0, max: SEGMENT_MB.1 },
+        key: Some(Key {
+            name: "slab_segment_mb",
+            meaning: "Size of the segments that a new file or device of the `Slab` tier is divided into. A segment is given \
+                      up as a whole; a block must fit into one.",
+            unit: "MiB",
+            default: Preset::Whole(256),
+            ..Key::BLANK
+        }),
+    },
+    Setting {
+        name: "durable",
+        kind: Kind::Bool,
+        key: Some(Key {
+            name: "slab_durable",
+            meaning: "Flush blocks of the `Slab` tier to the medium before they count as written, many with one flush.",
+            default: Preset::Bool(true),
+            ..Key::BLANK
+        }),
+    },
+    Setting {
+        name: "read_threads",
+        kind: THREADS,
+        key: Some(Key {
+            name: "slab_read_threads",
+            meaning: "Threads that read blocks of the `Slab` tier.",
+            unit: "threads",
+            default: Preset::Whole(8),
+            ..Key::BLANK
+        }),
+    },
+    Setting {
+        name: "write_threads",
+        kind: THREADS,
+        key: Some(Key {
+            name: "slab_write_threads",
+            meaning: "Threads that take checksums of blocks for the `Slab` tier; one more writes them.",
+            unit: "threads",
+            default: Preset::Whole(2),
+            ..Key::BLANK
+        }),
+    },
+    Setting { name: "faults", kind: Kind::Text, key: None },
+];

@@ -1,0 +1,88 @@
+//! Where what lies on the medium: superblocks, tables of namespaces, then segments to its end.
+
+use kvdepot_core::limits::{BLOCK_ALIGN_BYTES, NAMESPACES_STORED_MAX};
+use kvdepot_core::{Error, ErrorKind, Result};
+
+use super::footer;
+use super::group;
+use super::table;
+
+/// Bytes of a page: everything begins and ends at whole ones.
+pub(super) const PAGE: u64 = BLOCK_ALIGN_BYTES;
+/// Fewest segments: the open one, the one that is clear, and one that holds blocks.
+pub(super) const SEGMENTS_MIN: u64 = 3;
+/// Smallest segment that makes sense at all.
+pub(super) const SEGMENT_BYTES_MIN: u64 = 16 * PAGE;
+/// Largest segment: its pages, and those of all its records, are counted with room to spare.
+pub(super) const SEGMENT_BYTES_MAX: u64 = 4 << 30;
+/// Media below this size keep fewer namespaces than others.
+const SMALL_BYTES: u64 = 256 << 20;
+const SMALL_TABLE_BYTES: u64 = 16 * PAGE;
+
+/// Sizes that a medium is formatted with and that never change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub(super) segment_bytes: u64,
+    pub(super) segments: u64,
+    pub(super) table_bytes: u64,
+}
+
+impl Shape {
+    /// The shape of a medium of `bytes`.
+    pub(super) fn of(bytes: u64, segment_bytes: u64) -> Result<Self> {
+        let large = table::bytes_for(NAMESPACES_STORED_MAX);
+        let table_bytes = if bytes < SMALL_BYTES { SMALL_TABLE_BYTES } else { large };
+        let segments = bytes.saturating_sub(2 * PAGE + 2 * table_bytes) / segment_bytes.max(1);
+        let shape = Self { segment_bytes, segments, table_bytes };
+        if shape.is_possible() {
+            return Ok(shape);
+        }
+        Err(Error::new(
+            ErrorKind::Config,
+            "a Slab tier needs room for three segments at least: give it more capacity or smaller segments",
+        )
+        .with("capacity_bytes", bytes)
+        .with("segment_bytes", segment_bytes))
+    }
+
+    /// Whether these sizes can be a medium's at all.
+    pub(super) fn is_possible(&self) -> bool {
+        let whole = |bytes: u64| bytes.is_multiple_of(PAGE);
+        let segments = self.segments >= SEGMENTS_MIN && self.segments < u64::from(u32::MAX);
+        let length = self.segments.checked_mul(self.segment_bytes).is_some_and(|bytes| bytes < 1 << 62);
+        let tables = self.table_bytes >= PAGE && self.table_bytes <= table::bytes_for(NAMESPACES_STORED_MAX);
+        let sizes = whole(self.segment_bytes)
+            && (SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&self.segment_bytes);
+        segments && length && tables && sizes && whole(self.table_bytes)
+    }
+
+    /// Bytes of the medium.
+    pub(super) const fn bytes(&self) -> u64 {
+        self.segment_at(self.segments)
+    }
+
+    /// Where one of the two superblocks begins.
+    pub(super) const fn superblock_at(copy: u64) -> u64 {
+        copy * PAGE
+    }
+
+    /// Where one of the two tables of namespaces begins.
+    pub(super) const fn table_at(&self, copy: u64) -> u64 {
+        2 * PAGE + copy * self.table_bytes
+    }
+
+    /// Where a segment begins.
+    pub(super) const fn segment_at(&self, segment: u64) -> u64 {
+        2 * PAGE + 2 * self.table_bytes + segment * self.segment_bytes
+    }
+
+    /// The segment of a sequence number: they are written in a ring.
+    pub(super) const fn segment_of(&self, sequence: u64) -> u32 {
+        (sequence % self.segments) as u32
+    }
+
+    /// The longest record that a segment takes, behind a first group without entries.
+    pub(super) const fn record_bytes_max(&self) -> u64 {
+        self.segment_bytes - group::head_bytes(0) - group::head_bytes(1) - footer::bytes(1)
+    }
+}
