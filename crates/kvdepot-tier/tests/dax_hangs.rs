@@ -18,6 +18,8 @@ const BLOCK: u64 = 256 << 10;
 /// Only a hang reaches it.
 const HANG: Duration = Duration::from_secs(60);
 
+/// The end of a read.
+type End = Receiver<Result<Fetched>>;
 type Rule = dyn Fn(MediumCall) -> Result<()> + Send + Sync;
 
 /// A medium in memory whose rule can be changed.
@@ -85,7 +87,7 @@ fn bench(tier: Arc<DaxTier>) -> Bench {
     Bench::with(tier, spec("dax", BlockLayout::new(vec![vec![BLOCK]]).unwrap()))
 }
 
-fn read_all(bench: &Bench, blocks: &[u64], deadline: Instant) -> Vec<Receiver<Result<Fetched>>> {
+fn read_all(bench: &Bench, blocks: &[u64], deadline: Instant) -> Vec<End> {
     let (mut reads, mut ends) = (Vec::new(), Vec::new());
     for n in blocks {
         let (send, receive) = channel();
@@ -115,7 +117,7 @@ fn is_header(tier: &DaxTier) -> impl Fn(MediumCall) -> Option<u64> + use<> {
 }
 
 /// Three waves of four blocks; a worker hangs in the first.
-fn hung_restore(deadline: Instant) -> (Arc<Scripted>, Bench, Sender<()>, Vec<Receiver<Result<Fetched>>>) {
+fn hung_restore(deadline: Instant) -> (Arc<Scripted>, Bench, Sender<()>, Vec<End>) {
     let script = Arc::new(Scripted::new(16 << 20));
     let tier = script.open_with(|config| {
         config.retrieve_staging_slab_bytes = 4 * BLOCK;
