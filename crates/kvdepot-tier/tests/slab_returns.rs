@@ -82,15 +82,15 @@ fn last_group(memory: &MemoryVolume) -> (usize, std::ops::Range<usize>) {
     (0..memory.operations()).rev().find_map(group).unwrap()
 }
 
-/// Tells that a call has come, and waits until it may go on.
-type Pause = (Sender<()>, Receiver<()>);
+/// Who is told that a sync has begun, and who says when it fails.
+type Ends = (Sender<()>, Receiver<()>);
 
 /// A volume whose next sync waits and then fails, and which may refuse long writes.
 #[derive(Debug)]
 struct Gate {
     inner: MemoryVolume,
     refuses: Arc<AtomicBool>,
-    next: Arc<Mutex<Option<Pause>>>,
+    next: Arc<Mutex<Option<Ends>>>,
 }
 
 impl Volume for Gate {

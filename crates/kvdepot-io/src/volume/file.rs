@@ -283,4 +283,31 @@ mod tests {
         assert!(volume.allocate(1 << 60).is_err());
         assert!(std::fs::read(&path).unwrap() == [7; 9000]);
     }
+
+    /// Two nodes of one device, each of which has locks of its own.
+    #[test]
+    #[ignore = "needs root and a loop device"]
+    fn a_block_device_has_one_owner_under_all_its_names() {
+        let run = |command: &mut std::process::Command| {
+            let output = command.output().unwrap();
+            assert!(output.status.success(), "{output:?}");
+            String::from_utf8(output.stdout).unwrap().trim().to_owned()
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let (backing, other) = (dir.path().join("backing"), dir.path().join("node"));
+        File::create(&backing).unwrap().set_len(1 << 20).unwrap();
+        let device = run(std::process::Command::new("losetup").args(["-f", "--show"]).arg(&backing));
+        let number = std::os::unix::fs::MetadataExt::rdev(&std::fs::metadata(&device).unwrap());
+        let mode = Mode::RUSR | Mode::WUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, &other, rustix::fs::FileType::BlockDevice, mode, number)
+            .unwrap();
+        let first = FileVolume::open(Path::new(&device), Duration::ZERO);
+        let second = FileVolume::open(&other, Duration::ZERO).map(drop);
+        let opened = first.map(drop);
+        let third = FileVolume::open(&other, Duration::ZERO).map(drop);
+        run(std::process::Command::new("losetup").arg("-d").arg(&device));
+        opened.unwrap();
+        assert_eq!(second.unwrap_err().kind(), ErrorKind::Busy);
+        third.unwrap();
+    }
 }
