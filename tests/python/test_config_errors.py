@@ -187,7 +187,10 @@ SEEDS = [
     ),
     (MINIMAL + "      posix_io_engine: libaio\n", f":6: {CONFIG}.posix_io_engine: must be 'psync', 'aio'"),
     (MINIMAL + "      storage_backends: /b\n", f":6: {CONFIG}.storage_backends: is written twice, first in line 5"),
-    (seed("Cache|Posix", "Cache|Posix|Object"), f":4: {CONFIG}.store_pipeline: this version does not have the tier Object"),
+    (
+        seed("Cache|Posix", "Cache|Posix|Object"),
+        f":4: {CONFIG}.store_pipeline: this version does not have the tier Object",
+    ),
     (MINIMAL + "    ucm_connector_module_path: my.store\n", "loads no other module: remove the key, got 'my.store'"),
     (MINIMAL + "    ucm_connector_nam: x\n", ":6: ucm_connectors[0].ucm_connector_nam: unknown key"),
     (MINIMAL + "  - ucm_connector_name: x\n", ":1: ucm_connectors: must be a list with exactly one connector, got 2"),

@@ -17,7 +17,12 @@ from kvdepot.errors import ConfigError
 
 TABLE = json.loads(_native.tier_table())
 KEYED = [(tier, setting) for tier in TABLE["tiers"] for setting in tier["settings"] if setting["key"]]
-ALL_TIERS = {"pipeline": "Cache|Remote|Dax|Posix", "remote_servers": ["a:1"], "dax_device_path": "/dev/dax0.0"}
+ALL_TIERS = {
+    "pipeline": "Cache|Slab|Remote|Dax|Posix",
+    "remote_servers": ["a:1"],
+    "dax_device_path": "/dev/dax0.0",
+    "slab_path": "/slab",
+}
 OTHERS = {"path": "/some/file", "paths": ["/some/where"], "servers": ["b:2"], "text": "some"}
 KEYS = pytest.mark.parametrize(("tier", "setting"), KEYED, ids=[setting["key"]["name"] for _, setting in KEYED])
 

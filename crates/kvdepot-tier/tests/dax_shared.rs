@@ -55,7 +55,7 @@ fn who_opens_a_medium_last_has_it() {
 
 /// Each call that changes something finds out by itself, before what it did is acknowledged.
 #[test]
-fn nothing_is_acknowledged_on_anothers_medium() {
+fn nothing_is_acknowledged_on_a_medium_of_another_owner() {
     type Act = fn(&Bench) -> Error;
     let acts: [(&str, Act); 3] = [
         ("write", |bench| bench.write(5).unwrap_err()),
