@@ -32,7 +32,7 @@ def command(
 ) -> None:
     r"""Reads every block in the directories of the Posix tier and compares its checksums, beside running depots.
 
-    Exit status 1 when a block is broken. A broken block is harmless to engines: a depot that reads it finds out and
+    Exit status 1 when a block is broken or a namespace cannot be read. A broken block is harmless to engines: a depot that reads it finds out and
     answers with a miss. NAMESPACE (the first digits of a name) limits the check to one namespace.
 
     \b
@@ -73,5 +73,5 @@ def command(
         for root, problem in unread.items():
             click.echo(f"namespace {root} was left out: {problem}")
         click.echo(f"{seen[0]} blocks, {places.size_text(seen[1])}: {len(findings)} broken")
-    if findings:
+    if findings or unread:
         sys.exit(1)
