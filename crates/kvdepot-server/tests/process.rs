@@ -204,8 +204,9 @@ fn tcp_peers_beyond_the_descriptor_limit_leave_the_local_door_and_the_disk_alone
     let engine = Engine::new(&attachment, &spec_of_blocks(), 8);
     const OPEN: &str = "the wire door is open at ";
     let log = depot.log();
-    let at = log.lines().find_map(|line| line.split_once(OPEN)).unwrap().1.to_owned();
-    let peers: Vec<_> = (0..300).map(|_| TcpStream::connect(at.trim()).unwrap()).collect();
+    let line = log.lines().find_map(|line| line.split_once(OPEN)).unwrap().1;
+    let at = line.split_whitespace().next().unwrap().to_owned();
+    let peers: Vec<_> = (0..300).map(|_| TcpStream::connect(&at).unwrap()).collect();
     eventually("all of them accepted or refused", || {
         depot.lines_with("was refused") + depot.lines_with("could not be accepted") > 0
     });
