@@ -128,6 +128,8 @@ test-layouts: vllm-env standin-cuda ## Test the connector with vLLM's own caches
 
 .PHONY: test-engine
 test-engine: vllm-env ## Test with a real vLLM on CPU (ARGS: for pytest)
+	@# Depots write files here, which would wait for all that builds have written.
+	@sync
 	@$(VLLM_VENV)/bin/python -m pytest -o filterwarnings=default -o timeout=900 tests/engine $(ARGS)
 
 .PHONY: test-wire
