@@ -243,23 +243,6 @@ class Run:
     def settle(self, phase: dict[str, Any]) -> None:
         with_depot(phase["socket"], lambda depot: depot.drain(60_000))
 
-    def store(self, phase: dict[str, Any]) -> None:
-        """Computes prompts until the depot has dropped no block of them because its disk was behind."""
-
-        def dropped() -> int:
-            stats = with_depot(phase["socket"], lambda depot: json.loads(depot.stats_json()))
-            return int(stats["depot"]["dump_blocks_dropped"])
-
-        for _ in range(TRIES):
-            before = dropped()
-            for parts in phase["prompts"]:
-                self.reset(phase)
-                self.generate({"name": "store", "prompts": [parts], "max_tokens": 8})
-                self.settle(phase)
-            if dropped() == before:
-                return
-        raise TimeoutError(f"the depot dropped blocks in each of {TRIES} rounds")
-
     def attached(self, phase: dict[str, Any]) -> None:
         end_s = time.monotonic() + ATTACHED_S
         while not all(self.llm.collective_rpc(worker_attached)) or not scheduler_attached(self.llm):

@@ -72,8 +72,6 @@ def test_pool_of_a_tenth_of_the_working_set(lab: Lab, kind: str, ranks: int, lay
         [
             one_by_one("cold", MANY, 8),
             settle(lab),
-            # A disk that is behind has had blocks dropped: the pool holds one prompt.
-            {"do": "store", "socket": lab.socket, "prompts": MANY},
             RESET,
             one_by_one("warm", MANY, 8),
             RESET,
