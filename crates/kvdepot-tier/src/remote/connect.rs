@@ -212,11 +212,12 @@ impl Talk<'_> {
 
     /// Brings the server's namespaces into step with ours: it may have been away while an epoch passed.
     fn align(&mut self) -> Result<()> {
-        for space in self.server.shared.spaces() {
+        let server = self.server;
+        for space in server.shared.spaces() {
             let opened = self.ask(&Request::Open { canonical: space.spec.canonical() })?;
             if opened.epoch < space.epoch {
-                self.ask(&Request::SetEpoch { namespace: opened.namespace, epoch: space.epoch })?;
-                self.server.took(&space);
+                let request = Request::SetEpoch { namespace: opened.namespace, epoch: space.epoch };
+                server.move_to(&space, || self.ask(&request).map(drop))?;
             } else if opened.epoch > space.epoch {
                 tracing::warn!(
                     server = %self.server.address, namespace = %space.spec.root(), epoch = space.epoch,

@@ -71,36 +71,6 @@ struct Told {
     outcome: Result<()>,
     /// Whether a server answered that it will not be moved from where it was.
     is_refused: bool,
-    /// Servers that said that they have stored it.
-    stored: ServerSet,
-    /// Servers that said otherwise, or nothing.
-    failed: Vec<(usize, Error)>,
-}
-
-/// Servers that have not said that they stored a reset. One that has moved to it all the same may forget it in a crash.
-struct Doubts {
-    errors: Vec<Option<Error>>,
-    moved: ServerSet,
-}
-
-impl Doubts {
-    fn note(&mut self, moved: ServerSet, told: &Told) {
-        self.moved |= moved;
-        for (server, error) in &told.failed {
-            self.errors[*server] = Some(error.clone());
-        }
-        for (server, error) in self.errors.iter_mut().enumerate() {
-            if told.stored & bit(server) != 0 {
-                *error = None;
-            }
-        }
-    }
-
-    /// What a server said that has moved, and may not have stored where to.
-    fn error(&self) -> Option<&Error> {
-        let mut moved = self.errors.iter().enumerate().filter(|(server, _)| self.moved & bit(*server) != 0);
-        moved.find_map(|(_, error)| error.as_ref())
-    }
 }
 
 impl Everyone {
@@ -146,18 +116,13 @@ impl Everyone {
     /// Brings all servers to one epoch: the newest that any of them knows, or a later one where a reset asks for that.
     fn settle(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant) -> Result<u32> {
         let _turn = self.shared.turns.take(spec.root(), deadline)?;
-        let mut doubts = Doubts { errors: vec![None; self.servers.len()], moved: 0 };
         for attempt in 1.. {
             let reset = self.shared.spaces.lock().get(spec.root()).map_or(0, |space| space.reset);
             let opened = self.ask_opened(spec, phase_end(self.shared.config.timeout, deadline));
-            let (epoch, moved) = self.choose(spec, at_least, &opened, reset)?;
+            let epoch = self.choose(spec, at_least, &opened, reset)?;
             let told = self.move_behind(spec, epoch, &opened, deadline);
-            doubts.note(moved, &told);
-            if told.outcome.is_ok()
-                && let Some(error) = doubts.error()
-            {
-                // It has moved and serves nothing old; but it said that it could not store that.
-                return Err(error.clone());
+            if told.outcome.is_ok() {
+                self.doubt(spec.root(), deadline)?;
             }
             // Another client was faster; or a server failed amid, and the next number tells when the reset was.
             let is_worth_it = told.is_refused || (self.is_to_be_ordered(spec) && self.may_order());
@@ -168,20 +133,35 @@ impl Everyone {
         unreachable!("the last attempt returns")
     }
 
+    /// An error if a server has taken a reset, and may not have stored it: it serves nothing old before it crashes.
+    fn doubt(&self, root: NamespaceId, deadline: Instant) -> Result<()> {
+        let deadline = phase_end(self.shared.config.timeout, deadline);
+        let mut spaces = self.shared.spaces.lock();
+        // Another thread has asked it, and it has moved: its answer says whether it stored that.
+        while spaces.is_unanswered(root) && Instant::now() < deadline {
+            self.shared.answers.wait_until(&mut spaces, deadline);
+        }
+        let Some((server, error)) = spaces.doubt(root) else { return Ok(()) };
+        let what = "a remote server has taken a reset, but did not say that it stored it: reset again before it crashes";
+        Err(Error::new(ErrorKind::Unavailable, what)
+            .with("server", &self.servers[*server].address)
+            .with_source(error.clone()))
+    }
+
     fn is_to_be_ordered(&self, spec: &NamespaceSpec) -> bool {
         let spaces = self.shared.spaces.lock();
         spaces.get(spec.root()).is_some_and(|space| space.owed != 0 && !space.is_ordered)
     }
 
     /// Moves on to the epoch that servers are to be moved to, now that they have said where they are. They were asked
-    /// while `reset` was the last one. Also which of them have taken the reset without having said so.
+    /// while `reset` was the last one.
     fn choose(
         &self,
         spec: &Arc<NamespaceSpec>,
         at_least: u32,
         opened: &[Option<Opened>],
         reset: u64,
-    ) -> Result<(u32, ServerSet)> {
+    ) -> Result<u32> {
         let may_order = self.may_order();
         let servers = |is: &dyn Fn(u32) -> bool| -> ServerSet {
             let is = |opened: &Option<Opened>| opened.is_some_and(|opened| is(opened.epoch));
@@ -189,7 +169,7 @@ impl Everyone {
         };
         let mut spaces = self.shared.spaces.lock();
         let known = spaces.get(spec.root()).map_or(0, |space| space.epoch);
-        let moved = spaces.are_there(spec.root(), servers(&|there| there >= known));
+        spaces.are_there(spec.root(), servers(&|there| there >= known));
         let (epoch, owed, is_ordered) = spaces
             .get(spec.root())
             .map_or((0, 0, false), |space| (space.epoch, space.owed, space.is_ordered));
@@ -212,7 +192,7 @@ impl Everyone {
         if let Some(old) = old {
             self.shared.known.lock().forget_namespace(old);
         }
-        Ok((epoch, moved))
+        Ok(epoch)
     }
 
     /// Whether all servers take any number for an epoch: an InfiniStore server has an entry for each epoch, and one that was never
@@ -289,10 +269,10 @@ impl Everyone {
         match opened {
             Ok(opened) if opened.epoch < space.epoch => {
                 self.shared.spaces.lock().were_behind(root, space.reset, bit(index));
-                let moved = self.begin_to_move(server, spec, opened, space.epoch, deadline);
-                wait(&moved, deadline).unwrap_or_else(|_| Err(untold(server)))?;
-                self.shared.spaces.lock().took(root, space.epoch, index);
-                Ok(())
+                server.move_to(space, || {
+                    let moved = self.begin_to_move(server, spec, opened, space.epoch, deadline);
+                    wait(&moved, deadline).unwrap_or_else(|_| Err(untold(server)))
+                })
             }
             Ok(opened) if self.shared.spaces.lock().is_there(root, opened.epoch, index) => Ok(()),
             Err(error) if space.is_ordered => Err(error),
@@ -312,33 +292,34 @@ impl Everyone {
         // Not the time that a server which hangs has left of an earlier answer: the others are to be told.
         let deadline = phase_end(self.shared.config.timeout, deadline);
         let mut asked = Vec::new();
-        let mut told = Told { outcome: Ok(()), is_refused: false, stored: 0, failed: Vec::new() };
+        let mut told = Told { outcome: Ok(()), is_refused: false };
         for (index, (server, opened)) in self.servers.iter().zip(opened).enumerate() {
             match opened {
                 Some(opened) if opened.epoch >= epoch => {}
                 Some(opened) => {
+                    self.shared.spaces.lock().asks(spec.root(), index);
                     asked.push((index, self.begin_to_move(server, spec, *opened, epoch, deadline)));
                 }
                 None => told.outcome = Err(untold(server)),
             }
         }
+        let mut failed = None;
         for (index, receive) in asked {
             let server = &self.servers[index];
-            match wait(&receive, deadline) {
-                Ok(Ok(())) => {
-                    told.stored |= bit(index);
-                    self.shared.spaces.lock().took(spec.root(), epoch, index);
-                }
-                Ok(Err(error)) if error.kind() == ErrorKind::NotFound => {
-                    told.is_refused = true;
-                    told.outcome = Err(untold(server).with_source(error));
-                }
-                Ok(Err(error)) => told.failed.push((index, untold(server).with_source(error))),
-                Err(_) => told.failed.push((index, untold(server))),
+            let answer = wait(&receive, deadline).unwrap_or_else(|_| Err(server.too_late()));
+            self.shared.answered(spec.root(), epoch, index, &answer);
+            let Err(error) = answer else { continue };
+            let is_refused = error.kind() == ErrorKind::NotFound;
+            let error = untold(server).with_source(error);
+            told.is_refused |= is_refused;
+            if is_refused {
+                told.outcome = Err(error);
+            } else {
+                failed = Some(error);
             }
         }
-        if let Some((_, error)) = told.failed.last() {
-            told.outcome = Err(error.clone());
+        if let Some(error) = failed {
+            told.outcome = Err(error);
         }
         told
     }

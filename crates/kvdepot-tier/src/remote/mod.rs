@@ -72,6 +72,8 @@ struct Shared {
     config: RemoteConfig,
     places: Places,
     spaces: Mutex<Spaces>,
+    /// Signalled when a server has answered that was asked to move.
+    answers: Condvar,
     turns: Turns,
     known: Mutex<Known>,
     writing: Mutex<Writing>,
@@ -88,6 +90,12 @@ impl Shared {
 
     fn spaces(&self) -> Vec<Space> {
         self.spaces.lock().all()
+    }
+
+    /// A server that was asked to move to an epoch has answered this.
+    fn answered(&self, root: NamespaceId, epoch: u32, server: usize, answer: &Result<()>) {
+        self.spaces.lock().answered(root, epoch, server, answer);
+        self.answers.notify_all();
     }
 
     /// Nothing is certain any more of what this server holds.
@@ -155,6 +163,7 @@ impl RemoteTier {
         let shared = Arc::new(Shared {
             places: Places::new(&config.servers),
             spaces: Mutex::default(),
+            answers: Condvar::new(),
             turns: Turns::default(),
             known: Mutex::new(Known::new(config.present_ttl, config.absent_ttl)),
             writing: Mutex::default(),

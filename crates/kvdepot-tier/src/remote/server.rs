@@ -115,9 +115,13 @@ impl Server {
         self.state.lock().health
     }
 
-    /// This tier has moved it to a namespace's epoch.
-    pub(super) fn took(&self, space: &Space) {
-        self.shared.spaces.lock().took(space.spec.root(), space.epoch, self.index);
+    /// Has it moved to a namespace's epoch by `ask`, whose answer others may wait for.
+    pub(super) fn move_to(&self, space: &Space, ask: impl FnOnce() -> Result<()>) -> Result<()> {
+        let root = space.spec.root();
+        self.shared.spaces.lock().asks(root, self.index);
+        let answer = ask();
+        self.shared.answered(root, space.epoch, self.index, &answer);
+        answer
     }
 
     /// How it is, for who looks at the depot.

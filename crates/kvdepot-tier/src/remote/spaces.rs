@@ -29,6 +29,11 @@ pub(super) struct Space {
     /// Servers that were before `epoch` when they were asked since the last reset began. One of them that is in it now, or in
     /// a later one, was moved after that beginning, whoever moved it.
     behind: ServerSet,
+    /// Servers that are being asked to move, by whatever thread.
+    asking: ServerSet,
+    /// Servers that were asked to move since the last reset began, and said that they could not store that, or nothing. One
+    /// that has moved all the same may forget it in a crash.
+    unsure: Vec<(usize, Error)>,
     /// Whether the epoch's number tells that its reset came after resets that other servers were told of before.
     pub(super) is_ordered: bool,
     /// Which reset was the last, of those of all namespaces.
@@ -102,6 +107,8 @@ impl Spaces {
             epoch,
             owed: 0,
             behind: 0,
+            asking: 0,
+            unsure: Vec::new(),
             is_ordered: false,
             reset: 0,
         });
@@ -127,6 +134,7 @@ impl Spaces {
         if let Some(space) = self.by_root.get_mut(&spec.root()) {
             self.resets += 1;
             (space.behind, space.reset) = (0, self.resets);
+            space.unsure.clear();
         }
         old
     }
@@ -154,7 +162,7 @@ impl Spaces {
     }
 
     /// Servers are in the namespace's epoch or a later one: those that were behind it have taken the reset. The others that
-    /// owe it may have been moved before it began. Those that owed it and have taken it.
+    /// owe it may have been moved before it began. Returns those that owed it and have taken it.
     pub(super) fn are_there(&mut self, root: NamespaceId, servers: ServerSet) -> ServerSet {
         let Some(space) = self.by_root.get_mut(&root) else { return 0 };
         let taken = space.owed & servers & space.behind;
@@ -169,10 +177,44 @@ impl Spaces {
     }
 
     /// This tier has moved a server to an epoch: it does not owe a reset any more that began no later.
-    pub(super) fn took(&mut self, root: NamespaceId, epoch: u32, server: usize) {
+    fn took(&mut self, root: NamespaceId, epoch: u32, server: usize) {
         let Some(space) = self.by_root.get_mut(&root).filter(|space| space.epoch == epoch) else { return };
         space.owed &= !bit(server);
+        space.unsure.retain(|(unsure, _)| *unsure != server);
         self.forget_if_over(root);
+    }
+
+    /// A server is asked to move, until [`Self::answered`].
+    pub(super) fn asks(&mut self, root: NamespaceId, server: usize) {
+        if let Some(space) = self.by_root.get_mut(&root) {
+            space.asking |= bit(server);
+        }
+    }
+
+    /// A server that was asked to move to an epoch has answered. One that refuses was moved by another client, which it told
+    /// whether it stored that.
+    pub(super) fn answered(&mut self, root: NamespaceId, epoch: u32, server: usize, answer: &Result<()>) {
+        let Some(space) = self.by_root.get_mut(&root) else { return };
+        space.asking &= !bit(server);
+        match answer {
+            Ok(()) => self.took(root, epoch, server),
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => {
+                space.unsure.retain(|(unsure, _)| *unsure != server);
+                space.unsure.push((server, error.clone()));
+            }
+        }
+    }
+
+    /// Whether a server that has taken the reset is being asked to: it may yet say that it could not store it.
+    pub(super) fn is_unanswered(&self, root: NamespaceId) -> bool {
+        self.get(root).is_some_and(|space| space.asking & !space.owed != 0)
+    }
+
+    /// A server that has taken the reset and may not have stored it, and what it said.
+    pub(super) fn doubt(&self, root: NamespaceId) -> Option<&(usize, Error)> {
+        let space = self.get(root)?;
+        space.unsure.iter().find(|(server, _)| space.owed & bit(*server) == 0)
     }
 
     /// Nobody has it open, and no server owes its reset.
@@ -261,6 +303,28 @@ mod tests {
         spaces.were_behind(spec.root(), 1, 0b111);
         assert_eq!(spaces.are_there(spec.root(), 0b111), 0);
         assert_eq!(owed(&spaces), 0b111, "asked before this reset began");
+    }
+
+    #[test]
+    fn a_server_that_took_a_reset_and_did_not_say_so_is_in_doubt_for_all_who_ask() {
+        let (mut spaces, spec) = (Spaces::default(), spec(0));
+        let root = spec.root();
+        let error = Err(Error::new(ErrorKind::Io, "moved, and not told its disk"));
+        spaces.begin_reset(&spec, 1, 0b11);
+        spaces.were_behind(root, 1, 0b11);
+        spaces.asks(root, 0);
+        assert!(!spaces.is_unanswered(root), "it has not moved, as far as anybody knows");
+        spaces.are_there(root, 0b01);
+        assert!(spaces.is_unanswered(root), "another thread found it there, its answer is on its way");
+        spaces.answered(root, 1, 0, &error);
+        assert!(!spaces.is_unanswered(root) && spaces.doubt(root).is_some());
+        spaces.answered(root, 1, 1, &error);
+        spaces.took(root, 1, 0);
+        assert!(spaces.doubt(root).is_none(), "the one has stored it, the other one owes it still");
+        spaces.are_there(root, 0b10);
+        assert!(spaces.doubt(root).is_some());
+        spaces.begin_reset(&spec, 2, 0b11);
+        assert!(spaces.doubt(root).is_none(), "nobody was asked since");
     }
 
     #[test]

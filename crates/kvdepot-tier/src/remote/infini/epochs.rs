@@ -13,18 +13,18 @@ use super::{Failed, Outcome, Talk};
 /// Asks what any InfiniStore server can answer, and tells it of epochs that passed while it was away, all by `deadline`.
 pub(in crate::remote) fn greet(server: &Server, stream: &Socket, deadline: Instant) -> Result<()> {
     let mut talk = Talk::new(server, stream, deadline, Duration::ZERO);
+    let error = |(Failed::Answer(error) | Failed::Amid(error, _) | Failed::Lost(error))| error;
     let mut greet = || {
-        talk.exists(b"kvdepot")?;
+        talk.exists(b"kvdepot").map_err(error)?;
         server.shared.spaces().iter().try_for_each(|space| {
-            let there = talk.epoch(&space.spec)?;
+            let there = talk.epoch(&space.spec).map_err(error)?;
             if there < space.epoch {
-                talk.raise(&space.spec, there, space.epoch)?;
-                server.took(space);
+                server.move_to(space, || talk.raise(&space.spec, there, space.epoch).map_err(error))?;
             }
             Ok(())
         })
     };
-    greet().map_err(|(Failed::Answer(error) | Failed::Amid(error, _) | Failed::Lost(error))| error)
+    greet()
 }
 
 impl Talk<'_> {
