@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 use kvdepot_core::machine::{Event, GROW_BYTES, Machine, PoolConfig};
@@ -22,6 +22,8 @@ use crate::prover;
 use crate::random::random;
 use crate::runner::Runner;
 use crate::session::Session;
+use crate::stalls::{Stall, StallWatch};
+use crate::stats::Stats;
 use crate::tier_events::Listener;
 use crate::user::User;
 
@@ -274,11 +276,31 @@ fn pump(runner: &Arc<Runner>, kicked: &Receiver<()>) {
     }
 }
 
+fn note_stall(runner: &Runner, stall: Stall) {
+    let stats = &runner.locator.stats;
+    Stats::add(&stats.stalls, 1);
+    let late_us = u64::try_from(stall.late.as_micros()).unwrap_or(u64::MAX);
+    stats.stall_max_us.fetch_max(late_us, Ordering::Relaxed);
+    if let Some(left_out) = stall.logged_after {
+        tracing::warn!(
+            "the machine did not run this depot for {:.1} s (and {left_out} more times since the last such line): requests \
+             waited as long; give it a processor, see \"The depot gets no processor\" in docs/operate.md",
+            stall.late.as_secs_f64()
+        );
+    }
+}
+
 fn janitor(runner: &Arc<Runner>) {
+    let mut stalls = StallWatch::default();
     while !runner.stopping.load(Ordering::Acquire) {
         // Woken by nothing but its tick and the end: a thread that every stored block wakes takes a processor from
         // whoever stores it. A spurious wake only looks over the claims once more.
+        let began = Instant::now();
         std::thread::park_timeout(JANITOR_TICK);
+        let now = Instant::now();
+        if let Some(stall) = stalls.timer_came(JANITOR_TICK, now - began, now) {
+            note_stall(runner, stall);
+        }
         runner.expire_probes();
         runner.tell(Event::Tick);
     }

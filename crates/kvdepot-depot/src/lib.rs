@@ -31,6 +31,7 @@ pub mod recover;
 mod runner;
 pub mod seqpacket;
 pub mod session;
+mod stalls;
 pub mod stats;
 mod taking_in;
 pub mod task_line;

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use hashbrown::HashSet;
@@ -386,6 +387,8 @@ impl Session {
         if let Some(ledger) = &runner.ledger {
             map.insert("ledger_unproven_blocks".to_owned(), ledger.unproven().into());
         }
+        let stall_max_us = runner.locator.stats.stall_max_us.load(Ordering::Relaxed);
+        map.insert("stall_max_us".to_owned(), stall_max_us.into());
         let holds = runner.longest_holds();
         for (name, (ns, event)) in [("lock_hold", holds.real), ("lock_hold_cpu", holds.processor)] {
             map.insert(format!("{name}_max_us"), (ns / 1000).into());

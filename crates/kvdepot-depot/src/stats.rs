@@ -12,6 +12,8 @@ macro_rules! counters {
         #[derive(Debug, Default)]
         pub struct Stats {
             $($(#[doc = $doc])+ pub $name: AtomicU64,)+
+            /// The longest stall, in microseconds.
+            pub stall_max_us: AtomicU64,
             failures: Mutex<Vec<(&'static str, ErrorKind, u64)>>,
         }
 
@@ -74,6 +76,8 @@ counters! {
     claims_expired,
     /// Namespaces that nobody used, forgotten when others needed their place.
     namespaces_forgotten,
+    /// Times that the machine did not run the depot for a second or longer: requests waited as long.
+    stalls,
     /// Connections whose end gave back leases or half-written slots (P4).
     owners_ended_holding,
 }

@@ -45,6 +45,8 @@ impl Collector for Series {
             |name: &str| stats[name].as_u64().map_or_else(Vec::new, |us| vec![(Vec::new(), us as f64 / 1e6)]);
         let holds = "Longest time that a thread held the depot's lock";
         write(&mut encoder, Kind::Gauge, "lock_hold_max_seconds", holds, &most("lock_hold_max_us"))?;
+        let stall = "Longest time that the machine did not run the depot";
+        write(&mut encoder, Kind::Gauge, "stall_max_seconds", stall, &most("stall_max_us"))?;
         let on_processor = "Longest processor time of a thread that held the depot's lock";
         write(
             &mut encoder,

@@ -1,0 +1,26 @@
+"""A depot that the machine does not run says so: the operator must not look for the fault in a disk."""
+
+import time
+from pathlib import Path
+
+from node import NodeDepot
+
+STOP_S = 1.5
+LONG_S = 60
+
+
+def test_a_depot_that_was_not_run_counts_and_logs_it(tmp_path: Path) -> None:
+    depot = NodeDepot(tmp_path)
+    store = depot.open([4096], {"model": "stalled"})
+    try:
+        assert store.stats()["depot"]["stalls"] == 0
+        with depot.stopped():
+            time.sleep(STOP_S)
+        end = time.monotonic() + LONG_S
+        while not (seen := store.stats()["depot"])["stalls"]:
+            assert time.monotonic() < end, "the depot never said that it was stopped"
+        assert seen["stall_max_us"] >= 1e6
+        log = (tmp_path / "depot.sock.log").read_text()
+        assert "the machine did not run this depot for" in log
+    finally:
+        depot.kill()
