@@ -364,7 +364,8 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
 
 # Documented commands that are a stage of `.ci/run`, or a target of `DRY`.
 DOCUMENTED_STAGES = {
-    f"make {stage}" for stage in ("test-docs", "test-engine", "test-layouts", "test-lmcache", "test-rdma", "test-sglang")
+    f"make {stage}"
+    for stage in ("test-docs", "test-engine", "test-layouts", "test-lmcache", "test-rdma", "test-sglang")
 }
 DOCUMENTED_DRY = {f"make {target}" for target in ("ptx-check", "test")}
 

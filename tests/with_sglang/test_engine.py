@@ -150,6 +150,7 @@ def test_a_pool_of_a_tenth_of_the_work(tmp_path: Path, home: DepotHome) -> None:
     assert flushed["from_depot"] == [WHOLE[0]] * 20
     assert stats is not None
     assert stats["pool_bytes"] <= 20 * 4 * (1 << 20) // 10
+    assert stats["claims"] > 0
     assert "Write page to storage" not in log
 
 

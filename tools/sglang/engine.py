@@ -6,6 +6,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -13,9 +14,10 @@ from typing import Any
 
 from typing_extensions import Self
 
-from tools.lab.child import ChildError, tail
+from tools.lab.child import POLL_S, ChildError, tail
 
 ROUND_S = 240.0
+FLUSH_S = 30.0
 ROOT = Path(__file__).resolve().parents[2]
 STANDIN = ROOT / "tests" / "with_sglang" / "standin"
 
@@ -62,11 +64,16 @@ class Engine:
     def flush(self) -> None:
         """Empties SGLang's own caches, in the device's memory and in the host's.
 
+        SGLang answers before it is through with a request, and refuses until then.
+
         Raises:
-            ChildError: it did not, or ended.
+            ChildError: it refuses for too long, or ended.
         """
-        if not self._round({"flush": True})["flushed"]:
-            raise ChildError(f"SGLang has not flushed its caches\n{tail(self.log)}")
+        end_s = time.monotonic() + FLUSH_S
+        while not self._round({"flush": True})["flushed"]:
+            if time.monotonic() > end_s:
+                raise ChildError(f"SGLang has not flushed its caches\n{tail(self.log)}")
+            time.sleep(POLL_S)
 
     def kill(self) -> None:
         """SIGKILL to SGLang and all that it has started."""

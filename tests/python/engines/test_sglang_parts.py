@@ -1,7 +1,8 @@
 """What needs neither SGLang nor a depot: configuration, pages, hits, leases and namespaces of kvdepot in SGLang."""
 
+import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -273,3 +274,57 @@ def test_pages_in_pieces_of_several_ranks_are_refused() -> None:
     with pytest.raises(ConfigError, match="tp_lcm_size"):
         facts.refuse_unsupported(Storage({}, tp_lcm_size=8))
     facts.refuse_unsupported(Storage({}))
+
+
+def test_releases_tell_themselves_in_different_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    def module(name: str, **members: Any) -> None:
+        made = ModuleType(name)
+        made.__dict__.update(members)
+        monkeypatch.setitem(sys.modules, name, made)
+
+    def retired() -> None:
+        raise RuntimeError("get_global_server_args() is retired")
+
+    old = SimpleNamespace(model_path="old", attention_backend="triton", weight_version="1")
+    module("sglang.srt.runtime_context")
+    module("sglang.srt.mem_cache.utils")
+    module("sglang.srt.server_args", get_global_server_args=lambda: old)
+    assert engine.server_arguments() is old
+    assert engine.attention_backends(old) == ["triton", "", ""]
+    assert (engine.model_path(old), engine.weight_version(old)) == ("old", "1")
+    assert not engine.hashes_know_adapters()
+    # 0.5.23: what is in effect is told apart from what was asked for, and an update in place is seen.
+    new = SimpleNamespace(model_path="new", attention_backend=None, weight_version="default")
+    serving, model = SimpleNamespace(weight_version="2"), SimpleNamespace(model_path="newer")
+    module(
+        "sglang.srt.runtime_context",
+        get_server_args=lambda: new,
+        get_exec=lambda: SimpleNamespace(kernel=SimpleNamespace(attention_backend="fa3")),
+        get_serving=lambda: serving,
+        get_model=lambda: model,
+    )
+    module("sglang.srt.mem_cache.utils", storage_namespace_seed=lambda: None)
+    module("sglang.srt.server_args", get_global_server_args=retired)
+    assert engine.server_arguments() is new
+    assert engine.attention_backends(new) == ["fa3", "", ""]
+    assert (engine.model_path(new), engine.weight_version(new)) == ("newer", "2")
+    assert engine.hashes_know_adapters()
+    before = engine.current_weights(new)
+    model.model_path = "another"
+    assert engine.current_weights(new) != before
+    # Neither way is there.
+    module("sglang.srt.runtime_context")
+    monkeypatch.setattr(engine, "sglang_version", lambda: "9.9")
+    with pytest.raises(ConfigError, match="9.9 does not tell its arguments"):
+        engine.server_arguments()
+
+
+def test_a_configuration_of_an_early_release(told: SimpleNamespace, tmp_path: Path) -> None:
+    """0.5.4 to 0.5.8 know fewer ranks: what is missing is one rank."""
+    told.arguments = Model(tmp_path / "model").make()
+    pages = Pages.of(MHATokenToKVPoolHost(), "kv")
+    assert pages is not None
+    early = SimpleNamespace(tp_rank=0, tp_size=1, is_mla_model=False)
+    made = facts.engine_facts(OPTIONS)
+    assert facts.pool_facts(made, "kv", pages, early) == facts.pool_facts(made, "kv", pages, Storage({}))
+    facts.refuse_unsupported(early)

@@ -179,9 +179,10 @@ class Room:
         return [bool(one) for one in ended]
 
     def read(self, name: str, hashes: Sequence[bytes]) -> None:
-        """These pages were read, or could not be: what was held for them may go."""
+        """These pages were read, or could not be: what was held for them may go, as what was held too long."""
         with self._lock:
             self._leases.read(name, hashes)
+            self._counters.add("leases_expired", self._leases.expire(time.monotonic()))
 
     def reset(self) -> bool:
         """Makes everything of all pools unreachable, in every tier and for every engine; false when not confirmed."""
