@@ -350,6 +350,22 @@ def test_calls_after_the_end_are_misses(opened: Open) -> None:
     assert backend.get_stats() is None
 
 
+def test_a_panic_of_the_core_is_a_miss(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    panic = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
+    pool = MHATokenToKVPoolHost()
+    backend = opened(pool)
+
+    def fail(*_: Any) -> None:
+        raise panic("index out of bounds")
+
+    monkeypatch.setattr(backend._room, "lookup_on_prefix", fail)
+    monkeypatch.setattr(backend._room, "move", fail)
+    assert backend.batch_exists(names(2)) == 0
+    assert backend.batch_get_v1(names(2), pool.indices(0, 1)) == [False, False]
+    assert backend.batch_set_v1(names(2), pool.indices(0, 1)) == [False, False]
+    assert backend._resets.settled
+
+
 def test_what_is_wrong_inside_is_a_miss(opened: Open) -> None:
     pool = MHATokenToKVPoolHost()
     backend = opened(pool)

@@ -23,6 +23,7 @@ from kvdepot.engines.sglang.keys import page_hashes
 from kvdepot.engines.sglang.options import read_extra_config
 from kvdepot.engines.sglang.pages import KNOWN, Pages
 from kvdepot.engines.sglang.room import Room, Verb
+from kvdepot.errors import is_failure
 
 CLAIM_PAGES = 128
 """SGLang reads so many pages in one call: what it has read is let go before it reads on."""
@@ -191,7 +192,9 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
             return missed
         try:
             return ask() if self._has_weights_of_start(pages) else missed
-        except Exception as error:  # noqa: BLE001 - nothing is raised into SGLang: it is a miss
+        except BaseException as error:  # nothing is raised into SGLang: its ranks would wait for each other
+            if not is_failure(error):
+                raise
             self._counters.trouble(f"{verb}_error", f"a {verb} failed: {error!r}", pages)
             return missed
 
