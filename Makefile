@@ -15,6 +15,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 VLLM_VENV := .venv-vllm
 INFINISTORE_VENV := .venv-infinistore
+SGLANG_VENV := .venv-sglang
 STAMPS := .work/stamps
 WHEELS := .work/wheels
 STEP := tools/step
@@ -96,7 +97,7 @@ standin-verbs:
 ##@ Check
 
 .PHONY: test
-test: test-rust test-python test-device test-rdma test-layouts test-engine test-wire test-lmcache test-docs ## Run all tests
+test: test-rust test-python test-device test-rdma test-layouts test-engine test-wire test-lmcache test-sglang test-docs ## Run all tests
 
 .PHONY: test-rust
 test-rust: ## Test the Rust crates (ARGS: for cargo test)
@@ -139,6 +140,12 @@ test-wire: infinistore-env standin-verbs ## Test the wire door with InfiniStore'
 .PHONY: test-lmcache
 test-lmcache: vllm-env infinistore-env ## Test kvdepot in LMCache: its server with a real vLLM on CPU, and its engine (ARGS: for pytest)
 	@$(INFINISTORE_VENV)/bin/python -m pytest -o pythonpath=. -o filterwarnings=default tests/with_lmcache $(ARGS)
+
+.PHONY: test-sglang
+test-sglang: sglang-env ## Test kvdepot in a real SGLang on CPU (ARGS: for pytest; --full for every layout, failure and model)
+	@# As above: depots write files here.
+	@sync
+	@$(SGLANG_VENV)/bin/python -m pytest -o pythonpath=. -o filterwarnings=default tests/with_sglang $(ARGS)
 
 .PHONY: test-docs
 test-docs: vllm-env infinistore-env standin-verbs ## Run every documented command and option in a small form (ARGS: for pytest)
@@ -187,6 +194,10 @@ vllm-env: setup ## Make .venv-vllm: a real vLLM on CPU, with this wheel
 infinistore-env: setup standin-verbs ## Make .venv-infinistore: InfiniStore's own client and server, and LMCache
 	@$(BIN)/python -m tools.infinistore_env --verbs $(dir $(STANDIN_VERBS)) --torch-from $(VLLM_VENV) $(INFINISTORE_VENV)
 
+.PHONY: sglang-env
+sglang-env: setup ## Make .venv-sglang: a real SGLang on CPU, with this wheel
+	@$(BIN)/python -m tools.sglang_env --wheel $(WHEELS)/*.whl $(SGLANG_VENV)
+
 .PHONY: lock
 lock: $(STAMPS)/tools ## Pin the newest versions in requirements/*.txt
 	@$(BIN)/uv pip compile -q --upgrade --python-version 3.10 --universal requirements/dev.in -o requirements/dev.txt
@@ -196,10 +207,13 @@ lock: $(STAMPS)/tools ## Pin the newest versions in requirements/*.txt
 	@$(BIN)/uv pip compile -q --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
 		--excludes requirements/infinistore-excludes.txt \
 		requirements/infinistore.in -o requirements/infinistore.txt
+	@$(BIN)/uv pip compile -q --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_34 \
+		--excludes requirements/sglang-excludes.txt \
+		requirements/sglang.in -o requirements/sglang.txt
 
 .PHONY: clean
 clean: ## Remove all that was built, environments included
-	@rm -rf $(VENV) $(VLLM_VENV) $(INFINISTORE_VENV) .work target .mypy_cache .ruff_cache .pytest_cache
+	@rm -rf $(VENV) $(VLLM_VENV) $(INFINISTORE_VENV) $(SGLANG_VENV) .work target .mypy_cache .ruff_cache .pytest_cache
 	@find python tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMPS)/tools: requirements/dev.txt

@@ -280,6 +280,7 @@ STAGES = {
     "test-engine",
     "test-wire",
     "test-lmcache",
+    "test-sglang",
     "test-docs",
 }
 
@@ -289,6 +290,7 @@ DRY = {
     "fix": "rewrites the tree",
     "vllm-env": "a part of make test-engine",
     "infinistore-env": "a part of make test-wire and make test-lmcache",
+    "sglang-env": "a part of make test-sglang",
     "lock": "asks the network for newer versions",
     "clean": "removes what other stages use",
 }
@@ -362,7 +364,8 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
 
 # Documented commands that are a stage of `.ci/run`, or a target of `DRY`.
 DOCUMENTED_STAGES = {
-    f"make {stage}" for stage in ("test-docs", "test-engine", "test-layouts", "test-lmcache", "test-rdma")
+    f"make {stage}"
+    for stage in ("test-docs", "test-engine", "test-layouts", "test-lmcache", "test-rdma", "test-sglang")
 }
 DOCUMENTED_DRY = {f"make {target}" for target in ("ptx-check", "test")}
 

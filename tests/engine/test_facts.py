@@ -9,7 +9,7 @@ import pytest
 from engine_lab import Lab
 
 from kvdepot.engines.vllm.facts import engine_facts, names_weights, weights_facts
-from kvdepot.engines.vllm.weights import weights_digest
+from kvdepot.engines.weights import weights_digest
 
 CACHE: Any = SimpleNamespace(kv_cache_layout="LBHNC")
 FACTORS = 32

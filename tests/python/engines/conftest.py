@@ -1,4 +1,4 @@
-"""The connector's own logic, without an engine: where vLLM is not installed, its base classes are stood in for."""
+"""The engines' faces without an engine: where vLLM or SGLang is not installed, its base classes are stood in for."""
 
 import importlib.util
 import sys
@@ -45,3 +45,29 @@ if importlib.util.find_spec("vllm") is None:
     _stand_in("vllm.distributed.kv_transfer.kv_connector.factory", KVConnectorFactory=Factory)
     cpu = SimpleNamespace(is_cpu=lambda: True)
     _stand_in("vllm.platforms", current_platform=cpu)
+
+
+@dataclass
+class PoolTransferResult:
+    kv_hit_pages: int
+    extra_pool_hit_pages: dict[str, int]
+    restorable_prefix_pages: list[int] | None = None
+
+
+class HiCacheStorage:
+    """As much of SGLang's base class as a backend uses."""
+
+    def register_mem_pool_host(self, pool: Any) -> None:
+        self.mem_pool_host = pool
+
+    def register_mem_host_pool_v2(self, pool: Any, name: Any) -> None:
+        self.__dict__.setdefault("registered_pools", {})[name] = pool
+
+
+if importlib.util.find_spec("sglang") is None:
+    for package in ("sglang", "sglang.srt", "sglang.srt.mem_cache"):
+        _stand_in(package)
+    _stand_in(
+        "sglang.srt.mem_cache.hicache_storage", HiCacheStorage=HiCacheStorage, PoolTransferResult=PoolTransferResult
+    )
+    sys.modules["sglang.srt.mem_cache"].hicache_storage = sys.modules["sglang.srt.mem_cache.hicache_storage"]  # type: ignore[attr-defined]

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from kvdepot.config import load_config
-from kvdepot.engines.lmcache import counters, facts, options
+from kvdepot.engines import counters
+from kvdepot.engines.lmcache import facts, options
 from kvdepot.engines.lmcache import tasks as lmcache_tasks
 from kvdepot.engines.lmcache.bounded import Bounded
 from kvdepot.engines.lmcache.counters import Counters
@@ -22,9 +23,9 @@ from kvdepot.engines.lmcache.facts import Layout, UnknownLayoutError
 from kvdepot.engines.lmcache.keys import HASH_BYTES, chunk_hash, object_hash
 from kvdepot.engines.lmcache.objects import address_of, layout_of
 from kvdepot.engines.lmcache.recent import Recent
-from kvdepot.engines.lmcache.resets import AGAIN_S, Resets
 from kvdepot.engines.lmcache.stores import LAYOUTS_MAX, Stores
 from kvdepot.engines.lmcache.tasks import WAITING_MAX, Tasks
+from kvdepot.engines.resets import AGAIN_S, Resets
 from kvdepot.errors import ConfigError
 
 
@@ -500,12 +501,10 @@ def test_lmcaches_device_is_the_dax_tiers_where_there_is_one(monkeypatch: pytest
 
 def test_the_log_repeats_itself_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[Any] = []
-    monkeypatch.setattr(
-        counters, "lmcache_logger", lambda: SimpleNamespace(warning=lambda *values: said.append(values))
-    )
     now = [100.0]
     monkeypatch.setattr(counters.time, "monotonic", lambda: now[0])
-    counts = Counters()
+    logger: Any = SimpleNamespace(warning=lambda *values: said.append(values))
+    counts = counters.Counters(lambda: logger)
     for _ in range(3):
         counts.trouble("no_depot", "no depot", 2)
     counts.trouble("no_depot", "nothing", 0)

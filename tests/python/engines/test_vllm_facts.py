@@ -18,7 +18,7 @@ from kvdepot.engines.vllm.facts import (
 )
 from kvdepot.engines.vllm.groups import computes_all_tokens
 from kvdepot.engines.vllm.options import read_options
-from kvdepot.engines.vllm.weights import weights_digest
+from kvdepot.engines.weights import weights_digest
 from kvdepot.errors import ConfigError
 
 

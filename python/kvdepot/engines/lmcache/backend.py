@@ -26,8 +26,8 @@ from kvdepot.engines.lmcache.keys import chunk_hash
 from kvdepot.engines.lmcache.objects import address_of, layout_of
 from kvdepot.engines.lmcache.options import read_extra_config
 from kvdepot.engines.lmcache.recent import Recent
-from kvdepot.engines.lmcache.resets import Resets
 from kvdepot.engines.lmcache.stores import Place, Stores
+from kvdepot.engines.resets import Resets
 from kvdepot.errors import config_error
 
 FACE = "engine"

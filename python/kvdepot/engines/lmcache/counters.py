@@ -1,14 +1,12 @@
-"""What went well and what did not, counted by name, and said in the log now and then."""
+"""What went well and what did not in LMCache, said with its own logger."""
 
 import functools
 import importlib
 import logging
-import threading
-import time
-from collections import Counter
 
-SAY_AGAIN_S = 60.0
-"""How often the log repeats one kind of trouble."""
+from kvdepot.engines import counters
+
+__all__ = ["Counters", "lmcache_logger"]
 
 
 @functools.cache
@@ -21,35 +19,8 @@ def lmcache_logger() -> logging.Logger:
     return made
 
 
-class Counters:
-    """Counts of one adapter or backend. Any number of threads may use them at once."""
+class Counters(counters.Counters):
+    """Counts of one adapter or backend in LMCache."""
 
     def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-        self._said_s: dict[str, float] = {}
-        self._lock = threading.Lock()
-
-    def add(self, name: str, count: int = 1) -> None:
-        """Adds ``count``; nothing for 0."""
-        if count:
-            with self._lock:
-                self._counts[name] += count
-
-    def trouble(self, name: str, message: str, count: int = 1) -> None:
-        """Counts what became a miss, and logs ``message`` unless the same name was logged a short while ago."""
-        if not count:
-            return
-        now_s = time.monotonic()
-        with self._lock:
-            self._counts[name] += count
-            total = self._counts[name]
-            say = now_s - self._said_s.get(name, -SAY_AGAIN_S) >= SAY_AGAIN_S
-            if say:
-                self._said_s[name] = now_s
-        if say:
-            lmcache_logger().warning("kvdepot: %s (%s: %d so far)", message, name, total)
-
-    def snapshot(self) -> dict[str, int]:
-        """All counts so far."""
-        with self._lock:
-            return dict(sorted(self._counts.items()))
+        super().__init__(lmcache_logger)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvdepot.engines.vllm.log import connector_logger
-from kvdepot.engines.vllm.weights import local_directory
+from kvdepot.engines.weights import local_directory
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest

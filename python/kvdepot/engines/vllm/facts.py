@@ -13,7 +13,7 @@ from kvdepot.engines.vllm.groups import Group
 from kvdepot.engines.vllm.pages import GroupPages
 from kvdepot.engines.vllm.ranks import Rank
 from kvdepot.engines.vllm.slices import HeadSlices
-from kvdepot.engines.vllm.weights import local_directory, weights_digest
+from kvdepot.engines.weights import local_directory, weights_digest
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

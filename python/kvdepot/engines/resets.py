@@ -11,8 +11,8 @@ AGAIN_S = 0.5
 class Resets:
     """Counts what was cleared, so that nothing from before a clear is found after it.
 
-    A clear begins a generation. What is stored belongs to the generation in which LMCache handed it over. A store of an
-    older generation does not begin; one that was under way at a clear may have ended after it, so the depot is reset
+    A clear begins a generation. What is stored belongs to the generation in which the engine handed it over. A store of
+    an older generation does not begin; one that was under way at a clear may have ended after it, so the depot is reset
     once more. Until no such store is left and every reset is confirmed, nothing is settled.
 
     Any number of threads may use it at once.

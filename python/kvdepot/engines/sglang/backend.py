@@ -1,0 +1,344 @@
+"""kvdepot as a storage backend of SGLang's HiCache (``--hicache-storage-backend dynamic``), 0.5.8 to 0.5.23.
+
+SGLang asks and writes page by page, from a thread for each direction, and takes whatever fails for a miss. Nothing is
+raised into it after its start: what fails here is counted by kind, and a miss.
+"""
+
+import importlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from sglang.srt.mem_cache import hicache_storage
+
+from kvdepot.engines.counters import Counters
+from kvdepot.engines.resets import Resets
+from kvdepot.engines.sglang import engine
+from kvdepot.engines.sglang.facts import engine_facts, pool_facts, refuse_unsupported
+from kvdepot.engines.sglang.hits import ALL_PAGES, KV, TRAILING_PAGES, common, leading, restorable
+from kvdepot.engines.sglang.keys import page_hashes
+from kvdepot.engines.sglang.options import read_extra_config
+from kvdepot.engines.sglang.pages import KNOWN, Pages
+from kvdepot.engines.sglang.room import Room, Verb
+from kvdepot.errors import is_failure
+
+CLAIM_PAGES = 128
+"""SGLang reads so many pages in one call: what it has read is let go before it reads on."""
+RATES_MAX = 1024
+"""Batches whose pages and rates are kept for SGLang's metrics until it asks."""
+
+Answer = TypeVar("Answer")
+logger = logging.getLogger("sglang.kvdepot")
+
+
+class KVDepotHiCache(hicache_storage.HiCacheStorage):
+    """Pages of SGLang's host pools as blocks of the node's depot."""
+
+    def __init__(self, storage_config: Any, kwargs: dict[str, Any] | None = None) -> None:  # noqa: ARG002
+        """Attaches to the depot.
+
+        Args:
+            storage_config: SGLang's ``HiCacheStorageConfig``; ``extra_config`` has our keys.
+            kwargs: what SGLang hands to any backend; nothing of it is needed.
+
+        Raises:
+            ConfigError: a key is wrong, or this model's KV cannot be told from another's.
+        """
+        self._storage = storage_config
+        options = read_extra_config(storage_config.extra_config)
+        refuse_unsupported(storage_config)
+        self._arguments = engine.server_arguments()
+        self._facts = engine_facts(options)
+        self._version = engine.current_weights(self._arguments)
+        self._counters = Counters(lambda: logger)
+        self._resets = Resets()
+        self._lock = threading.Lock()
+        self._empty: set[str] = set()
+        self._rates: dict[Verb, list[tuple[int, float]]] = {"load": [], "dump": []}
+        self._closed = False
+        self._room = Room(options.config, self._counters)
+        if not engine.hashes_know_adapters() and not options.salt:
+            logger.warning(
+                "kvdepot: SGLang %s leaves a request's cache_salt out of its page hashes: tenants share pages, unless "
+                "each has an engine of its own with another salt in the extra config",
+                engine.sglang_version(),
+            )
+
+    # The pools.
+
+    def register_mem_pool_host(self, mem_pool_host: Any) -> None:
+        """Takes the pool of the KV itself.
+
+        Raises:
+            ConfigError: it does not tell where its pages lie, or a page does not fit a block.
+        """
+        super().register_mem_pool_host(mem_pool_host)
+        self._register(KV, mem_pool_host)
+
+    def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
+        """Takes a pool beside the KV, or the KV's once more; errors as above."""
+        super().register_mem_host_pool_v2(host_pool, host_pool_name)
+        self._register(_name(host_pool_name), host_pool)
+
+    # Questions.
+
+    def exists(self, key: str) -> bool:
+        """Whether the depot has a page."""
+        return self.batch_exists([key]) == 1
+
+    def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:  # noqa: ARG002
+        """How many leading pages the depot has. They are brought into its pool and held there until they are read."""
+        return self._answered("lookup", len(keys), lambda: self._prefix(page_hashes(keys)), 0)
+
+    def batch_exists_v2(self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None) -> Any:  # noqa: ARG002
+        """Which lengths of the prefix can be restored in all pools together; the longest one is held."""
+        empty = hicache_storage.PoolTransferResult(0, {})
+        return self._answered("lookup", len(keys), lambda: self._common(page_hashes(keys), pool_transfers or ()), empty)
+
+    # Pages.
+
+    def batch_get_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:  # noqa: ARG002
+        """Loads pages into the KV's pool; says which came."""
+        return self._moved("load", KV, keys, host_indices)
+
+    def batch_set_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:  # noqa: ARG002
+        """Stores pages of the KV's pool; says which were stored."""
+        return self._moved("dump", KV, keys, host_indices)
+
+    def batch_get_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:  # noqa: ARG002
+        """Loads pages of several pools; says for each which came."""
+        return {one.name: self._moved("load", _name(one.name), one.keys, one.host_indices) for one in transfers}
+
+    def batch_set_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:  # noqa: ARG002
+        """Stores pages of several pools; says for each which were stored."""
+        return {one.name: self._moved("dump", _name(one.name), one.keys, one.host_indices) for one in transfers}
+
+    def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> Any:  # noqa: ARG002
+        """Loads a page into a tensor of its bytes; the tensor, or ``None`` for a miss."""
+        return target_location if self._flat("load", key, target_location) else None
+
+    def batch_get(self, keys: list[str], target_locations: Any = None, target_sizes: Any = None) -> list[Any]:  # noqa: ARG002
+        """Loads pages into tensors; ``None`` for each miss."""
+        return [self.get(key, target) for key, target in zip(keys, target_locations or (), strict=False)]
+
+    def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:  # noqa: ARG002
+        """Stores a page out of a tensor of its bytes; whether it was stored."""
+        return self._flat("dump", key, value if value is not None else target_location)
+
+    def batch_set(
+        self,
+        keys: list[str],
+        values: Any = None,
+        target_locations: Any = None,
+        target_sizes: Any = None,  # noqa: ARG002
+    ) -> bool:
+        """Stores pages; whether all were stored."""
+        tensors = values if values is not None else target_locations or ()
+        return len(tensors) == len(keys) and all(map(self.set, keys, tensors))
+
+    # The rest.
+
+    def clear(self) -> bool:
+        """Makes all pages of this model and rank unreachable, for every engine and in every tier.
+
+        Until the depot has confirmed that, everything is a miss here.
+
+        Returns:
+            Whether it has; otherwise it is asked again with every call.
+        """
+        self._resets.clear()
+        return self._answered("reset", 1, self._settled, missed=False)
+
+    def get_stats(self) -> Any:
+        """Pages and rates of the batches since the last call, as SGLang's metrics want them; ``None`` without those."""
+        with self._lock:
+            rates = self._rates
+            self._rates = {"load": [], "dump": []}
+        try:
+            made = importlib.import_module("sglang.srt.observability.metrics_collector").StorageMetrics()
+        except (ImportError, AttributeError):
+            return None
+        made.prefetch_pgs.extend(pages for pages, _ in rates["load"])
+        made.prefetch_bandwidth.extend(rate for _, rate in rates["load"])
+        made.backup_pgs.extend(pages for pages, _ in rates["dump"])
+        made.backup_bandwidth.extend(rate for _, rate in rates["dump"])
+        return made
+
+    def counts(self) -> dict[str, int]:
+        """What went well and what did not."""
+        return self._counters.snapshot()
+
+    def close(self) -> None:
+        """Waits for what runs, as long as ``timeout_ms`` allows, and detaches. Idempotent."""
+        self._closed = True
+        self._room.close()
+
+    def _register(self, name: str, pool: Any) -> None:
+        known = self._room.pages(name)
+        if known is not None and known.pool is pool:
+            return
+        pages = Pages.of(pool, name)
+        if pages is None:
+            self._empty.add(name)
+            return
+        self._room.open(name, pages, pool_facts(self._facts, name, pages, self._storage))
+
+    def _answered(self, verb: str, pages: int, ask: Callable[[], Answer], missed: Answer) -> Answer:
+        """What ``ask`` says; ``missed`` when it fails."""
+        if self._closed:
+            return missed
+        try:
+            return ask() if self._has_weights_of_start(pages) else missed
+        except BaseException as error:  # nothing is raised into SGLang: its ranks would wait for each other
+            if not is_failure(error):
+                raise
+            self._counters.trouble(f"{verb}_error", f"a {verb} failed: {error!r}", pages)
+            return missed
+
+    def _has_weights_of_start(self, pages: int) -> bool:
+        """Whether SGLang was told of no other weights since its start.
+
+        Pages of the earlier ones may still wait to be written, so no other namespace is right before a new attachment.
+        """
+        version = engine.current_weights(self._arguments)
+        if version == self._version:
+            return True
+        self._counters.trouble(
+            "other_weights",
+            f"off, since the weights were {self._version!r} and are {version!r}: detach the storage backend and attach "
+            "it again",
+            pages,
+        )
+        return False
+
+    def _settled(self) -> bool:
+        """Whether nothing from before a clear is found; asks the depot for what it has not confirmed yet."""
+        number = self._resets.attempt(time.monotonic())
+        if number is not None and self._room.reset():
+            self._resets.confirm(number)
+        return self._resets.settled
+
+    def _prefix(self, hashes: list[bytes]) -> int:
+        if not self._settled() or KV in self._empty:
+            return 0
+        found = self._room.lookup_on_prefix(KV, hashes)
+        held = 0
+        while held < found:
+            asked = hashes[held : min(found, held + CLAIM_PAGES)]
+            units = self._room.hold({KV: 0}, asked, within_part=True)
+            if units != len(asked):
+                # What is not held is still found, most often: a get that finds less returns what leads.
+                held += units or 0
+                found = held + self._room.lookup_on_prefix(KV, hashes[held:found])
+                break
+            held += units
+        self._count_question(len(hashes), found)
+        return found
+
+    def _common(self, hashes: list[bytes], transfers: Sequence[Any]) -> Any:
+        if not self._settled():
+            return hicache_storage.PoolTransferResult(0, {})
+        pages = len(hashes)
+        if KV not in self._empty:
+            pages = leading(self._room.lookup(KV, hashes))
+        verdicts = [np.ones(pages + 1, dtype=bool)]
+        hits: dict[Any, int] = {KV: pages} if pages else {}
+        windows = {} if KV in self._empty else {KV: 0}
+        for one in transfers:
+            name, policy = _name(one.name), _text(one.hit_policy)
+            if name in self._empty or policy not in (ALL_PAGES, TRAILING_PAGES):
+                continue
+            window = 0 if policy == ALL_PAGES else max(1, len(one.keys or ()))
+            verdict = restorable(self._room.lookup(name, hashes[:pages]), pages, policy, window)
+            verdicts.append(verdict)
+            hits[one.name] = int(np.flatnonzero(verdict).max(initial=0))
+            windows[name] = window
+        lengths = common(verdicts) if windows else []
+        if lengths:
+            # Nothing that is not held: a pool beside the KV must not come back shorter than it.
+            held = self._room.hold(windows, hashes[: lengths[-1]], within_part=False) or 0
+            lengths = [length for length in lengths if length <= held]
+        longest = lengths[-1] if lengths else 0
+        self._count_question(len(hashes), longest)
+        return _result(longest, hits, lengths)
+
+    def _count_question(self, asked: int, found: int) -> None:
+        self._counters.add("asked", asked)
+        self._counters.add("hit", found)
+
+    def _moved(self, verb: Verb, name: str, keys: Sequence[str] | None, host_indices: Any) -> list[bool]:
+        count = len(keys or ())
+        if name in self._empty:
+            return [True] * count
+        missed = [False] * count
+        if not count:
+            return missed
+
+        def move() -> list[bool]:
+            pages = self._room.pages(name)
+            hashes = page_hashes(keys or ())
+            if pages is None or host_indices is None:
+                self._counters.trouble("unknown_pool", f"pool {name} is not open, or no indices were given", count)
+                return missed
+            return self._move(verb, name, hashes, pages.addresses(host_indices, count))
+
+        return self._answered(verb, count, move, missed)
+
+    def _move(self, verb: Verb, name: str, hashes: list[bytes], addresses: Any) -> list[bool]:
+        missed = [False] * len(hashes)
+        generation = self._resets.generation
+        if not self._settled() or (verb == "dump" and not self._resets.begin(generation)):
+            return missed
+        began_s = time.monotonic()
+        current = False
+        try:
+            ended = self._room.move(verb, name, hashes, addresses)
+        finally:
+            current = self._resets.end(generation) if verb == "dump" else generation == self._resets.generation
+            if verb == "load":
+                self._room.read(name, hashes)
+        pages = self._room.pages(name)
+        self._rate(verb, sum(ended), pages.bytes if pages else 0, time.monotonic() - began_s)
+        return ended if current else missed
+
+    def _flat(self, verb: Verb, key: str, tensor: Any) -> bool:
+        """Moves a page between the depot and a tensor that has its pieces one after another."""
+
+        def move() -> bool:
+            pages = self._room.pages(KV)
+            if pages is None or tensor is None or type(pages.pool).__name__ not in KNOWN:
+                self._counters.trouble("no_flat_page", "a page was asked for that is no plain tensor")
+                return False
+            size = int(tensor.numel() * tensor.element_size())
+            if size != pages.bytes or not tensor.is_contiguous():
+                self._counters.trouble("no_flat_page", f"a tensor has {size} bytes, and a page {pages.bytes}")
+                return False
+            begins = np.concatenate(([0], np.cumsum(pages.sizes)[:-1])).astype(np.uint64)
+            addresses = (begins + np.uint64(tensor.data_ptr())).reshape(1, -1)
+            return self._move(verb, KV, page_hashes([key]), addresses)[0]
+
+        return self._answered(verb, 1, move, missed=False)
+
+    def _rate(self, verb: Verb, pages: int, page_bytes: int, seconds: float) -> None:
+        with self._lock:
+            if pages and len(self._rates[verb]) < RATES_MAX:
+                self._rates[verb].append((pages, pages * page_bytes / 1e9 / max(seconds, 1e-9)))
+
+
+def _name(pool: Any) -> str:
+    return _text(pool)
+
+
+def _text(value: Any) -> str:
+    return str(getattr(value, "value", value))
+
+
+def _result(longest: int, hits: dict[Any, int], lengths: list[int]) -> Any:
+    """SGLang's result; releases before 0.5.23 know no set of lengths."""
+    made = hicache_storage.PoolTransferResult(longest, hits)
+    if hasattr(made, "restorable_prefix_pages"):
+        made.restorable_prefix_pages = lengths
+    return made

@@ -1,0 +1,80 @@
+"""What the running SGLang says of itself, in each release: arguments, version, and what its page hashes leave out."""
+
+import importlib
+import importlib.metadata
+from collections.abc import Callable
+from typing import Any
+
+from kvdepot.errors import config_error
+
+
+def sglang_version() -> str:
+    """The version of the SGLang that is installed.
+
+    Raises:
+        ConfigError: SGLang has no metadata.
+    """
+    try:
+        return importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise config_error("SGLang's version is unknown, so its pages cannot be named: install its wheel") from error
+
+
+def server_arguments() -> Any:
+    """The arguments that SGLang was started with.
+
+    Raises:
+        ConfigError: this release keeps them where kvdepot does not know.
+    """
+    # 0.5.23, then the releases before it.
+    for module, function in (
+        ("sglang.srt.runtime_context", "get_server_args"),
+        ("sglang.srt.server_args", "get_global_server_args"),
+    ):
+        found = _call(module, function)
+        if found is not None:
+            return found
+    raise config_error(f"SGLang {sglang_version()} does not tell its arguments, so its model is unknown")
+
+
+def attention_backends(arguments: Any) -> list[str]:
+    """What computes attention: as SGLang has decided where it tells that, else as it was asked."""
+    names = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
+    kernel = getattr(_call("sglang.srt.runtime_context", "get_exec"), "kernel", None)
+    return [str(getattr(kernel, name, None) or getattr(arguments, name, None) or "") for name in names]
+
+
+def model_path(arguments: Any) -> str:
+    """Where the weights in memory are from: an update in place may have taken others than the start."""
+    model = _call("sglang.srt.runtime_context", "get_model")
+    return str(getattr(model, "model_path", None) or arguments.model_path)
+
+
+def current_weights(arguments: Any) -> str:
+    """Path and version that SGLang was told of its weights last, at its start or by an update in place."""
+    serving = _call("sglang.srt.runtime_context", "get_serving")
+    version = getattr(serving, "weight_version", None) or getattr(arguments, "weight_version", None)
+    return f"{model_path(arguments)} {version or ''}".strip()
+
+
+def weight_version(arguments: Any) -> str:
+    """The version alone."""
+    return current_weights(arguments).removeprefix(model_path(arguments)).strip()
+
+
+def hashes_know_adapters() -> bool:
+    """Whether page hashes are seeded with a request's adapter and salt: since 0.5.23, and not up to 0.5.17."""
+    try:
+        utils = importlib.import_module("sglang.srt.mem_cache.utils")
+    except ImportError:
+        return False
+    return hasattr(utils, "storage_namespace_seed")
+
+
+def _call(module: str, function: str) -> Any:
+    """What a function of SGLang's returns; ``None`` where there is none, or nothing has been said yet."""
+    try:
+        found: Callable[[], Any] | None = getattr(importlib.import_module(module), function, None)
+        return found() if found is not None else None
+    except Exception:  # noqa: BLE001 - a release that has retired it, or a process that is no scheduler
+        return None

@@ -1,0 +1,257 @@
+"""The facts that make a namespace (P8): what changes the bytes of a page and is not in SGLang's hash of its tokens.
+
+That hash knows tokens and, since 0.5.23, a request's adapter and salt. It knows neither the weights nor anything of how
+their KV is computed and laid out.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kvdepot.engines.sglang import engine
+from kvdepot.engines.sglang.options import Options
+from kvdepot.engines.sglang.pages import Pages
+from kvdepot.engines.weights import local_directory, weights_digest
+from kvdepot.errors import config_error
+
+FORMAT = 1
+"""Raised when what is stored of a page, or how its key becomes a hash, changes."""
+
+FILE_FORMATS = (
+    "auto",
+    "safetensors",
+    "pt",
+    "npcache",
+    "fastsafetensors",
+    "sharded_state",
+    "gguf",
+    "bitsandbytes",
+    "mistral",
+    "layered",
+    "runai_streamer",
+)
+"""Ways to load the weights that are in the model's own files."""
+
+COMPUTE_ARGUMENTS = (
+    "dtype",
+    "quantization",
+    "kv_cache_dtype",
+    "modelopt_quant",
+    "rl_quant_profile",
+    "torchao_config",
+    "model_impl",
+    "context_length",
+    "json_model_override_args",
+    "mamba_ssm_dtype",
+    "mm_process_config",
+    "enable_deterministic_inference",
+    "speculative_algorithm",
+    "speculative_draft_model_quantization",
+    "speculative_draft_kv_cache_dtype",
+    "speculative_draft_window_size",
+)
+"""Arguments of SGLang that change what KV has in it; one that a release does not have is left out."""
+
+GEOMETRY = (
+    "head_num",
+    "head_dim",
+    "v_head_dim",
+    "kv_lora_rank",
+    "qk_rope_head_dim",
+    "kv_cache_dim",
+    "layer_num",
+    "target_layer_num",
+    "start_layer",
+    "end_layer",
+    "head_group_num",
+    "num_mamba_layers",
+    "storage_format_tag",
+)
+"""What host pools tell of their tensors."""
+
+SHARDED_POOLS = ("mamba",)
+"""Pools of which every rank has its own, also when the model's KV is the same on all of them."""
+
+
+def engine_facts(options: Options) -> dict[str, object]:
+    """What holds for all pools and ranks of an engine.
+
+    Raises:
+        ConfigError: nothing tells the weights from others, or this release's hashes leave out its adapters.
+    """
+    arguments = engine.server_arguments()
+    facts: dict[str, object] = {
+        "engine": "sglang",
+        "sglang": engine.sglang_version(),
+        "format": FORMAT,
+        **_weights_facts(arguments, options),
+        "attention": engine.attention_backends(arguments),
+        "compute": {
+            name: _text(getattr(arguments, name)) for name in COMPUTE_ARGUMENTS if getattr(arguments, name, None)
+        },
+        "salt": options.salt,
+    }
+    scales = getattr(arguments, "quantization_param_path", None)
+    if scales:
+        facts["scales"] = _file_digest(scales)
+    draft = getattr(arguments, "speculative_draft_model_path", None)
+    if draft:
+        facts["draft"] = _digest_or_refuse(
+            draft, getattr(arguments, "speculative_draft_model_revision", None), arguments, options, "draft model"
+        )
+    if adapters := _adapters(arguments):
+        if not engine.hashes_know_adapters():
+            raise config_error(
+                f"SGLang {engine.sglang_version()} leaves a request's LoRA adapter out of its page hashes, so KV of "
+                "one adapter would be served to another: take 0.5.23 or later, or start without adapters"
+            )
+        facts["adapters"] = adapters
+    return facts
+
+
+def pool_facts(facts: Mapping[str, object], name: str, pages: Pages, storage: Any) -> dict[str, object]:
+    """What holds for the pages of one pool on this rank.
+
+    Args:
+        facts: those of the engine.
+        name: SGLang's name of the pool.
+        pages: its pages.
+        storage: SGLang's ``HiCacheStorageConfig``; a field that a release does not have has the value of one rank.
+    """
+    pool = pages.pool
+    replicated = bool(getattr(storage, "is_mla_model", False)) and not _is_sharded(name, pool)
+    return {
+        **facts,
+        "pool": name,
+        "class": type(pool).__name__,
+        "form": pages.form,
+        "page_tokens": pages.page_tokens,
+        "dtype": str(getattr(pool, "dtype", "")).removeprefix("torch."),
+        "geometry": {name: _text(getattr(pool, name)) for name in GEOMETRY if getattr(pool, name, None) is not None},
+        # Ranks whose KV is the same read what one of them has written. Data-parallel replicas do, too.
+        "tp": [0, 1] if replicated else _rank(storage, "tp"),
+        "pp": _rank(storage, "pp"),
+        "cp": _rank(storage, "attn_cp"),
+        "dcp": _rank(storage, "dcp"),
+    }
+
+
+def refuse_unsupported(storage: Any) -> None:
+    """Refuses what would be stored in pieces that no rank reads whole.
+
+    Raises:
+        ConfigError: heads are to be split between ranks (``tp_lcm_size``).
+    """
+    if getattr(storage, "should_split_heads", False) or getattr(storage, "tp_lcm_size", None):
+        raise config_error("tp_lcm_size: kvdepot stores the pages of a rank whole: remove it")
+
+
+def _weights_facts(arguments: Any, options: Options) -> dict[str, object]:
+    model = engine.model_path(arguments)
+    return {
+        "weights": _digest_or_refuse(model, getattr(arguments, "revision", None), arguments, options, "model"),
+        "weights_version": options.weights_version,
+        "weight_version": engine.weight_version(arguments),
+        "model_config": _config_digest(model, getattr(arguments, "revision", None)),
+    }
+
+
+def _digest_or_refuse(model: str, revision: str | None, arguments: Any, options: Options, what: str) -> str:
+    """Digest of a model's files; its name where the user has named the weights.
+
+    Raises:
+        ConfigError: there are no files to be read, or others than these are loaded, and no ``weights_version``.
+    """
+    load_format = getattr(arguments, "load_format", None) or "auto"
+    load_format = str(getattr(load_format, "value", load_format)).lower()
+    if load_format in FILE_FORMATS:
+        cache = getattr(arguments, "download_dir", None)
+        for file in ("config.json", "model.safetensors.index.json", "model.safetensors"):
+            directory = local_directory(str(model), revision, file, cache)
+            if directory is not None and (digest := weights_digest(directory)):
+                return digest
+        why = "no files of its weights are found on this machine"
+    else:
+        why = f"--load-format {load_format} takes its weights from elsewhere"
+    if options.weights_version:
+        return f"{model}@{revision or ''}/{load_format}"
+    raise config_error(
+        f"{what} {model}: {why}, so its KV cannot be told from another model's: set weights_version in the extra "
+        "config to a name that no other weights have"
+    )
+
+
+def _config_digest(model: str, revision: str | None) -> str:
+    """Digest of the model's configuration; who wrote the file and when is left out. Empty where there is none."""
+    directory = local_directory(str(model), revision)
+    try:
+        values = json.loads((directory / "config.json").read_text()) if directory is not None else {}
+    except (OSError, ValueError):
+        values = {}
+    if not isinstance(values, dict):
+        return ""
+    kept = {name: value for name, value in values.items() if name not in ("transformers_version", "_name_or_path")}
+    return _digest(json.dumps(kept, sort_keys=True).encode()) if kept else ""
+
+
+def _adapters(arguments: Any) -> dict[str, str]:
+    """Adapters of the start by their names, each with the digest of its files; with LoRA on at least one entry.
+
+    SGLang's hashes name such an adapter by its name and path alone. One that is loaded later has a name of its own in
+    every process, so its KV is found by that process only.
+    """
+    if not (getattr(arguments, "enable_lora", None) or getattr(arguments, "lora_paths", None)):
+        return {}
+    found = {"": "on"}
+    for name, path in _named_paths(getattr(arguments, "lora_paths", None) or ()):
+        directory = local_directory(path, None, "adapter_config.json")
+        digest = weights_digest(directory) if directory is not None else ""
+        if not digest:
+            raise config_error(f"adapter {name}: {path}: no files of it on this machine, so its KV cannot be named")
+        found[name] = digest
+    return found
+
+
+def _named_paths(adapters: Any) -> Iterable[tuple[str, str]]:
+    """Names and paths of ``--lora-paths``, in each of its forms."""
+    for one in adapters.items() if isinstance(adapters, Mapping) else adapters:
+        if isinstance(one, str):
+            name, _, path = one.rpartition("=")
+        elif isinstance(one, tuple):
+            name, path = one
+        elif isinstance(one, Mapping):
+            name, path = one["lora_name"], one["lora_path"]
+        else:
+            name, path = one.lora_name, one.lora_path
+        yield str(name or path), str(path)
+
+
+def _is_sharded(name: str, pool: Any) -> bool:
+    """Whether a pool belongs to its rank even where the model's KV is the same on all: state, and drafts with heads."""
+    return name in SHARDED_POOLS or any("MHA" in kind.__name__ for kind in type(pool).__mro__)
+
+
+def _rank(storage: Any, kind: str) -> list[int]:
+    return [int(getattr(storage, f"{kind}_rank", 0) or 0), int(getattr(storage, f"{kind}_size", 1) or 1)]
+
+
+def _text(value: object) -> str:
+    return str(getattr(value, "value", value))
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:32]
+
+
+def _file_digest(path: str) -> str:
+    """Digest of a file of scales.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return _digest(Path(path).read_bytes())
+    except OSError as error:
+        raise config_error(f"quantization_param_path: {path}: cannot be read: {error}") from error

@@ -1,0 +1,12 @@
+"""SGLang's page hashes as block hashes."""
+
+import hashlib
+from collections.abc import Sequence
+
+HASH_BYTES = 16
+PERSON = b"kvdepot-sglang"
+
+
+def page_hashes(keys: Sequence[str]) -> list[bytes]:
+    """The hash of each page: all of SGLang's text, whatever a release appends to it, in 16 bytes."""
+    return [hashlib.blake2b(key.encode(), digest_size=HASH_BYTES, person=PERSON).digest() for key in keys]

@@ -1,0 +1,67 @@
+"""What SGLang's extra configuration of a storage backend says to kvdepot."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvdepot.config import KVDepotConfig, load_config
+from kvdepot.errors import config_error
+
+FILE_KEY = "config"
+VERSION_KEY = "weights_version"
+SALT_KEY = "salt"
+ZERO_COPY_KEY = "interface_v1"
+SGLANG_KEYS = (
+    "backend_name",
+    "module_path",
+    "class_name",
+    ZERO_COPY_KEY,
+    "allocator",
+    "prefetch_threshold",
+    "prefetch_timeout_base",
+    "prefetch_timeout_per_ki_token",
+    "hicache_storage_pass_prefix_keys",
+)
+"""Keys that SGLang reads itself; which of them it leaves in differs from release to release."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Configuration of one backend.
+
+    Attributes:
+        config: keys of the depot and of its client.
+        weights_version: name that the user gives the weights, beside the digest of their files.
+        salt: name that keeps this engine's blocks apart from those of engines with another one.
+    """
+
+    config: KVDepotConfig
+    weights_version: str = ""
+    salt: str = ""
+
+
+def read_extra_config(extra_config: Mapping[str, Any] | None) -> Options:
+    """Reads ``extra_config``: a file's name (``config``), or keys of the configuration beside SGLang's own.
+
+    Raises:
+        ConfigError: a key or value is wrong, or SGLang would copy every page once more.
+    """
+    said = {name: value for name, value in (extra_config or {}).items() if name not in SGLANG_KEYS}
+    if not (extra_config or {}).get(ZERO_COPY_KEY):
+        raise config_error(f'{ZERO_COPY_KEY}: must be 1: write "{ZERO_COPY_KEY}": 1 into the extra config')
+    version, salt = (_name(said.pop(key, ""), key) for key in (VERSION_KEY, SALT_KEY))
+    file = said.pop(FILE_KEY, None)
+    if file is not None and said:
+        raise config_error(f"{FILE_KEY}: names a file, and there are keys beside it: {', '.join(sorted(said))}")
+    config = load_config(file if file is not None else said or None, owns_pool=False)
+    if config.mode == "embedded":
+        raise config_error("mode: embedded: the ranks of an engine share a depot: write node, or remove the key")
+    if config.pool == "Staging":
+        raise config_error(f"pipeline: {config.pipeline}: SGLang needs a pool that keeps blocks: begin it with Cache")
+    return Options(config.model_copy(update={"mode": "node"}), version, salt)
+
+
+def _name(value: object, key: str) -> str:
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        raise config_error(f"{key}: must be a name or a number, got {value!r}")
+    return str(value)

@@ -1,0 +1,116 @@
+"""Where the bytes of SGLang's pages lie: a host pool's own addresses, in the same order for layouts of equal bytes.
+
+A page is some pieces. ``layer_first`` has one for each layer (keys and values), far apart in memory;
+``page_first_direct`` has the same bytes in the same order, but side by side. Both are cut into layers here, so that
+engines with either layout share blocks. ``page_first`` and ``page_head`` have the bytes of a page in another order:
+they are forms of their own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvdepot.errors import config_error
+
+BLOCK_BYTES_MAX = 1 << 30
+PIECES_MAX = 65_536
+BY_LAYER = "by_layer"
+"""Form of a page whose pieces are layers: all keys, then all values."""
+KNOWN = {"MHATokenToKVPoolHost": 2, "MLATokenToKVPoolHost": 1}
+"""Classes of pools whose pages are known to be ordered so, and tensors that each layer has."""
+
+
+@dataclass(frozen=True)
+class Pages:
+    """The pages of one host pool.
+
+    Attributes:
+        pool: SGLang's host pool.
+        page_tokens: how many of the pool's indices a page has.
+        form: order of the bytes in a page.
+        sizes: bytes of each piece of a page as a block has them, in order.
+        told: pieces of a page that the pool tells.
+        order: which of the told pieces comes where; a told piece is cut into ``cuts`` equal ones.
+        cuts: into how many.
+    """
+
+    pool: Any
+    page_tokens: int
+    form: str
+    sizes: tuple[int, ...]
+    told: int
+    order: tuple[int, ...]
+    cuts: int
+
+    @classmethod
+    def of(cls, pool: Any, name: str) -> "Pages | None":
+        """The pages of a host pool; ``None`` for one without bytes, whose indices only name those of other pools.
+
+        Raises:
+            ConfigError: the pool cannot tell where its pages lie, or a page does not fit a block.
+        """
+        page_tokens = int(getattr(pool, "page_size", 1) or 1)
+        try:
+            first = _told(pool, np.arange(page_tokens))
+        except (NotImplementedError, ValueError) as error:
+            layout = getattr(pool, "layout", "")
+            raise config_error(
+                f"pool {name}: layout {layout}: SGLang does not tell where its pages lie ({error}): "
+                "start with --hicache-mem-layout page_first or page_first_direct"
+            ) from error
+        if first is None:
+            return None
+        sizes = [int(size) for size in first[1]]
+        if not sizes or min(sizes) <= 0 or sum(sizes) > BLOCK_BYTES_MAX or len(sizes) > PIECES_MAX:
+            raise config_error(
+                f"pool {name}: a page has {len(sizes)} pieces of {sum(sizes)} bytes together: there must be 1 to "
+                f"{PIECES_MAX}, each with bytes, all 1 GiB at most: choose a smaller --page-size"
+            )
+        return cls._ordered(pool, page_tokens, sizes)
+
+    @classmethod
+    def _ordered(cls, pool: Any, page_tokens: int, sizes: Sequence[int]) -> "Pages":
+        layout, layers = str(getattr(pool, "layout", "")), int(getattr(pool, "layer_num", 0) or 0)
+        tensors = KNOWN.get(type(pool).__name__, 0)
+        if tensors and layers and len(set(sizes)) == 1:
+            if layout == "layer_first" and len(sizes) == tensors * layers:
+                order = tuple(layer * tensors + tensor for tensor in range(tensors) for layer in range(layers))
+                return cls(pool, page_tokens, BY_LAYER, tuple(sizes), len(sizes), order, 1)
+            if layout == "page_first_direct" and len(sizes) == tensors and sizes[0] % layers == 0:
+                pieces = (sizes[0] // layers,) * (tensors * layers)
+                return cls(pool, page_tokens, BY_LAYER, pieces, len(sizes), tuple(range(tensors)), layers)
+        return cls(pool, page_tokens, layout, tuple(sizes), len(sizes), tuple(range(len(sizes))), 1)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of a page."""
+        return sum(self.sizes)
+
+    def addresses(self, host_indices: Any, count: int) -> npt.NDArray[np.uint64]:
+        """Addresses of the pieces of ``count`` pages: one row a page.
+
+        Raises:
+            ValueError: the indices are not those of so many pages of this pool.
+        """
+        indices = len(host_indices)
+        if indices != count * self.page_tokens:
+            raise ValueError(f"{indices} indices for {count} pages of {self.page_tokens}")
+        told = _told(self.pool, host_indices)
+        if told is None or len(told[0]) != count * self.told:
+            raise ValueError(f"the pool tells {0 if told is None else len(told[0])} pieces of {count} pages")
+        rows = np.asarray(told[0], dtype=np.uint64).reshape(count, self.told)[:, self.order]
+        if self.cuts > 1:
+            steps = np.arange(self.cuts, dtype=np.uint64) * np.uint64(self.sizes[0])
+            rows = (rows[:, :, None] + steps).reshape(count, -1)
+        return np.ascontiguousarray(rows)
+
+
+def _told(pool: Any, indices: Any) -> tuple[Sequence[int], Sequence[int]] | None:
+    told = pool.get_page_buffer_meta(indices)
+    if told is None:
+        return None
+    pointers, sizes = told
+    return pointers, sizes

@@ -1,0 +1,275 @@
+"""The depot below one rank of SGLang: one attachment, a namespace for each host pool, and the hits that are held.
+
+Nothing here raises for an operational failure: what fails is a miss, and counted. Every call is bounded: lookups and
+claims by ``call_timeout_ms`` and ``CLAIM_S``, dumps and loads by ``timeout_ms``.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from kvdepot import _native
+from kvdepot.config import KVDepotConfig
+from kvdepot.engines.counters import Counters
+from kvdepot.engines.sglang.leases import Leases
+from kvdepot.engines.sglang.pages import Pages
+from kvdepot.logs import set_up_logging
+
+GLANCE_MS = 500
+"""How long an engine that starts no depot looks for one before it goes on."""
+CLAIM_S = 1.0
+"""How long blocks of a hit may take to come into the pool, or to be found in a tier, before it is cut."""
+CLAIM_POLL_MS = 2
+HELD_PART = 4
+"""One part of so many of the pool is held for hits at most: dumps need room, too."""
+FULL = ("busy", "no_space")
+"""Why a dump fails when nothing is broken: others use the depot. It is tried again."""
+FULL_AGAIN_S = 0.05
+
+Verb: TypeAlias = Literal["dump", "load"]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A host pool whose pages are blocks of a namespace."""
+
+    pages: Pages
+    namespace: Any
+    store: Any
+
+
+class Room:
+    """Looks up, claims, dumps and loads pages by the names of SGLang's pools. Any number of threads may use it."""
+
+    def __init__(
+        self, config: KVDepotConfig, counters: Counters, connect: Callable[[KVDepotConfig], Any] | None = None
+    ) -> None:
+        """Attaches to the node's depot, which is started when none answers.
+
+        Raises:
+            ConfigError: the pool that would be started does not fit the machine.
+            ProtocolError: something else, or another version, answers on the socket.
+        """
+        self._config = config
+        self._counters = counters
+        self._depot = (connect or attach)(config)
+        self._pools: dict[str, Pool] = {}
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._leases = Leases(0)
+
+    @property
+    def attached(self) -> bool:
+        """Whether calls reach a depot now."""
+        return bool(self._depot.attached)
+
+    def open(self, name: str, pages: Pages, facts: Mapping[str, object]) -> None:
+        """Opens a pool's namespace, in the place of an earlier one of that name.
+
+        Raises:
+            ConfigError: facts or layout are wrong.
+        """
+        layout = [[1, list(pages.sizes)]]
+        namespace = self._depot.open_namespace(json.dumps(facts, sort_keys=True), json.dumps(layout))
+        store = self._depot.store(namespace, timeout_ms=self._config.timeout_ms, copy_json=self._config.copy_json(None))
+        with self._lock:
+            self._leases.clear()
+            before = self._pools.get(name)
+            self._pools[name] = Pool(pages, namespace, store)
+        if before is not None:
+            before.store.close(0)
+
+    def pages(self, name: str) -> Pages | None:
+        """The pages of a pool that is open."""
+        pool = self._pools.get(name)
+        return pool.pages if pool else None
+
+    def lookup(self, name: str, hashes: Sequence[bytes]) -> npt.NDArray[np.bool_]:
+        """Which pages the depot has, in its pool or a tier."""
+        found: npt.NDArray[np.bool_] = np.zeros(len(hashes), dtype=bool)
+        pool = self._pool(name, len(hashes))
+        if pool is not None and len(hashes):
+            try:
+                found = np.asarray(pool.store.lookup(hashes), dtype=bool)
+            except Exception as error:  # noqa: BLE001 - a miss
+                self._counters.trouble("lookup_error", f"a lookup failed: {error!r}", len(hashes))
+        return found
+
+    def lookup_on_prefix(self, name: str, hashes: Sequence[bytes]) -> int:
+        """How many leading pages the depot has."""
+        pool = self._pool(name, len(hashes))
+        if pool is None or not hashes:
+            return 0
+        try:
+            return int(pool.store.lookup_on_prefix(hashes))
+        except Exception as error:  # noqa: BLE001 - a miss
+            self._counters.trouble("lookup_error", f"a lookup failed: {error!r}", len(hashes))
+            return 0
+
+    def hold(self, windows: Mapping[str, int], hashes: Sequence[bytes], *, within_part: bool) -> int | None:
+        """Brings a hit into the pool, and holds it there until its pools have read it.
+
+        Args:
+            windows: names of the pools, each with the pages that it needs at the hit's end; 0 = all.
+            hashes: the pages that are asked for.
+            within_part: holds no more than this rank's part of the pool has room for.
+
+        Returns:
+            How many leading pages are held, or on their way; ``None`` when nothing was tried.
+        """
+        pools = {name: self._pool(name, len(hashes)) for name in windows}
+        if not hashes or not pools or any(pool is None for pool in pools.values()):
+            return None
+        opened = {name: pool for name, pool in pools.items() if pool is not None}
+        page_bytes = sum(pool.pages.bytes for pool in opened.values())
+        with self._lock:
+            self._counters.add("leases_expired", self._leases.expire(time.monotonic()))
+            self._leases.size_max = self._leases.size_max or self._held_bytes_max(page_bytes * len(hashes))
+            fits = self._leases.room() // page_bytes if within_part else len(hashes)
+        if fits < len(hashes):
+            self._counters.add("not_leased", len(hashes) - fits)
+            hashes = hashes[:fits]
+            if not hashes:
+                return None
+        size = sum(pool.pages.bytes * (windows[name] or len(hashes)) for name, pool in opened.items())
+        try:
+            claim = self._depot.claim(
+                [([pool.namespace], windows[name], 1) for name, pool in opened.items()],
+                hashes,
+                skip=0,
+                limit=len(hashes),
+            )
+            units = self._arrived(claim)
+        except Exception as error:  # noqa: BLE001 - a miss
+            self._counters.trouble("claim_error", f"a claim failed: {error!r}", len(hashes))
+            return 0
+        if units <= 0:
+            claim.release()
+            return 0
+        with self._lock:
+            self._leases.hold(claim, hashes[units - 1], opened, size, time.monotonic())
+        self._counters.add("leased", units)
+        return units
+
+    def move(self, verb: Verb, name: str, hashes: Sequence[bytes], addresses: npt.NDArray[np.uint64]) -> list[bool]:
+        """Dumps or loads pages; says which came through. When it returns nothing copies from or to them any more."""
+        ended = np.zeros(len(hashes), dtype=bool)
+        pool = self._pool(name, len(hashes))
+        if pool is None or not hashes:
+            return [bool(one) for one in ended]
+        rest = np.arange(len(hashes))
+        until_s = time.monotonic() + self._config.timeout_ms / 1e3
+        while len(rest):
+            failed, kinds = self._moved(verb, pool, [hashes[row] for row in rest.tolist()], addresses[rest])
+            ended[np.delete(rest, failed)] = True
+            rest = rest[failed]
+            again = verb == "dump" and bool(kinds) and all(kind in FULL for kind in kinds)
+            if not (again and self.attached and time.monotonic() < until_s) or self._closing.wait(FULL_AGAIN_S):
+                for kind, count in kinds.items():
+                    self._counters.trouble(f"{verb}_{kind}", f"{count} pages of a {verb} failed: {kind}", count)
+                break
+            self._counters.add("dump_again", len(rest))
+        self._counters.add(f"{verb}ed", int(ended.sum()))
+        return [bool(one) for one in ended]
+
+    def read(self, name: str, hashes: Sequence[bytes]) -> None:
+        """These pages were read, or could not be: what was held for them may go, as what was held too long."""
+        with self._lock:
+            self._leases.read(name, hashes)
+            self._counters.add("leases_expired", self._leases.expire(time.monotonic()))
+
+    def reset(self) -> bool:
+        """Makes everything of all pools unreachable, in every tier and for every engine; false when not confirmed."""
+        with self._lock:
+            self._leases.clear()
+            namespaces = [pool.namespace for pool in self._pools.values()]
+        try:
+            self._depot.reset(namespaces)
+        except Exception as error:  # noqa: BLE001 - the caller asks again
+            self._counters.trouble("reset_error", f"the depot did not confirm a reset: {error!r}")
+            return False
+        return True
+
+    def held(self) -> int:
+        """Hits that are held now."""
+        with self._lock:
+            return len(self._leases)
+
+    def close(self) -> None:
+        """Waits for tasks under way, as long as their time limit, and detaches. Idempotent."""
+        self._closing.set()
+        with self._lock:
+            self._leases.clear()
+            pools, self._pools = list(self._pools.values()), {}
+        for pool in pools:
+            pool.store.close(self._config.timeout_ms)
+        self._depot.close()
+
+    def _pool(self, name: str, pages: int) -> Pool | None:
+        pool = self._pools.get(name)
+        if pool is None:
+            self._counters.trouble("unknown_pool", f"pool {name} is not open", pages)
+            return None
+        if not self._depot.attached:
+            self._counters.trouble("no_depot", f"no depot answers: {self._depot.trouble or 'none yet'}", pages)
+            return None
+        return pool
+
+    def _arrived(self, claim: Any) -> int:
+        """Pages of a claim that are in the pool, or all on their way there."""
+        until_s = time.monotonic() + CLAIM_S
+        while True:
+            settled, units, _ = claim.wait(CLAIM_POLL_MS)
+            if settled:
+                return int(units)
+            arriving = claim.arriving()
+            if arriving is not None:
+                return int(arriving[0])
+            if time.monotonic() >= until_s or self._closing.is_set():
+                return int(claim.settle_now()[1])
+
+    def _moved(
+        self, verb: Verb, pool: Pool, hashes: list[bytes], addresses: npt.NDArray[np.uint64]
+    ) -> tuple[npt.NDArray[np.int64], dict[str, int]]:
+        """Which rows failed, and how many by kind."""
+        every = np.arange(len(hashes), dtype=np.int64)
+        shards = np.zeros(len(hashes), dtype=np.int64)
+        try:
+            task = getattr(pool.store, verb)(hashes, shards, addresses, pool.pages.pool)
+        except Exception as error:  # noqa: BLE001 - a miss
+            self._counters.trouble(f"{verb}_error", f"a {verb} failed: {error!r}", len(hashes))
+            return every, {}
+        # Ends at `timeout_ms`; the pages are SGLang's again only then.
+        task.wait(None)
+        return np.asarray(task.failed(1), dtype=np.int64), dict(task.failures(1))
+
+    def _held_bytes_max(self, size: int) -> int:
+        try:
+            pool_bytes = int(json.loads(self._depot.stats_json())["depot"]["pool_bytes"])
+        except (KeyError, TypeError, ValueError, _native.KVDepotError):
+            return size
+        return max(1, pool_bytes // HELD_PART)
+
+
+def attach(config: KVDepotConfig) -> Any:
+    """Attaches to the node's depot, and goes on looking for one in the background where none answers in time.
+
+    Raises:
+        ConfigError: the pool that would be started does not fit the machine.
+        ProtocolError: something else, or another version, answers on the socket.
+    """
+    set_up_logging(config)
+    socket = config.socket_path()
+    return _native.Depot.connect(
+        socket,
+        spawn=config.depot_command(socket),
+        wait_ms=config.attach_timeout_ms if config.start_depot else min(GLANCE_MS, config.attach_timeout_ms),
+        call_timeout_ms=config.call_timeout_ms,
+        queue_depths=(config.waiting_queue_depth, config.running_queue_depth),
+    )

@@ -1,0 +1,173 @@
+"""Real SGLang on CPU with HiCache over a depot: the same answers whatever is flushed, killed or failing (P1, P4)."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import model, settings
+
+from tools.lab.depot import Depot, DepotHome
+from tools.sglang.engine import Engine, depot_backend
+
+PAGE = 32
+TOKENS = 1030
+PROMPT = {"seed": 1, "count": 2, "tokens": TOKENS}
+WHOLE = [TOKENS // PAGE * PAGE] * 2
+NOTHING = [0, 0]
+UNTIL_S = 60.0
+
+
+def until(done: Callable[[], bool], what: str) -> None:
+    end_s = time.monotonic() + UNTIL_S
+    while not done():
+        assert time.monotonic() < end_s, f"not after {UNTIL_S:.0f} s: {what}"
+        time.sleep(0.05)
+
+
+def stored(depot: Depot, pages: int) -> None:
+    """Waits until the depot has taken so many pages since its start."""
+
+    def taken() -> bool:
+        stats = depot.stats()
+        return stats is not None and stats["dump_blocks_sealed"] >= pages
+
+    until(taken, f"{pages} pages are stored")
+
+
+@pytest.mark.timeout(600)
+def test_answers_are_the_same_whatever_is_killed(tmp_path: Path, home: DepotHome) -> None:
+    backend = depot_backend(settings(home))
+    seen: dict[str, Any] = {}
+    pages = sum(WHOLE) // PAGE
+    with home.start() as depot, Engine(tmp_path / "first", model(), backend) as sglang:
+        seen["cold"] = sglang.ask(**PROMPT)
+        stored(depot, pages)
+        sglang.flush()
+        seen["flushed"] = sglang.ask(**PROMPT)
+        depot.wait_until_clean(60)
+        # Both are killed here.
+    with Engine(tmp_path / "second", model(), backend) as sglang:
+        with home.start() as depot:
+            seen["restarted"] = sglang.ask(**PROMPT)
+            sglang.flush()
+            depot.kill()
+            seen["depot dead"] = sglang.ask(**PROMPT)
+            sglang.flush()
+        with home.start() as depot:
+            until(lambda: "attached to the depot" in said_since(sglang, "the depot was lost"), "the depot is found")
+            seen["depot back"] = sglang.ask(**PROMPT)
+    print(json.dumps(seen))
+    assert [one["tokens"] for one in seen.values()] == [seen["cold"]["tokens"]] * len(seen)
+    assert {name: one["from_depot"] for name, one in seen.items()} == {
+        "cold": NOTHING,
+        "flushed": WHOLE,
+        "restarted": WHOLE,
+        "depot dead": NOTHING,
+        "depot back": WHOLE,
+    }
+
+
+def said_since(sglang: Engine, mark: str) -> str:
+    """What SGLang's log says behind the last line that has ``mark``."""
+    return sglang.log.read_text(errors="replace").rpartition(mark)[2]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("architecture", "arguments"),
+    [
+        ("llama", {"hicache_mem_layout": "layer_first"}),
+        ("llama", {"hicache_mem_layout": "page_first", "hicache_io_backend": "kernel"}),
+        ("llama", {"hicache_host_memory_mode": "buffer_only"}),
+        ("gemma3", {}),
+    ],
+    ids=lambda one: one if isinstance(one, str) else next(iter(one.values()), "page_first_direct"),
+)
+def test_every_layout(tmp_path: Path, home: DepotHome, architecture: str, arguments: dict[str, Any]) -> None:
+    backend = depot_backend(settings(home))
+    with home.start() as depot, Engine(tmp_path, model(architecture), {**arguments, **backend}) as sglang:
+        cold = sglang.ask(**PROMPT)
+        stored(depot, sum(WHOLE) // PAGE)
+        sglang.flush()
+        flushed = sglang.ask(**PROMPT)
+    assert flushed["tokens"] == cold["tokens"]
+    assert (cold["from_depot"], flushed["from_depot"]) == (NOTHING, WHOLE)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_engines_with_other_layouts_share_pages(tmp_path: Path, home: DepotHome) -> None:
+    backend = depot_backend(settings(home))
+    found = []
+    with home.start() as depot:
+        for number, layout in enumerate(("layer_first", "page_first_direct")):
+            with Engine(tmp_path / layout, model(), {**backend, "hicache_mem_layout": layout}) as sglang:
+                found.append(sglang.ask(**PROMPT))
+                if number == 0:
+                    stored(depot, sum(WHOLE) // PAGE)
+    assert found[0]["tokens"] == found[1]["tokens"]
+    assert found[1]["from_depot"] == WHOLE
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_two_models_in_one_directory(tmp_path: Path, home: DepotHome) -> None:
+    """Both have the same configuration and are asked the same tokens, so SGLang's hashes are the same (P8)."""
+    backend = depot_backend(settings(home))
+    found = []
+    with home.start() as depot:
+        for seed in (0, 1):
+            with Engine(tmp_path / str(seed), model(seed=seed), backend) as sglang:
+                found.append(sglang.ask(**PROMPT))
+                stored(depot, (seed + 1) * sum(WHOLE) // PAGE)
+                sglang.flush()
+                found.append(sglang.ask(**PROMPT))
+    assert [one["from_depot"] for one in found] == [NOTHING, WHOLE, NOTHING, WHOLE]
+    assert found[0]["tokens"] == found[1]["tokens"]
+    assert found[2]["tokens"] == found[3]["tokens"]
+    assert found[0]["tokens"] != found[2]["tokens"]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_a_pool_of_a_tenth_of_the_work(tmp_path: Path, home: DepotHome) -> None:
+    """20 prompts of 4 MiB each: what the pool has no room for comes back from the disk."""
+    asked = {"seed": 2, "count": 20, "tokens": TOKENS}
+    home.configure({"pool_gb": 8 / 1024})
+    backend = depot_backend(settings(home, pool_gb=8 / 1024))
+    with home.start() as depot, Engine(tmp_path, model(), {**backend, "max_total_tokens": 32768}) as sglang:
+        cold = sglang.ask(**asked)
+        stored(depot, 20 * WHOLE[0] // PAGE)
+        sglang.flush()
+        flushed = sglang.ask(**asked)
+        stats = depot.stats()
+        log = sglang.log.read_text(errors="replace")
+    assert flushed["tokens"] == cold["tokens"]
+    assert flushed["from_depot"] == [WHOLE[0]] * 20
+    assert stats is not None
+    assert stats["pool_bytes"] <= 20 * 4 * (1 << 20) // 10
+    assert stats["claims"] > 0
+    assert "Write page to storage" not in log
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_half_of_all_calls_fail(tmp_path: Path, home: DepotHome) -> None:
+    """SGLang's own injector: whatever fails is computed."""
+    backend = depot_backend(settings(home))
+    failing = {"SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE": "0.5"}
+    asked = {"seed": 3, "count": 12, "tokens": TOKENS}
+    rounds = []
+    with home.start(), Engine(tmp_path, model(), backend, **failing) as sglang:
+        for _ in range(4):
+            rounds.append(sglang.ask(**asked))
+            sglang.flush()
+    print([one["from_depot"] for one in rounds])
+    assert [one["tokens"] for one in rounds] == [rounds[0]["tokens"]] * 4
+    later = [tokens for one in rounds[1:] for tokens in one["from_depot"]]
+    assert 0 in later
+    assert any(later)

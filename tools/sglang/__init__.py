@@ -1,0 +1,1 @@
+"""Real SGLang on CPU as a process of its own."""

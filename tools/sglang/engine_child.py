@@ -1,0 +1,80 @@
+"""Real SGLang on CPU with HiCache, in a process of its own: prompts in rounds, and flushes of its own caches.
+
+Run as ``-m tools.sglang.engine_child MODEL ARGUMENTS``, the latter a JSON object of SGLang's. Reads one round a line
+from standard input, ``{"seed": …, "count": …, "tokens": …}`` or ``{"flush": true}``, and prints one line of JSON: the
+answers, and how many tokens of each prompt came from where.
+"""
+
+import json
+import os
+import random
+import sys
+import time
+from typing import Any
+
+os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", SGLANG_USE_CPU_ENGINE="1")
+
+ANSWER_TOKENS = 8
+VOCABULARY = (4, 2048)
+ARGUMENTS = {
+    "device": "cpu",
+    "attention_backend": "torch_native",
+    "sampling_backend": "pytorch",
+    "dtype": "float32",
+    "page_size": 32,
+    "max_total_tokens": 16384,
+    "chunked_prefill_size": 2048,
+    "mem_fraction_static": 0.5,
+    "disable_overlap_schedule": True,
+    "disable_cuda_graph": True,
+    "skip_tokenizer_init": True,
+    "random_seed": 1,
+    "log_level": "info",
+    "enable_hierarchical_cache": True,
+    "hicache_ratio": 2.0,
+    "hicache_io_backend": "direct",
+    "hicache_mem_layout": "page_first_direct",
+    "hicache_write_policy": "write_through",
+    "hicache_storage_prefetch_policy": "wait_complete",
+}
+
+
+def prompts(seed: int, count: int, tokens: int) -> list[list[int]]:
+    """Prompts that begin differently."""
+    chosen = random.Random(seed)
+    return [[chosen.randrange(*VOCABULARY) for _ in range(tokens)] for _ in range(count)]
+
+
+def answer(engine: Any, asked: dict[str, Any]) -> dict[str, Any]:
+    """What one line of standard input asks for."""
+    if asked.get("flush"):
+        found = engine.flush_cache()
+        return {"flushed": bool(getattr(found, "success", found))}
+    sampling = {"temperature": 0, "max_new_tokens": ANSWER_TOKENS, "ignore_eos": True}
+    began_s = time.perf_counter()
+    outputs = [engine.generate(input_ids=one, sampling_params=sampling) for one in prompts(**asked)]
+    metas = [one["meta_info"] for one in outputs]
+    return {
+        "tokens": [one["output_ids"] for one in outputs],
+        "cached": [meta["cached_tokens"] for meta in metas],
+        "from_depot": [(meta.get("cached_tokens_details") or {}).get("storage", 0) for meta in metas],
+        "seconds": time.perf_counter() - began_s,
+    }
+
+
+def main() -> None:
+    """Serves rounds until standard input ends."""
+    # SGLang writes to standard output, too.
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    import sglang
+
+    engine = sglang.Engine(model_path=sys.argv[1], **{**ARGUMENTS, **json.loads(sys.argv[2])})
+    print("READY", file=replies, flush=True)
+    for line in sys.stdin:
+        print("ROUND", json.dumps(answer(engine, json.loads(line))), file=replies, flush=True)
+    engine.shutdown()
+
+
+if __name__ == "__main__":
+    main()
