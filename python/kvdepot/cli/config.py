@@ -1,12 +1,12 @@
 """``kvdepot config``: explain, check and list configurations."""
 
 import dataclasses
-import os
 import sys
 from collections.abc import Iterator
 
 import click
 
+from kvdepot.checks.directories import unusable
 from kvdepot.cli.output import print_json, print_table
 from kvdepot.config import KVDepotConfig, load_config
 from kvdepot.config.reference import reference_markdown
@@ -60,13 +60,8 @@ def _warnings(config: KVDepotConfig) -> Iterator[str]:
     if "Posix" not in config.tiers or "directories" not in config.origins:
         return
     for directory in config.model_dump()["directories"] or ():
-        if not os.path.isdir(directory):
-            yield (
-                f"{config.origins['directories']}: directories: {directory} is not there. A depot does not make it, "
-                "because a disk that is not mounted would fill the root file system: create it"
-            )
-        elif not os.access(directory, os.W_OK | os.X_OK):
-            yield f"{config.origins['directories']}: directories: this user cannot write to {directory}"
+        if (problem := unusable(directory)) is not None:
+            yield f"{config.origins['directories']}: directories: {problem[0]}: {problem[1]}"
 
 
 @command.command()
