@@ -14,6 +14,8 @@ VERBS: Mapping[str, str] = {
     "config": "kvdepot.cli.config",
     "depots": "kvdepot.cli.depots",
     "doctor": "kvdepot.cli.doctor",
+    "export": "kvdepot.cli.export",
+    "import": "kvdepot.cli.import_",
     "inspect": "kvdepot.cli.inspect",
     "namespaces": "kvdepot.cli.namespaces",
     "serve": "kvdepot.cli.serve",
