@@ -93,8 +93,8 @@ def exported(tmp_path: Path) -> tuple[Path, Path, list[list[Any]]]:
 
 def test_export_delete_import_hit(exported: tuple[Path, Path, list[list[Any]]], tmp_path: Path) -> None:
     directory, file, stored = exported
-    for path in directory.rglob("*.kvb"):
-        path.unlink()
+    run("rm", find_namespaces([directory])[0].root, "--directory", directory, "--yes")
+    assert not list(directory.rglob("*.kvb"))
     assert load(directory)[0] == 0
     said = json.loads(run("import", file, "--directory", directory, "--json"))
     assert (said["stored"], said["had"], said["missing"], said["failures"]) == (BLOCKS, 0, 0, {})

@@ -8,9 +8,8 @@ import click
 from kvdepot.cli import places, targets
 from kvdepot.cli.output import print_json
 from kvdepot.cli.progress import progress
-from kvdepot.errors import StorageError, config_error
+from kvdepot.errors import config_error
 from kvdepot.stored.blocks import contents
-from kvdepot.stored.namespaces import find_namespaces
 from kvdepot.stored.unload import export_namespace
 
 DRAIN_MS = 60_000
@@ -45,18 +44,11 @@ def command(
     if path.exists() and not force:
         raise config_error(f"{path}: is there already: name another file, or add --force")
     target = targets.find(file, socket, directories)
-    if not target.directories:
-        raise config_error(f"{target.config.pipeline} has no Posix tier to read: name --directory")
     written = True
     if target.running is not None:
         with target.open(1) as depot:
             written = depot.drain(DRAIN_MS)
-    try:
-        found = places.one_namespace(find_namespaces(target.directories), namespace)
-    except OSError as error:
-        raise StorageError(f"{error.filename}: cannot be read: {error.strerror}") from error
-    if found.problem:
-        raise config_error(f"namespace {found.root} cannot be read: {found.problem}")
+    found = targets.namespace_of(target, namespace)
     with progress("export", contents(found).bytes, hidden=as_json) as done:
         result = export_namespace(found, path, done)
     if as_json:

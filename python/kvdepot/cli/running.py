@@ -16,7 +16,7 @@ from kvdepot.config.machine import Machine
 from kvdepot.config.socket_path import runtime_directories
 from kvdepot.errors import KVDepotError
 
-WAIT_MS = 1000
+WAIT_MS = 5000
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def posix_directories(config: KVDepotConfig, machine: Machine | None = None) -> 
 
 
 def ask(path: str) -> RunningDepot | None:
-    """The depot at a socket; ``None`` when none answers within a second."""
+    """The depot at a socket; ``None`` when none answers within five seconds."""
     pid = peer_pid(path)
     if pid is None:
         return None
@@ -89,7 +89,9 @@ def ask(path: str) -> RunningDepot | None:
     try:
         if not depot.attached:
             return None
-        stats = json.loads(depot.stats_json())["depot"]
+        stats = json.loads(depot.stats_json()).get("depot")
+        if not stats:
+            return None  # lost meanwhile
         # A depot that took the socket over is not the process that made it, and knows its own number.
         return RunningDepot(path, stats["pid"] if pid else 0, stats)
     finally:

@@ -1,5 +1,6 @@
 """The depot that a verb changes: one that runs, or one inside this process over a stopped depot's directories."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,13 +10,15 @@ from typing import Any
 import click
 
 from kvdepot import _native
+from kvdepot.cli.places import one_namespace
 from kvdepot.cli.running import RunningDepot, ask, posix_directories, user_of
 from kvdepot.config import KVDepotConfig, load_config
 from kvdepot.config.sizes import GIB
-from kvdepot.errors import UnavailableError
+from kvdepot.errors import StorageError, UnavailableError, config_error
+from kvdepot.stored.namespaces import StoredNamespace, find_namespaces
 
-WAIT_MS = 1000
-CALL_MS = 5000
+WAIT_MS = 10_000
+CALL_MS = 10_000
 POOL_BYTES_MIN = 64 << 20
 POOL_BLOCKS_MIN = 8
 
@@ -119,6 +122,31 @@ def find(file: str | None, socket: str | None, directories: Iterable[str]) -> Ta
         return Target(config, places, running)
     running = ask(config.socket) if config.socket is not None and not named else user_of(places)
     return Target(config, places, running or user_of(places))
+
+
+def namespace_of(target: Target, prefix: str) -> StoredNamespace:
+    """The only namespace in the target's directories whose name begins so.
+
+    Raises:
+        ConfigError: there is none, there are several, it cannot be read, or the target has no directories.
+        StorageError: a directory cannot be read.
+    """
+    if not target.directories:
+        raise config_error(f"{target.config.pipeline} has no Posix tier that lists namespaces: name --directory")
+    try:
+        found = one_namespace(find_namespaces(target.directories), prefix)
+    except OSError as error:
+        failure = StorageError(f"{error.filename}: cannot be read: {error.strerror}")
+        failure.kind = "io"
+        raise failure from error
+    if found.problem:
+        raise config_error(f"namespace {found.root} cannot be read: {found.problem}")
+    return found
+
+
+def layout_json(namespace: StoredNamespace) -> str:
+    """A namespace's layout as the core spells it."""
+    return json.dumps([[count, list(tensors)] for count, tensors in namespace.layout])
 
 
 def _unavailable(text: str) -> UnavailableError:
