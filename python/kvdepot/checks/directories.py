@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from kvdepot import _native
 from kvdepot.checks.finding import Finding
 from kvdepot.config import KVDepotConfig, load_config
+from kvdepot.config.machine import Machine
 from kvdepot.config.sizes import GIB
 from kvdepot.errors import KVDepotError
 
@@ -226,7 +227,13 @@ def _round_trip(place: str) -> tuple[str, str]:
         "log_level": "error",
     }
     block = np.frombuffer(os.urandom(LAYOUT[0]), dtype=np.uint8).copy()
-    core, name, facts = load_config(given).to_core_json(), b"a block of the check", json.dumps({"kind": "doctor"})
+    # The environment has no say in what is tried.
+    machine = replace(Machine.here(), environ={})
+    core, name, facts = (
+        load_config(given, machine=machine).to_core_json(),
+        b"a block of the check",
+        json.dumps({"kind": "doctor"}),
+    )
     for write in (True, False):
         depot = _native.Depot.embedded(core)
         try:
