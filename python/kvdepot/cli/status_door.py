@@ -5,7 +5,7 @@ import json
 import socket
 from typing import Any
 
-WAIT_S = 2.0
+WAIT_S = 10.0
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -20,16 +20,23 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def read_status(socket_path: str) -> dict[str, Any] | None:
-    """What ``/status`` says at ``SOCKET.http``; ``None`` when nobody answers within two seconds."""
+    """What ``/status`` says at ``SOCKET.http``; ``None`` when nobody answers within ten seconds."""
+    page = read_page(socket_path, "/status")
+    try:
+        status: dict[str, Any] | None = None if page is None else json.loads(page)
+    except ValueError:
+        return None
+    return status
+
+
+def read_page(socket_path: str, path: str) -> bytes | None:
+    """A page at ``SOCKET.http``; ``None`` when nobody answers with one within ten seconds."""
     connection = _UnixConnection(f"{socket_path}.http")
     try:
-        connection.request("GET", "/status")
+        connection.request("GET", path)
         answer = connection.getresponse()
-        if answer.status != http.HTTPStatus.OK:
-            return None
-        status: dict[str, Any] = json.loads(answer.read())
+        return answer.read() if answer.status == http.HTTPStatus.OK else None
     except (OSError, ValueError, http.client.HTTPException):
         return None
     finally:
         connection.close()
-    return status
