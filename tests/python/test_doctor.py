@@ -2,6 +2,8 @@
 
 import json
 import os
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from click.testing import CliRunner
 
 from kvdepot.checks import directories as places
 from kvdepot.checks.directories import check_directories, mount_of
-from kvdepot.checks.finding import Finding, worst
+from kvdepot.checks.finding import Finding, bounded, worst
 from kvdepot.checks.host import Host, check_host
 from kvdepot.checks.software import check_depots, check_devices, check_software
 from kvdepot.cli import main
@@ -169,3 +171,26 @@ def test_the_command_s_status_and_json(tmp_path: Path, monkeypatch: pytest.Monke
     assert bad.exit_code == 1
     assert f"fail directory {tmp_path}/blocks" in bad.stdout
     assert "mend: create it" in bad.stdout
+
+
+def test_a_directory_that_hangs_is_named_and_holds_up_nothing() -> None:
+    gate, first = threading.Event(), Finding("first", "ok", "there", "why")
+
+    def findings() -> Iterator[Finding]:
+        yield first
+        gate.wait()
+
+    try:
+        *before, last = bounded(findings(), "directories", 0.2)
+    finally:
+        gate.set()
+    assert before in ([], [first])
+    assert (last.check, last.state) == ("directories", "fail")
+    assert [one.check for one in bounded(iter([first]), "directories", 60)] == ["first"]
+
+    def broken() -> Iterator[Finding]:
+        yield first
+        raise OSError("not a check's failure")
+
+    with pytest.raises(OSError, match="not a check"):
+        bounded(broken(), "directories", 60)

@@ -71,6 +71,14 @@ def run(*arguments: object, status: int = 0) -> str:
     return result.output
 
 
+def write_other(path: Path) -> None:
+    """An export of a block of a namespace that nobody has."""
+    with open(path, "wb") as opened:
+        writer = ExportWriter(opened, ExportHeader("ab" * 16, {"model": "new"}, ((1, (64,)),), 0, 0, "nobody"))
+        writer.add(ExportedBlock(b"x" * 16, 0, b"y" * 64))
+        writer.finish()
+
+
 @pytest.fixture(autouse=True)
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A runtime directory of the test's own, where no depot of the user runs."""
@@ -134,6 +142,10 @@ def test_export_and_import_through_a_running_depot(tmp_path: Path, runtime: Path
                 store.drain(1000)
             said = json.loads(run("export", root[:8], tmp_path / "x.kvx", "--config", file, "--json"))
             assert (said["blocks"], said["drained"]) == (BLOCKS, True)
+            write_other(tmp_path / "other.kvx")
+            shown = json.loads(run("import", tmp_path / "other.kvx", "--config", file, "--dry-run", "--json"))
+            assert (shown["had"], shown["would_store"], shown["namespace_known"]) == (0, 1, False)
+            assert [one.root for one in find_namespaces([tmp_path / "blocks"])] == [root], "nothing was made"
             store.reset()
             assert not store.lookup(NAMES).any()
             shown = json.loads(run("import", tmp_path / "x.kvx", "--config", file, "--dry-run", "--json"))

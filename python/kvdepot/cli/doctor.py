@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from kvdepot.checks.directories import check_directories
-from kvdepot.checks.finding import Finding, worst
+from kvdepot.checks.finding import Finding, bounded, worst
 from kvdepot.checks.host import Host, check_host
 from kvdepot.checks.software import check_depots, check_devices, check_software
 from kvdepot.cli.output import print_json, print_table
@@ -18,6 +18,8 @@ from kvdepot.config import KVDepotConfig, load_config
 from kvdepot.config.machine import Machine
 from kvdepot.errors import ConfigError
 
+DIRECTORIES_S = 60.0
+"""How long the checks of all directories may take."""
 METHODS = ("memcpy", "batch", "kernel")
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -55,18 +57,24 @@ def command(file: str | None, as_json: bool) -> None:
 def checks(config: KVDepotConfig, report: dict[str, Any]) -> list[Finding]:
     """Everything that is checked, in the order of the output."""
     rdma_wanted = config.use_gdr is True or config.copy_engine == "gdr"
-    try:
-        socket: str | None = config.socket_path()
-    except ConfigError:
-        socket = None  # made from the size of an engine's block, or for each engine
+    of_directories = bounded(check_directories(config), "directories", DIRECTORIES_S)
+    socket = None if any(one.check == "directories" for one in of_directories) else own_socket(config)
     running = [{"socket": one.socket, "pid": one.pid, "pipeline": one.stats["pipeline"]} for one in running_depots()]
     return [
         *check_host(config, Host.here(), bool(report["adapters"])),
-        *check_directories(config),
+        *of_directories,
         *check_devices(report, rdma_wanted=rdma_wanted),
         *check_software(),
         *check_depots(running, socket),
     ]
+
+
+def own_socket(config: KVDepotConfig) -> str | None:
+    """The socket of the configuration's depot; ``None`` when only an engine knows it (its id, or its blocks' size)."""
+    try:
+        return config.socket_path()
+    except ConfigError:
+        return None
 
 
 def print_findings(findings: list[Finding]) -> None:

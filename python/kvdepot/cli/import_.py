@@ -128,7 +128,8 @@ def _report(
     header = reader.header
     known = next((one for one in stored if one.root == header.root), None)
     with progress("compare", totals.bytes, hidden=as_json) as done:
-        if target.running is not None:
+        # Opening a namespace makes it: where the directories do not know it, no depot has blocks of it.
+        if target.running is not None and (known is not None or not target.directories):
             with target.open(header.block_bytes) as depot:
                 store = depot.store(open_namespace(depot, reader), timeout_ms=LOOKUP_TIMEOUT_MS)
                 had = known_blocks(store, reader, done)[1]
