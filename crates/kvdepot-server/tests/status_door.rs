@@ -90,6 +90,10 @@ fn the_status_page_comes_from_nowhere_else_and_its_json_tells_the_configuration(
     let said: serde_json::Value = serde_json::from_str(&said).unwrap();
     assert_eq!((code, &said["pool_bytes"]), (200, &json!(8 << 20)));
     assert!(said["pipeline"].is_string(), "{said}");
+    let (code, errors) = at_socket(&served.socket, "GET /errors");
+    assert_eq!(code, 200);
+    assert!(serde_json::from_str::<serde_json::Value>(&errors).unwrap().is_array(), "{errors}");
+    assert_eq!(at_socket(&served.socket, "POST /errors").0, 405);
     assert_eq!(at_socket(&served.socket, "POST /").0, 405);
     assert_eq!(at_socket(&served.socket, "POST /config").0, 405);
 }
@@ -150,7 +154,7 @@ fn the_port_answers_no_web_page() {
         stream.set_read_timeout(Some(LONG)).unwrap();
         ask_with(stream, request, headers)
     };
-    for request in ["GET /", "GET /config", "GET /status", "GET /metrics"] {
+    for request in ["GET /", "GET /config", "GET /errors", "GET /status", "GET /metrics"] {
         for own in [
             "Host: localhost:1",
             "Host: 127.0.0.1",

@@ -186,6 +186,7 @@ fn without_the_token_nobody_gets_in() {
     assert_eq!(wired.http("GET /kvmap_len", None).0, 401);
     assert_eq!(wired.http("GET /status", None).0, 401);
     assert_eq!(wired.http("GET /config", None).0, 401);
+    assert_eq!(wired.http("GET /errors", None).0, 401);
     assert_eq!(wired.http("GET /config", Some(TOKEN)).0, 200);
     let (code, page) = wired.http("GET /", None);
     assert_eq!(code, 200, "the page asks for the token, and has no data");

@@ -1,4 +1,4 @@
-//! The status page: one HTML file without anything from elsewhere, which reads `/status` and `/config` of the door that gave it.
+//! The status page: one HTML file without anything from elsewhere, which reads `/status`, `/config` and `/errors` of the door that gave it.
 
 use http_body_util::Full;
 use hyper::Response;
@@ -14,7 +14,7 @@ const HTML: &str = include_str!("status.html");
 
 /// Nothing but the page's own script and style runs, known by their SHA-256 (tests/python/test_status_page.py computes both),
 /// and they reach this door alone.
-const POLICY: &str = "default-src 'none'; script-src 'sha256-cXqp9D4pI6ttHt0sQfmxvm4+kY/mwrq5t5i+NKc7y9k='; style-src 'sha256-hV5gNG0pXfc8ho755Ssq3itcvaX9ix+chx0aO2bkzOU='; connect-src 'self'; \
+const POLICY: &str = "default-src 'none'; script-src 'sha256-YKzWqf5qzm8Rtrp0+JQQB+OwVFG9YKHCUpOVdIxk3GU='; style-src 'sha256-hV5gNG0pXfc8ho755Ssq3itcvaX9ix+chx0aO2bkzOU='; connect-src 'self'; \
      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 const HEADERS: [(HeaderName, &str); 6] = [
