@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from kvdepot.config import Machine
+from kvdepot.config import KVDepotConfig, Machine
+from kvdepot.config.variables import variable_of
 
 GIB = 1 << 30
 DATA = Path(__file__).resolve().parent.parent / "data"
@@ -37,5 +38,7 @@ def seeds() -> Path:
 
 @pytest.fixture(autouse=True)
 def _quiet_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in KVDepotConfig.key_table():
+        monkeypatch.delenv(variable_of(key.name), raising=False)
     for variable in ("KVDEPOT_LOG", "UC_LOGGER_LEVEL", "UCM_LOG_MAX_SIZE", "UCM_LOG_MAX_FILES"):
         monkeypatch.delenv(variable, raising=False)

@@ -61,6 +61,43 @@ fn a_depot_without_a_wire_door_tells_its_health_status_and_metrics() {
     assert!(!http.exists(), "it goes with the depot");
 }
 
+#[test]
+fn the_status_page_comes_from_nowhere_else_and_its_json_tells_the_configuration() {
+    let served = Served::start(config(8 << 20, json!({})));
+    let _attachment = served.attach();
+    let mut stream = UnixStream::connect(socket_of(&served.socket)).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let (head, page) = text.split_once("\r\n\r\n").unwrap();
+    let head = head.to_lowercase();
+    assert!(head.starts_with("http/1.1 200"), "{head}");
+    for header in [
+        "content-type: text/html; charset=utf-8",
+        "content-security-policy: default-src 'none'; script-src 'sha256-",
+        "frame-ancestors 'none'",
+        "x-content-type-options: nosniff",
+        "x-frame-options: deny",
+        "referrer-policy: no-referrer",
+        "cache-control: no-store",
+    ] {
+        assert!(head.contains(header), "{header} is not in\n{head}");
+    }
+    assert!(!head.contains("unsafe-inline"), "{head}");
+    assert!(!page.contains("http://") && !page.contains("https://"), "nothing comes from elsewhere");
+    let (code, said) = at_socket(&served.socket, "GET /config");
+    let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((code, &said["pool_bytes"]), (200, &json!(8 << 20)));
+    assert!(said["pipeline"].is_string(), "{said}");
+    let (code, errors) = at_socket(&served.socket, "GET /errors");
+    assert_eq!(code, 200);
+    assert!(serde_json::from_str::<serde_json::Value>(&errors).unwrap().is_array(), "{errors}");
+    assert_eq!(at_socket(&served.socket, "POST /errors").0, 405);
+    assert_eq!(at_socket(&served.socket, "POST /").0, 405);
+    assert_eq!(at_socket(&served.socket, "POST /config").0, 405);
+}
+
 /// Whoever adds a number to `stat` describes it there, too.
 #[test]
 fn every_number_of_the_status_is_a_series_with_help() {
@@ -117,14 +154,20 @@ fn the_port_answers_no_web_page() {
         stream.set_read_timeout(Some(LONG)).unwrap();
         ask_with(stream, request, headers)
     };
-    for request in ["GET /status", "GET /metrics"] {
-        for own in ["Host: localhost:1", "Host: 127.0.0.1", "Host: localhost\r\nSec-Fetch-Site: none"] {
+    for request in ["GET /", "GET /config", "GET /errors", "GET /status", "GET /metrics"] {
+        for own in [
+            "Host: localhost:1",
+            "Host: 127.0.0.1",
+            "Host: localhost\r\nSec-Fetch-Site: none",
+            "Host: localhost\r\nSec-Fetch-Site: same-origin",
+        ] {
             assert_eq!(asked(request, own).0, 200, "{request} {own}");
         }
         for page in [
             "Host: evil.example",
             "Host: localhost\r\nOrigin: null",
             "Host: localhost\r\nSec-Fetch-Site: cross-site",
+            "Host: evil.example\r\nSec-Fetch-Site: same-origin",
         ] {
             let (code, said) = asked(request, page);
             assert_eq!(code, 403, "{request} {page}");

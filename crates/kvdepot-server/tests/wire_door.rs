@@ -222,11 +222,17 @@ fn web_pages_change_nothing_at_a_door_without_a_token() {
         "POST /purge HTTP/1.1\r\nHost: 127.0.0.1\r\nSec-Fetch-Site: cross-site",
         "GET /selftest HTTP/1.1\r\nHost: evil.example",
         "GET /kvmap_len HTTP/1.1\r\nHost: evil.example",
+        "GET /config HTTP/1.1\r\nHost: evil.example\r\nSec-Fetch-Site: same-origin",
+        "GET / HTTP/1.1\r\nHost: evil.example",
     ] {
         assert_eq!(ask(foreign), 403, "{foreign}");
     }
     assert_eq!(ask("GET /health HTTP/1.1\r\nHost: evil.example"), 200, "probes ask by any name");
     assert_eq!(wired.http("GET /kvmap_len", None), (200, "{\"len\":1}".to_owned()), "nothing was purged");
+    for own in ["/", "/config", "/status"] {
+        let asked = format!("GET {own} HTTP/1.1\r\nHost: 127.0.0.1:18080\r\nSec-Fetch-Site: same-origin");
+        assert_eq!(ask(&asked), 200, "{own}");
+    }
     assert_eq!(ask("POST /purge HTTP/1.1\r\nHost: 127.0.0.1:18080"), 200);
     assert_eq!(ask("POST /purge HTTP/1.0"), 200);
     assert_eq!(wired.http("GET /kvmap_len", None), (200, "{\"len\":0}".to_owned()));

@@ -184,6 +184,13 @@ fn without_the_token_nobody_gets_in() {
     assert_eq!(stranger.ask(&infini::Request::Exists(b"key")), infini::Reply::Code(400));
     assert!(is_closed(&mut stranger.0));
     assert_eq!(wired.http("GET /kvmap_len", None).0, 401);
+    assert_eq!(wired.http("GET /status", None).0, 401);
+    assert_eq!(wired.http("GET /config", None).0, 401);
+    assert_eq!(wired.http("GET /errors", None).0, 401);
+    assert_eq!(wired.http("GET /config", Some(TOKEN)).0, 200);
+    let (code, page) = wired.http("GET /", None);
+    assert_eq!(code, 200, "the page asks for the token, and has no data");
+    assert!(page.starts_with("<!DOCTYPE html>"), "{page}");
     assert_eq!(wired.http("POST /purge", Some("another token than that")).0, 401);
     assert_eq!(wired.http("POST /purge", Some(TOKEN)), (200, "{\"num\":0,\"status\":\"ok\"}".to_owned()));
     assert_eq!(ask_present(&mut own, namespace, &[hash(1)]), Answer::Present(vec![0]));

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 
 import click
 
+from kvdepot.checks.directories import unusable
 from kvdepot.cli.output import print_json, print_table
 from kvdepot.config import KVDepotConfig, load_config
 from kvdepot.config.reference import reference_markdown
+from kvdepot.config.variables import unknown_variables, variable_of
 from kvdepot.errors import ConfigError
 
 FILE = click.argument("file", required=False, type=click.Path(dir_okay=False))
@@ -39,7 +41,8 @@ def explain(file: str | None, as_json: bool) -> None:
 def check(file: str, as_json: bool) -> None:
     """Checks FILE; every mistake is a line. Exit status 2 when there is one.
 
-    Directories that are not there, or that this user cannot write to, are warnings: another machine may have them.
+    Directories that are not there, or that this user cannot write to, are warnings: another machine may have them. So
+    are variables of the environment that begin with KVDEPOT_ and are no key's.
     """
     try:
         warnings = list(_warnings(load_config(file)))
@@ -57,16 +60,12 @@ def check(file: str, as_json: bool) -> None:
 
 
 def _warnings(config: KVDepotConfig) -> Iterator[str]:
+    yield from unknown_variables(KVDepotConfig.key_table(), os.environ)
     if "Posix" not in config.tiers or "directories" not in config.origins:
         return
     for directory in config.model_dump()["directories"] or ():
-        if not os.path.isdir(directory):
-            yield (
-                f"{config.origins['directories']}: directories: {directory} is not there. A depot does not make it, "
-                "because a disk that is not mounted would fill the root file system: create it"
-            )
-        elif not os.access(directory, os.W_OK | os.X_OK):
-            yield f"{config.origins['directories']}: directories: this user cannot write to {directory}"
+        if (problem := unusable(directory)) is not None:
+            yield f"{config.origins['directories']}: directories: {problem[0]}: {problem[1]}"
 
 
 @command.command()
@@ -78,7 +77,7 @@ def keys(as_json: bool, markdown: bool) -> None:
     if markdown:
         click.echo(reference_markdown(), nl=False)
     elif as_json:
-        print_json([dataclasses.asdict(key) for key in table])
+        print_json([{**dataclasses.asdict(key), "variable": variable_of(key.name)} for key in table])
     else:
         rows = [(key.name, key.type, key.default, key.facts.unit, key.meaning) for key in table]
         print_table(["key", "type", "default", "unit", "meaning"], rows)

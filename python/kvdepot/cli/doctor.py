@@ -1,32 +1,94 @@
-"""``kvdepot doctor``: what this machine has of what kvdepot can use."""
+"""``kvdepot doctor``: what may be wrong with this machine and a configuration, and its devices."""
 
+import dataclasses
 import json
+import sys
 from datetime import datetime
 from typing import Any
 
 import click
 
+from kvdepot.checks.directories import check_directories
+from kvdepot.checks.finding import Finding, bounded, worst
+from kvdepot.checks.host import Host, check_host
+from kvdepot.checks.software import check_depots, check_devices, check_software
 from kvdepot.cli.output import print_json, print_table
+from kvdepot.cli.running import running_depots
 from kvdepot.config import KVDepotConfig, load_config
 from kvdepot.config.machine import Machine
+from kvdepot.errors import ConfigError
 
+DIRECTORIES_S = 60.0
+"""How long the checks of all directories may take."""
 METHODS = ("memcpy", "batch", "kernel")
+COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 @click.command()
 @click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration file; defaults without one.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(file: str | None, as_json: bool) -> None:
-    """Says which devices and copy engines this machine has, which are allowed and tested, and what was measured."""
+    r"""Checks this machine and a configuration, and shows devices and copy engines. Exit status 1 when a check fails.
+
+    Needs no root and no running depot. In each directory of the Posix tier a few files are written for a moment, to
+    see which I/O works there. Every line that is not ok says why it matters and how to mend it.
+
+    \b
+    kvdepot doctor
+    kvdepot doctor --config /etc/kvdepot.yaml
+    kvdepot doctor --json
+    """
     from kvdepot import _native
 
     config = load_config(file, owns_pool=False)
     report: dict[str, Any] = json.loads(_native.describe_devices(Machine.here().device_cache_directory()))
     for one in report["devices"]:
         one["ways"] = ways(one, report, config)
+    findings = checks(config, report)
     if as_json:
-        print_json(report)
-        return
+        print_json({**report, "state": worst(findings), "checks": [dataclasses.asdict(one) for one in findings]})
+    else:
+        print_findings(findings)
+        print_devices(report)
+    if worst(findings) == "fail":
+        sys.exit(1)
+
+
+def checks(config: KVDepotConfig, report: dict[str, Any]) -> list[Finding]:
+    """Everything that is checked, in the order of the output."""
+    rdma_wanted = config.use_gdr is True or config.copy_engine == "gdr"
+    of_directories = bounded(check_directories(config), "directories", DIRECTORIES_S)
+    socket = None if any(one.check == "directories" for one in of_directories) else own_socket(config)
+    running = [{"socket": one.socket, "pid": one.pid, "pipeline": one.stats["pipeline"]} for one in running_depots()]
+    return [
+        *check_host(config, Host.here(), bool(report["adapters"])),
+        *of_directories,
+        *check_devices(report, rdma_wanted=rdma_wanted),
+        *check_software(),
+        *check_depots(running, socket),
+    ]
+
+
+def own_socket(config: KVDepotConfig) -> str | None:
+    """The socket of the configuration's depot; ``None`` when only an engine knows it (its id, or its blocks' size)."""
+    try:
+        return config.socket_path()
+    except ConfigError:
+        return None
+
+
+def print_findings(findings: list[Finding]) -> None:
+    """A line for each check; two more for each that is not ok."""
+    for one in findings:
+        click.echo(f"{click.style(f'{one.state:<5}', fg=COLOURS[one.state])}{one.check}: {one.found}")
+        if one.state != "ok":
+            click.echo(f"     why: {one.why}")
+            click.echo(f"     mend: {one.mend}")
+    click.echo()
+
+
+def print_devices(report: dict[str, Any]) -> None:
+    """The driver, adapters and devices with their copy engines."""
     click.echo(f"CUDA driver: {report['driver'] or 'none'}")
     if report["problem"]:
         click.echo(report["problem"])

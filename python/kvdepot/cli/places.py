@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from kvdepot.cli.running import posix_directories
 from kvdepot.config import load_config
 from kvdepot.errors import ConfigError, StorageError, config_error
 from kvdepot.stored.namespaces import StoredNamespace, choose, find_namespaces
@@ -45,9 +46,7 @@ def chosen_directories(file: str | None, directories: Iterable[str]) -> list[Pat
     config = load_config(file, owns_pool=False)
     if "Posix" not in config.tiers:
         raise config_error(f"pipeline: {config.pipeline} has no Posix tier, so it has no directories: name --directory")
-    values = {setting.key: setting.value for setting in config.effective()}
-    found = values["directories"]
-    return [Path(str(one)) for one in (found if isinstance(found, list | tuple) else [found])]
+    return [Path(one) for one in posix_directories(config)]
 
 
 def stored_namespaces(file: str | None, directories: Iterable[str]) -> list[StoredNamespace]:

@@ -16,6 +16,7 @@ from kvdepot.cli.running import peer_pid
 from kvdepot.config import load_config
 from kvdepot.config.environment import LOG_LEVELS
 from kvdepot.config.machine import Machine
+from kvdepot.config.variables import variable_of
 from kvdepot.errors import UnavailableError, config_error
 
 
@@ -115,7 +116,8 @@ def command(
         raise config_error("--core-json: goes with --socket and without --config")
     wire_json = wire.wire_json(said) if wire.wanted(said) else None
     # A pool server without a file is what InfiniStore is: memory, and nothing on disk that nobody asked for.
-    config = load_config({"pipeline": "Cache"} if file is None and wire_json is not None else file)
+    memory_only = file is None and wire_json is not None and not os.environ.get(variable_of("pipeline"))
+    config = load_config({"pipeline": "Cache"} if memory_only else file)
     if core_json is None:
         core_json = config.to_core_json(block_bytes)
     if socket is None:

@@ -15,6 +15,7 @@ from kvdepot.config.model import KVDepotConfig
 from kvdepot.config.problem import Problem
 from kvdepot.config.said import Said
 from kvdepot.config.seeds import SeedReader
+from kvdepot.config.variables import from_environment
 from kvdepot.errors import config_error
 
 ConfigSource = str | os.PathLike[str] | Mapping[str, object] | KVDepotConfig | None
@@ -28,7 +29,8 @@ def load_config(
     Args:
         source: path of a YAML file, a dict like such a file, a configuration (returned as it is), or ``None`` for
             defaults sized to the machine. Files and dicts may be in our own spelling (``docs/configuration.md``) or
-            in the seeds' (``ucm_connectors``).
+            in the seeds' (``ucm_connectors``). Variables of the environment (``KVDEPOT_POOL_GB``) go before a file's
+            keys and defaults, and not before a dict's, which the program itself says.
         machine: what sizes are checked against; this machine when left out.
         owns_pool: whether the pool will be of this machine's memory. False for a process that attaches to a depot: it
             checks the pool's size only if it may start that depot itself (``start_depot``).
@@ -46,11 +48,19 @@ def load_config(
     else:
         document = _document(source)
         said, found = _read(document)
+        said = _with_environment(said, machine, before_document=not isinstance(source, Mapping))
         config = _validate(document, said, found)
     problem = core.memory_problem(config, machine) if owns_pool or config.start_depot else None
     if problem:
         raise config_error(_problem_text(document, said, problem))
     return config
+
+
+def _with_environment(said: Sequence[Said], machine: Machine, *, before_document: bool) -> list[Said]:
+    variables = from_environment(KVDepotConfig.key_table(), machine.environ)
+    first, then = (variables, said) if before_document else (said, variables)
+    fields = {one.field for one in first}
+    return [*first, *(one for one in then if one.field not in fields)]
 
 
 def _document(source: str | os.PathLike[str] | Mapping[str, object] | None) -> Document:
@@ -100,7 +110,12 @@ def _validate(document: Document, said: Sequence[Said], found: list[str]) -> KVD
             wrong |= bad
     if problems:
         raise config_error("\n".join(dict.fromkeys(problems)))
-    return config.with_origins({one.field: document.where(one.path) for one in said})
+    origins = {one.field: _origin(document, one) for one in said}
+    return config.with_origins(origins)
+
+
+def _origin(document: Document, said: Said) -> str:
+    return f"environment {said.variable}" if said.variable else document.where(said.path)
 
 
 def _texts(document: Document, said: Sequence[Said], details: ErrorDetails, wrong: set[str]) -> list[str]:
@@ -115,6 +130,8 @@ def _texts(document: Document, said: Sequence[Said], details: ErrorDetails, wron
 
 def _problem_text(document: Document, said: Sequence[Said], problem: Problem) -> str:
     for one in said:
+        if one.field == problem.key and one.variable:
+            return f"environment variable {one.variable}: {problem.text}, got {one.value!r}"
         if one.field == problem.key:
             return f"{document.at(one.path)}: {problem.text}, got {one.value!r}"
     return f"{document.name}: {problem.key}: {problem.text}"

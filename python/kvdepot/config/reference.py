@@ -6,6 +6,7 @@ from kvdepot.config import seeds
 from kvdepot.config.keys import Key
 from kvdepot.config.model import SECTIONS, KVDepotConfig
 from kvdepot.config.tier_table import TIERS
+from kvdepot.config.variables import PREFIX, variable_of
 
 _HEAD = """\
 # Configuration
@@ -44,6 +45,12 @@ use_layerwise: true
 _ENVIRONMENT = """\
 ## Environment
 
+Every key has a variable: `{prefix}` and its name in capitals, such as {examples}.
+An option of a command goes before the variable, the variable before the file, the file before the default. A dict that
+a program gives goes before the variable, too. Values are written as in a file; lists with commas, `{paths}` with colons
+between them. An empty variable says nothing. `kvdepot config explain FILE` shows what comes from the environment,
+`kvdepot config check FILE` warns of variables that begin so and are no key's. Those below go before their keys' own.
+
 | variable | meaning |
 | --- | --- |
 | `KVDEPOT_LOG`, then `UC_LOGGER_LEVEL` | goes before `log_level`, same levels |
@@ -72,8 +79,15 @@ def reference_markdown() -> str:
         "`UcmNfsStore` is the pipeline `Staging|Posix`. `ucm_connector_module_path` may name the store's own module\n"
         "and changes nothing.\n"
     )
-    parts.append(_ENVIRONMENT)
+    parts.append(_environment())
     return "\n".join(parts)
+
+
+def _environment() -> str:
+    keys = KVDepotConfig.key_table()
+    examples = ", ".join(f"`{variable_of(key.name)}`" for key in keys[:: len(keys) // 4][:4])
+    paths = next(key.name for key in keys if key.type == "list of paths")
+    return _ENVIRONMENT.format(prefix=PREFIX, examples=examples, paths=paths)
 
 
 def _example() -> list[str]:

@@ -1,4 +1,4 @@
-"""A value that a document says for one of our keys."""
+"""A value that a document or the environment says for one of our keys."""
 
 from dataclasses import dataclass
 
@@ -13,8 +13,10 @@ class Said:
         field: the key in our own spelling.
         value: the value, unchecked.
         path: where it was written, in the document's spelling.
+        variable: the variable of the environment that says it; empty = the document does.
     """
 
     field: str
     value: object
     path: KeyPath
+    variable: str = ""

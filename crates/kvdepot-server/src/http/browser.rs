@@ -1,4 +1,4 @@
-//! Refuses requests that a web page made: a browser on an administrator's machine reaches ports that the page's own machine
+//! Refuses requests that a foreign web page made: a browser on an administrator's machine reaches ports that the page's own machine
 //! does not. Only needed without a token, which no page knows.
 
 use std::net::IpAddr;
@@ -8,12 +8,12 @@ use hyper::header::{HOST, ORIGIN};
 
 /// Why a request is refused; None when no web page can have made it. `own_name` is the machine's host name.
 pub(crate) fn refusal(headers: &HeaderMap, own_name: &str) -> Option<&'static str> {
-    // Browsers send it with every POST and every request to another site. This server has no pages of its own.
+    // Browsers send it with every POST and every request to another site. This server's own page sends neither.
     if headers.contains_key(ORIGIN) {
         return Some("a request with an Origin comes from a web page: refused where no token is set");
     }
-    // "none": an address that the user typed.
-    if headers.get("sec-fetch-site").is_some_and(|site| site != "none") {
+    // "none": an address that the user typed. "same-origin": the status page, as long as the Host is this machine.
+    if headers.get("sec-fetch-site").is_some_and(|site| site != "none" && site != "same-origin") {
         return Some("a request with Sec-Fetch-Site comes from a web page: refused where no token is set");
     }
     // A page can have its own name resolve to this machine (DNS rebinding), but cannot change the Host that is sent.
@@ -71,7 +71,13 @@ mod tests {
             None,
             "HTTP/1.0 sends no Host, and no browser speaks it"
         );
-        assert_eq!(refusal(&headers(&[("host", "localhost"), ("sec-fetch-site", "none")]), ""), None);
+        for site in ["none", "same-origin"] {
+            assert_eq!(
+                refusal(&headers(&[("host", "localhost"), ("sec-fetch-site", site)]), ""),
+                None,
+                "{site}"
+            );
+        }
     }
 
     #[test]
@@ -91,12 +97,14 @@ mod tests {
             ("origin", "null"),
             ("origin", "http://localhost"),
             ("sec-fetch-site", "cross-site"),
-            ("sec-fetch-site", "same-origin"),
+            ("sec-fetch-site", "same-site"),
         ] {
             assert!(
                 refusal(&headers(&[("host", "localhost"), (name, value)]), "").is_some(),
                 "{name}: {value}"
             );
         }
+        let rebound = [("host", "evil.example"), ("sec-fetch-site", "same-origin")];
+        assert!(refusal(&headers(&rebound), "").is_some(), "a name that a page had resolve to this machine");
     }
 }

@@ -1,6 +1,7 @@
 //! HTTP for operators: what every depot answers, and the door of those without a wire door.
 
 pub(crate) mod browser;
+pub(crate) mod page;
 pub(crate) mod pages;
 mod series;
 mod status_door;

@@ -19,10 +19,12 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Runtime;
 
 use super::browser;
+use super::page;
 use super::pages::{self, Answer};
 use super::visitors::{Place, Visitors};
 use crate::lock::FileId;
 use crate::log_limit::LogLimit;
+use crate::logging::recent;
 
 /// What checks requests that come in at the port; None at the socket, which no browser reaches.
 type Guard = Option<Arc<PortGuard>>;
@@ -54,7 +56,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long the end of the door waits for answers that have begun.
 const END_WAIT: Duration = Duration::from_secs(1);
 
-const PAGES: &str = "/health, /metrics, /status";
+const PAGES: &str = "/, /config, /errors, /health, /metrics, /status";
 
 /// The Unix socket for HTTP of the depot at `socket`.
 pub fn socket_of(socket: &Path) -> PathBuf {
@@ -100,7 +102,9 @@ impl StatusDoor {
             None => {}
             Some(Ok((listener, address))) => {
                 at = Some(address);
-                tracing::info!("metrics are at http://{address}/metrics");
+                tracing::info!(
+                    "metrics are at http://{address}/metrics, the status page at http://{address}/"
+                );
                 tokio::spawn(serve_port(listener, Arc::clone(depot), visitors));
             }
             Some(Err(error)) => tracing::error!("there is no port for metrics: {error}"),
@@ -222,10 +226,13 @@ where
 
 fn answer(depot: &Arc<Depot>, method: &Method, path: &str) -> Answer {
     match (method, path) {
+        (&Method::GET, "/") => page::page(),
+        (&Method::GET, "/config") => pages::json(StatusCode::OK, &page::config(depot.config())),
+        (&Method::GET, "/errors") => pages::json(StatusCode::OK, &recent::list()),
         (&Method::GET, "/health") => pages::health(),
         (&Method::GET, "/metrics") => pages::metrics(None, depot.direct().stats()),
         (&Method::GET, "/status") => pages::status(&depot.direct().stats()),
-        (_, "/health" | "/metrics" | "/status") => {
+        (_, "/" | "/config" | "/errors" | "/health" | "/metrics" | "/status") => {
             pages::error(StatusCode::METHOD_NOT_ALLOWED, "only GET is answered")
         }
         _ => pages::error(StatusCode::NOT_FOUND, &format!("no such page: there are {PAGES}")),

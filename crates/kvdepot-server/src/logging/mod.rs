@@ -4,6 +4,7 @@ mod burst;
 mod file;
 mod gate;
 mod line;
+pub(crate) mod recent;
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -100,10 +101,14 @@ impl Lines {
 impl<S: Subscriber> Layer<S> for Lines {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let Some(left_out) = self.admit(event.metadata()) else { return };
-        let line = Line::of(event, left_out).text(self.form);
+        let line = Line::of(event, left_out);
+        if *event.metadata().level() <= Level::WARN {
+            recent::keep(&line.text(Form::Json));
+        }
+        let text = line.text(self.form);
         if let Some(mut out) = self.out.enter() {
             // There is nowhere to say that a line cannot be written.
-            let _ = out.write_all(line.as_bytes());
+            let _ = out.write_all(text.as_bytes());
         }
     }
 }

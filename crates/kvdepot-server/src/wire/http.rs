@@ -19,9 +19,11 @@ use super::self_test::self_test;
 use super::shared::Door;
 use super::tls;
 use crate::http::browser;
+use crate::http::page;
 use crate::http::pages::{self, Answer, error, failed, json};
 use crate::http::visitors::{Place, Visitors};
 use crate::log_limit::LogLimit;
+use crate::logging::recent;
 
 /// Connections at a time.
 const VISITORS_MAX: usize = 64;
@@ -102,6 +104,13 @@ async fn visit(http: Arc<Http>, tcp: TcpStream, place: Place) {
 
 async fn answer(http: &Http, request: Request<Incoming>) -> Answer {
     let door = &http.door;
+    // The page holds no data: what it asks for needs the token.
+    if request.uri().path() == "/"
+        && door.token.is_none()
+        && let Some(refused) = refused(http, &request)
+    {
+        return refused;
+    }
     let _heavy = if is_heavy(request.uri().path()) {
         if let Some(refused) = refused(http, &request) {
             return refused;
@@ -117,6 +126,9 @@ async fn answer(http: &Http, request: Request<Incoming>) -> Answer {
         None
     };
     match (request.method(), request.uri().path()) {
+        (&Method::GET, "/") => page::page(),
+        (&Method::GET, "/config") => json(StatusCode::OK, &page::config(door.depot.config())),
+        (&Method::GET, "/errors") => json(StatusCode::OK, &recent::list()),
         (&Method::GET, "/health") => pages::health(),
         (&Method::GET, "/metrics") => {
             pages::metrics(Some(door.counters.registry()), door.depot.direct().stats())
@@ -137,9 +149,11 @@ async fn answer(http: &Http, request: Request<Incoming>) -> Answer {
             Ok(()) => json(StatusCode::OK, &serde_json::json!({"status": "ok"})),
             Err(error) => failed(&error),
         },
-        (_, "/purge" | "/kvmap_len" | "/selftest" | "/health" | "/metrics" | "/status") => {
-            error(StatusCode::METHOD_NOT_ALLOWED, "another method is wanted")
-        }
+        (
+            _,
+            "/" | "/config" | "/errors" | "/purge" | "/kvmap_len" | "/selftest" | "/health" | "/metrics"
+            | "/status",
+        ) => error(StatusCode::METHOD_NOT_ALLOWED, "another method is wanted"),
         _ => error(StatusCode::NOT_FOUND, "no such page"),
     }
 }
@@ -153,9 +167,9 @@ async fn apart<T: Send + 'static>(door: &Arc<Door>, work: fn(&Values) -> Result<
     })
 }
 
-/// Whether a path walks or changes the depot.
+/// Whether a path walks or changes the depot, or tells of it what the token protects.
 fn is_heavy(path: &str) -> bool {
-    matches!(path, "/purge" | "/kvmap_len" | "/selftest" | "/status")
+    matches!(path, "/config" | "/errors" | "/purge" | "/kvmap_len" | "/selftest" | "/status")
 }
 
 /// The answer to a request that may not walk or change the depot.

@@ -1,0 +1,88 @@
+"""Checks of what is installed, of hashes that must agree between processes, and of depots that run."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+from kvdepot import _native
+from kvdepot.checks.finding import Finding
+
+PACKAGES = ("vllm", "lmcache", "torch")
+
+
+def installed(package: str) -> str | None:
+    """The version of a package in this environment; ``None`` when it is not there."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def check_software(
+    environ: Mapping[str, str] = os.environ, version: Callable[[str], str | None] = installed
+) -> Iterator[Finding]:
+    """Checks versions and hash determinism; imports none of the packages."""
+    own, found = version("kvdepot") or _native.__version__, {name: version(name) for name in PACKAGES}
+    texts = [f"{name} {number}" if number else f"no {name}" for name, number in found.items()]
+    why = "engine and depot must speak one version, and vLLM, LMCache and torch are facts of every namespace"
+    python = ".".join(map(str, sys.version_info[:3]))
+    line = f"kvdepot {own}, {', '.join(texts)}, Python {python}"
+    if own.replace("-", "").replace("rc", "") != _native.__version__.replace("-", "").replace("rc", ""):
+        mend = "install kvdepot anew: a library of another version lies beside the package"
+        yield Finding("versions", "warn", f"{line}; its native library is {_native.__version__}", why, mend)
+    else:
+        yield Finding("versions", "ok", line, why)
+    yield _hashes(environ.get("PYTHONHASHSEED"), lmcache=found["lmcache"] is not None)
+
+
+def _hashes(seed: str | None, *, lmcache: bool) -> Finding:
+    why = "blocks are found by the engine's hashes, which must be the same in every process and after every restart"
+    if seed is not None and seed != "random":
+        return Finding("hashes", "ok", f"PYTHONHASHSEED={seed}", why)
+    found = "PYTHONHASHSEED is not set" if seed is None else "PYTHONHASHSEED=random"
+    mend = "export PYTHONHASHSEED=0 for every engine that is to share blocks"
+    if seed == "random":
+        return Finding("hashes", "fail", found, why, mend)
+    if lmcache:
+        return Finding("hashes", "warn", f"{found}, and LMCache's hashes hold for one process without it", why, mend)
+    why += "; vLLM's default (sha256, 0.29 or later) agrees without it"
+    return Finding("hashes", "ok", found, why)
+
+
+def check_devices(report: Mapping[str, Any], *, rdma_wanted: bool) -> Iterator[Finding]:
+    """Checks GPU driver and RDMA adapters, by what ``_native.describe_devices`` says."""
+    why = "GPUs are reached through the CUDA driver; engines on CPU need none"
+    if report["devices"]:
+        names = ", ".join(one["device"]["name"] for one in report["devices"])
+        yield Finding("GPU driver", "ok", f"CUDA {report['driver']}: {names}", why)
+    elif report["driver"]:
+        mend = "check nvidia-smi and, in a container, that devices are given to it"
+        yield Finding("GPU driver", "warn", f"CUDA {report['driver']}: {report['problem'] or 'no device'}", why, mend)
+    else:
+        yield Finding("GPU driver", "ok", f"none ({report['problem']})" if report["problem"] else "none", why)
+    why = "use_gdr and the wire door's RDMA need an adapter; TCP and local engines do not"
+    adapters: Sequence[str] = report["adapters"]
+    if adapters:
+        yield Finding("RDMA adapters", "ok", ", ".join(adapters), why)
+        return
+    problem = report["adapters_problem"] or "none"
+    if rdma_wanted:
+        mend = "install rdma-core and its driver, and give /dev/infiniband to the container; or use_gdr: false"
+        yield Finding("RDMA adapters", "fail", f"use_gdr is true, and there are none: {problem}", why, mend)
+    else:
+        yield Finding("RDMA adapters", "ok", f"none: {problem}" if problem != "none" else problem, why)
+
+
+def check_depots(depots: Sequence[Mapping[str, Any]], socket: str | None) -> Iterator[Finding]:
+    """Says which depots run: each has ``socket``, ``pid`` and ``pipeline``; ``socket`` is the configuration's own."""
+    why = "engines with this configuration attach to the depot at its socket, or start it"
+    if not depots:
+        yield Finding("depots", "ok", "none runs", why)
+        return
+    texts = [f"pid {one['pid'] or '?'} ({one['pipeline']})" for one in depots]
+    if socket is not None:
+        here = any(one["socket"] == socket for one in depots)
+        texts.append(f"{'one' if here else 'none'} with this configuration")
+    yield Finding("depots", "ok", ", ".join(texts), why)

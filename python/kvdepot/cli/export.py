@@ -1,0 +1,63 @@
+"""``kvdepot export``: a namespace's blocks as one file."""
+
+import dataclasses
+from pathlib import Path
+
+import click
+
+from kvdepot.cli import places, targets
+from kvdepot.cli.output import print_json
+from kvdepot.cli.progress import progress
+from kvdepot.errors import config_error
+from kvdepot.stored.blocks import contents
+from kvdepot.stored.unload import export_namespace
+
+DRAIN_MS = 60_000
+
+
+@click.command()
+@click.argument("namespace")
+@click.argument("file_out", metavar="FILE", type=click.Path(dir_okay=False))
+@targets.options
+@click.option("--force", is_flag=True, help="Replace FILE.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    namespace: str,
+    file_out: str,
+    file: str | None,
+    socket: str | None,
+    directories: tuple[str, ...],
+    force: bool,
+    as_json: bool,
+) -> None:
+    r"""Writes the blocks of NAMESPACE (the first digits of a name) from the Posix tier's directories to FILE.
+
+    Runs beside depots. One that runs with these directories is asked to write what only its pool holds first. Each
+    block's checksum is compared before it goes into FILE; a broken one is left out and counted. FILE has a checksum
+    for each block and one over all, and appears under its name only when it is complete.
+
+    \b
+    kvdepot export 3f2a llama.kvx
+    kvdepot export 3f2a llama.kvx --config /etc/kvdepot.yaml --force
+    """
+    path = Path(file_out)
+    if path.exists() and not force:
+        raise config_error(f"{path}: is there already: name another file, or add --force")
+    target = targets.find(file, socket, directories)
+    written = True
+    if target.running is not None:
+        with target.open(1) as depot:
+            written = depot.drain(DRAIN_MS)
+    found = targets.namespace_of(target, namespace)
+    with progress("export", contents(found).bytes, hidden=as_json) as done:
+        result = export_namespace(found, path, done)
+    if as_json:
+        print_json({"namespace": found.root, "file": str(path), **dataclasses.asdict(result), "drained": written})
+        return
+    click.echo(f"{path}: {result.blocks} blocks, {places.size_text(result.bytes)}, of namespace {found.root}")
+    if result.broken:
+        click.echo(f"{result.broken} broken blocks were left out: kvdepot verify names them")
+    if result.gone:
+        click.echo(f"{result.gone} blocks were evicted meanwhile")
+    if not written:
+        click.echo("the depot was still writing: blocks that only its pool held may be missing")

@@ -1,0 +1,46 @@
+"""``kvdepot prefetch``: brings a namespace's blocks into a running depot's pool."""
+
+import heapq
+import json
+
+import click
+
+from kvdepot.cli import targets
+from kvdepot.cli.output import print_json
+from kvdepot.errors import UnavailableError
+from kvdepot.stored.blocks import block_files
+
+BATCH = 1024
+
+
+@click.command()
+@click.argument("namespace")
+@targets.options
+@click.option("--limit", type=click.IntRange(min=1), default=1024, show_default=True, help="How many blocks at most.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    namespace: str, file: str | None, socket: str | None, directories: tuple[str, ...], limit: int, as_json: bool
+) -> None:
+    r"""Asks the running depot to read the blocks of NAMESPACE that were used last into its pool, and does not wait.
+
+    \b
+    kvdepot prefetch 3f2a
+    kvdepot prefetch 3f2a --limit 10000
+    """
+    target = targets.find(file, socket, directories)
+    if target.running is None:
+        error = UnavailableError("no depot runs with these directories: there is no pool to read blocks into")
+        error.kind = "unavailable"
+        raise error
+    found = targets.namespace_of(target, namespace)
+    newest = heapq.nlargest(limit, block_files(found), key=lambda one: one.used_unix_s)
+    names = [bytes.fromhex(one.hash) for one in newest]
+    with target.open(1) as depot:
+        store = depot.store(depot.open_namespace(json.dumps(found.facts), targets.layout_json(found)))
+        for first in range(0, len(names), BATCH):
+            store.prefetch(names[first : first + BATCH])
+        store.close()
+    if as_json:
+        print_json({"namespace": found.root, "asked": len(names)})
+    else:
+        click.echo(f"asked for {len(names)} blocks of namespace {found.root}")

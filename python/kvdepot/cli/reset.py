@@ -1,0 +1,40 @@
+"""``kvdepot reset``: makes a namespace's blocks unreachable in every tier."""
+
+import json
+
+import click
+
+from kvdepot.cli import targets
+from kvdepot.cli.output import print_json
+from kvdepot.errors import UnavailableError
+
+
+@click.command()
+@click.argument("namespace")
+@targets.options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(namespace: str, file: str | None, socket: str | None, directories: tuple[str, ...], as_json: bool) -> None:
+    r"""Has the running depot forget all blocks of NAMESPACE (the first digits of a name), in its pool and every tier.
+
+    For weights that were replaced under the same name: no block from before is served again. What is dumped afterwards
+    is stored as ever. NAMESPACE is one that `kvdepot namespaces` lists.
+
+    \b
+    kvdepot reset 3f2a
+    kvdepot reset 3f2a --config /etc/kvdepot.yaml
+    """
+    target = targets.find(file, socket, directories)
+    if target.running is None:
+        error = UnavailableError(
+            "no depot runs with these directories: start it with kvdepot serve, or use kvdepot rm on the directories"
+        )
+        error.kind = "unavailable"
+        raise error
+    found = targets.namespace_of(target, namespace)
+    with target.open(1) as depot:
+        depot.reset([depot.open_namespace(json.dumps(found.facts), targets.layout_json(found))])
+    after = targets.namespace_of(target, found.root)
+    if as_json:
+        print_json({"namespace": found.root, "epoch": after.epoch})
+    else:
+        click.echo(f"namespace {found.root} was reset: epoch {after.epoch}")

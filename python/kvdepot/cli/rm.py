@@ -1,0 +1,56 @@
+"""``kvdepot rm``: removes a namespace's blocks."""
+
+import json
+import sys
+
+import click
+
+from kvdepot.cli import targets
+from kvdepot.cli.output import print_json
+from kvdepot.cli.places import size_text
+from kvdepot.errors import StorageError, config_error
+from kvdepot.stored.blocks import contents
+from kvdepot.stored.gc import remove_blocks
+
+
+@click.command()
+@click.argument("namespace")
+@targets.options
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; goes with --yes.")
+def command(
+    namespace: str, file: str | None, socket: str | None, directories: tuple[str, ...], yes: bool, as_json: bool
+) -> None:
+    r"""Removes all blocks of NAMESPACE (the first digits of a name).
+
+    Where a depot runs with the directories, it resets the namespace: the blocks are out of reach in its pool and every
+    tier at once, and their files go in the background. Where none runs, the files of the Posix tier are removed here.
+
+    \b
+    kvdepot rm 3f2a
+    kvdepot rm 3f2a --config /etc/kvdepot.yaml --yes
+    """
+    target = targets.find(file, socket, directories)
+    found = targets.namespace_of(target, namespace)
+    held = contents(found)
+    if not yes:
+        if as_json or not sys.stdin.isatty():
+            raise config_error("rm: asks before it removes blocks: add --yes where nobody can answer")
+        question = f"remove {held.blocks} blocks, {size_text(held.bytes)}, of namespace {found.root}?"
+        click.confirm(question, abort=True)
+    if target.running is not None:
+        with target.open(1) as depot:
+            depot.reset([depot.open_namespace(json.dumps(found.facts), targets.layout_json(found))])
+        removed, freed = held.blocks, held.bytes
+    else:
+        try:
+            removed, freed = remove_blocks(found)
+        except OSError as error:
+            failure = StorageError(f"{error.filename}: cannot be removed: {error.strerror}")
+            failure.kind = "io"
+            raise failure from error
+    if as_json:
+        how = "reset" if target.running is not None else "removed"
+        print_json({"namespace": found.root, "blocks": removed, "bytes": freed, "how": how})
+    else:
+        click.echo(f"namespace {found.root}: {removed} blocks, {size_text(freed)}, removed from {target.text}")

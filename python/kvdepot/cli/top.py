@@ -1,0 +1,111 @@
+"""``kvdepot top``: what the running depots do, refreshed."""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from kvdepot.cli.output import print_json, print_table
+from kvdepot.cli.places import size_text
+from kvdepot.cli.running import running_depots
+from kvdepot.cli.status_door import read_status
+from kvdepot.errors import UnavailableError
+
+COLUMNS = (
+    "pid",
+    "pipeline",
+    "pool used",
+    "blocks",
+    "dirty",
+    "dump/s",
+    "load/s",
+    "miss/s",
+    "read/s",
+    "write/s",
+    "evict/s",
+)
+CLEAR = "\x1b[H\x1b[2J"
+
+
+@click.command()
+@click.option("--socket", "sockets", multiple=True, type=click.Path(), help="Unix socket; all depots that run without.")
+@click.option(
+    "--interval", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="Seconds between two looks."
+)
+@click.option("--once", is_flag=True, help="Look twice, print once and end.")
+@click.option("--json", "as_json", is_flag=True, help="Print one look as JSON and end.")
+def command(sockets: tuple[str, ...], interval: float, once: bool, as_json: bool) -> None:
+    r"""Shows pool, blocks and rates of the depots of this user, refreshed until Ctrl-C.
+
+    Reads the HTTP socket beside each depot's own (`SOCKET.http`). Rates are blocks and bytes a second since the look
+    before; read and write are those of the tiers.
+
+    \b
+    kvdepot top
+    kvdepot top --once --interval 1
+    """
+    before = look(sockets)
+    if as_json:
+        print_json([{"socket": socket, **stats} for socket, stats in before.items()])
+        return
+    since = time.monotonic()
+    while True:
+        time.sleep(interval)
+        after, now = look(sockets), time.monotonic()
+        if not once and sys.stdout.isatty():
+            click.echo(CLEAR, nl=False)
+        print_table(COLUMNS, rows(before, after, now - since))
+        if once:
+            return
+        before, since = after, now
+
+
+def look(sockets: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The status of each depot that answers, by its socket.
+
+    Raises:
+        UnavailableError: none does.
+    """
+    found = {}
+    for socket in sockets or [one.socket for one in running_depots()]:
+        status = read_status(socket)
+        if status is not None:
+            found[socket] = status
+    if not found:
+        error = UnavailableError("no depot answers: `kvdepot depots` lists those that run")
+        error.kind = "unavailable"
+        raise error
+    return found
+
+
+def rows(
+    before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]], seconds: float
+) -> list[tuple[object, ...]]:
+    """A line for each depot that answered now; no rates for one that did not answer before."""
+    table = []
+    for socket, stats in after.items():
+        earlier = before.get(socket)
+
+        def rate(name: str, now: Mapping[str, Any] = stats, then: Mapping[str, Any] | None = earlier) -> float | None:
+            if then is None or then.get("pid") != now.get("pid"):
+                return None
+            return max(0.0, float(now.get(name, 0) - then.get(name, 0)) / seconds)
+
+        used = stats["pool_bytes"] - stats["pool_free_bytes"]
+        blocks = [rate(name) for name in ("dump_blocks_sealed", "load_blocks", "load_blocks_missed")]
+        sizes = [rate(name) for name in ("fetch_bytes", "write_bytes")]
+        table.append(
+            (
+                stats["pid"],
+                stats["pipeline"],
+                f"{size_text(used)} of {size_text(stats['pool_bytes'])}",
+                stats["pool_blocks"],
+                stats["dirty_blocks"],
+                *(None if one is None else f"{one:.0f}" for one in blocks),
+                *(None if one is None else size_text(int(one)) for one in sizes),
+                None if (evicted := rate("evict_blocks")) is None else f"{evicted:.0f}",
+            )
+        )
+    return table

@@ -1,0 +1,64 @@
+"""A variable of the environment for every key, made from the table of keys: ``KVDEPOT_`` and its name in capitals."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import yaml
+
+from kvdepot.config.keys import Key, nearest
+from kvdepot.config.said import Said
+
+PREFIX = "KVDEPOT_"
+OTHERS = ("KVDEPOT_LOG", "KVDEPOT_TOKEN_FILE")
+"""Variables that are no key's."""
+_TESTS = ("KVDEPOT_TEST_", "KVDEPOT_SIM_", "KVDEPOT_STANDIN_")
+# Kubernetes tells every container of each Service, also of one that is named kvdepot or kvdepot-metrics.
+_SERVICE_VALUE = re.compile(r"(tcp|udp|sctp)://")
+_SERVICE_NAME = re.compile(r"KVDEPOT_(\w+_)?(SERVICE_HOST|SERVICE_PORT\w*|PORT|PORT_\d+_\w+)")
+
+
+def variable_of(name: str) -> str:
+    """The variable of a key."""
+    return PREFIX + name.upper()
+
+
+def from_environment(keys: Sequence[Key], environ: Mapping[str, str]) -> list[Said]:
+    """What the environment says of keys, unchecked. A variable that is empty says nothing."""
+    found = []
+    for key in keys:
+        variable = variable_of(key.name)
+        text = environ.get(variable, "").strip()
+        if text and not _SERVICE_VALUE.match(text):
+            found.append(Said(key.name, _value(key, text), (key.name,), variable))
+    return found
+
+
+def unknown_variables(keys: Sequence[Key], environ: Mapping[str, str]) -> Iterator[str]:
+    """A sentence for each variable that begins like ours and is none of ours."""
+    known = {variable_of(key.name) for key in keys} | set(OTHERS)
+    for name, value in sorted(environ.items()):
+        if not name.startswith(PREFIX) or name in known or name.startswith(_TESTS):
+            continue
+        if _SERVICE_VALUE.match(value) or _SERVICE_NAME.fullmatch(name):
+            continue
+        hint = nearest(name, known)
+        said = f"did you mean {hint}?" if hint else "unset it, or name another key"
+        yield f"environment variable {name} is no key's, and nothing reads it: {said}"
+
+
+def _value(key: Key, text: str) -> object:
+    """The text as a file would say it; what it cannot be is found out by the key's own check."""
+    if key.type in ("list of paths", "list of host:port"):
+        return text  # with ":" or "," between them, as in a file
+    if key.type.startswith("list of "):
+        return [part.strip() for part in text.split(",")]
+    words = key.type.split(" | ")
+    if text.lower() in ("true", "false") and text.lower() in words:
+        return text.lower() == "true"
+    if key.type in ("int", "number"):
+        try:
+            number = yaml.safe_load(text)
+        except yaml.YAMLError:
+            return text
+        return number if isinstance(number, int | float) and not isinstance(number, bool) else text
+    return text

@@ -1,0 +1,95 @@
+"""Reads a namespace's block files into an export."""
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvdepot import _native
+from kvdepot.errors import StorageError
+from kvdepot.stored.blocks import BlockFile, block_files
+from kvdepot.stored.export import ExportedBlock, ExportHeader, ExportWriter
+from kvdepot.stored.header import PLAIN, BrokenBlockError, check_block
+from kvdepot.stored.namespaces import StoredNamespace, find_namespaces
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What became of an export.
+
+    Attributes:
+        blocks: blocks in the file.
+        bytes: their bytes.
+        broken: block files that were left out, because they are not whole.
+        gone: block files that were evicted meanwhile.
+    """
+
+    blocks: int
+    bytes: int
+    broken: int
+    gone: int
+
+
+def export_namespace(namespace: StoredNamespace, path: Path, done: Callable[[int], object]) -> Exported:
+    """Writes the blocks of the current epoch to a new file, those first that were used longest ago.
+
+    Depots may use the directories meanwhile. The file has its name only when it is complete.
+
+    Args:
+        namespace: which one.
+        path: the file; what lies there is replaced.
+        done: is told the bytes of each block file.
+
+    Raises:
+        StorageError: the file cannot be written, or the namespace was reset meanwhile; there is no new file then.
+        KVDepotError: the namespace's description is none that a depot takes.
+    """
+    key_id, shard_bytes = namespace.key_id(), namespace.shard_bytes
+    files = sorted(block_files(namespace), key=lambda file: file.used_unix_s)
+    writer = f"{socket.gethostname()} kvdepot {_native.__version__}"
+    header = ExportHeader(namespace.root, namespace.facts, namespace.layout, namespace.epoch, int(time.time()), writer)
+    part = path.with_name(f"{path.name}.part-{os.getpid()}")
+    broken = gone = 0
+    try:
+        with open(part, "xb") as opened:
+            export = ExportWriter(opened, header)
+            for file in files:
+                try:
+                    payload = _payload(file, key_id, shard_bytes)
+                except FileNotFoundError:
+                    gone += 1
+                except (BrokenBlockError, OSError):
+                    broken += 1
+                else:
+                    export.add(ExportedBlock(bytes.fromhex(file.hash), max(0, int(file.used_unix_s)), payload))
+                done(file.bytes)
+            totals = export.finish()
+        now = next((one for one in find_namespaces(namespace.directories) if one.root == namespace.root), None)
+        if now is None or now.epoch != namespace.epoch:
+            raise _failed(f"namespace {namespace.root} was reset while it was exported: export it again")
+        os.replace(part, path)
+    except OSError as error:
+        if isinstance(error, StorageError):
+            raise
+        raise _failed(f"{path}: cannot be written: {error.strerror or error}") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return Exported(totals.blocks, totals.bytes, broken, gone)
+
+
+def _payload(file: BlockFile, key_id: str, shard_bytes: tuple[int, ...]) -> bytes:
+    handle = os.open(file.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(handle, "rb") as opened:
+        data = opened.read()
+    header = check_block(data, file.hash, key_id, shard_bytes)
+    if header.encoding != PLAIN:
+        raise BrokenBlockError(f"its encoding is {header.encoding}, which this kvdepot does not read")
+    return data[header.header_bytes : header.header_bytes + header.block_bytes]
+
+
+def _failed(text: str) -> StorageError:
+    error = StorageError(text)
+    error.kind = "io"
+    return error

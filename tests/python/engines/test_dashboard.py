@@ -1,0 +1,102 @@
+"""Dashboard and alert rules ask for series that depots and engines export, and for no others."""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kvdepot.cli.status_door import read_page
+from kvdepot.engines.vllm.measures import MEASURES, Kind
+
+ROOT = Path(__file__).resolve().parents[3]
+BOARD = ROOT / "deploy" / "grafana" / "kvdepot.json"
+RULES = ROOT / "deploy" / "prometheus" / "alerts.yaml"
+NAME = re.compile(r"(?:vllm:)?kvdepot_[a-z0-9_]+")
+LONG_S = 120
+
+
+def of_engines() -> set[str]:
+    ends = {Kind.COUNTER: ("_total",), Kind.GAUGE: ("",), Kind.HISTOGRAM: ("_bucket", "_sum", "_count")}
+    return {f"vllm:kvdepot_{one.name}{end}" for one in MEASURES.values() for end in ends[one.kind]}
+
+
+@pytest.fixture(scope="module")
+def of_depots() -> set[str]:
+    """What a real depot with a disk exports, and what it would with failures and pool servers (``series.rs``)."""
+    with tempfile.TemporaryDirectory(prefix="kvd") as directory:
+        (Path(directory) / "blocks").mkdir()
+        core: dict[str, Any] = {"pipeline": "Cache|Posix", "pool_bytes": 16 << 20}
+        core["posix"] = {"directories": [f"{directory}/blocks"], "capacity_bytes": 1 << 30}
+        socket = f"{directory}/depot.sock"
+        command = [sys.executable, "-m", "kvdepot", "serve", "--core-json", json.dumps(core), "--socket", socket]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        try:
+            assert process.stderr is not None
+            assert any("serving " in line for line in process.stderr)
+            page = read_page(socket, "/metrics")
+            assert page is not None
+            text = page.decode()
+        finally:
+            process.terminate()
+            assert process.wait(LONG_S) == 0
+            assert process.stderr is not None
+            process.stderr.close()
+    names = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")}
+    source = (ROOT / "crates" / "kvdepot-server" / "src" / "http" / "series.rs").read_text()
+    for kind, name in re.findall(r'\(Kind::(Counter|Gauge), "(remote_server_\w+)"', source):
+        names.add(f"kvdepot_{name}{'_total' if kind == 'Counter' else ''}")
+    assert 'Kind::Counter, "failures"' in source
+    return names | {"kvdepot_failures_total"}
+
+
+def expressions() -> list[tuple[str, str]]:
+    board = json.loads(BOARD.read_text("utf-8"))
+    found = [(panel["title"], target["expr"]) for panel in board["panels"] for target in panel["targets"]]
+    rules = yaml.safe_load(RULES.read_text("utf-8"))
+    return found + [(rule["alert"], rule["expr"]) for group in rules["groups"] for rule in group["rules"]]
+
+
+def test_every_series_that_is_asked_for_is_exported(of_depots: set[str]) -> None:
+    exported = of_depots | of_engines()
+    assert "kvdepot_pool_bytes" in exported
+    asked = {name for _, text in expressions() for name in NAME.findall(text)}
+    assert len(asked) > 30
+    assert asked - exported == set(), "neither a depot nor an engine exports them"
+
+
+def test_expressions_are_whole_and_panels_do_not_overlap() -> None:
+    for title, text in expressions():
+        for left, right in ("()", "[]", "{}"):
+            assert text.count(left) == text.count(right), title
+        assert text.count('"') % 2 == 0, title
+    board = json.loads(BOARD.read_text("utf-8"))
+    cells = [
+        (x, y)
+        for panel in board["panels"]
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    assert {"kvdepot_pool_bytes", "vllm:kvdepot_attached"} <= set(NAME.findall(json.dumps(board["templating"])))
+
+
+def test_counters_are_asked_for_as_rates_and_gauges_are_not() -> None:
+    for title, text in expressions():
+        for name in NAME.findall(text):
+            counted = name.endswith(("_total", "_bucket"))
+            assert bool(re.search(rf"(rate|increase)\({re.escape(name)}\b", text)) == counted, (title, name)
+
+
+def test_every_alert_says_what_to_do() -> None:
+    for group in yaml.safe_load(RULES.read_text("utf-8"))["groups"]:
+        for rule in group["rules"]:
+            assert rule["labels"]["severity"] in ("info", "warning", "critical")
+            assert rule["annotations"]["summary"]
+            assert len(rule["annotations"]["description"]) > 30, rule["alert"]

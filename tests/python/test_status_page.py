@@ -1,0 +1,73 @@
+"""The status page runs nothing but its own script: the policy's hashes are those of the page."""
+
+import base64
+import hashlib
+import http.client
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvdepot.cli.status_door import read_page
+
+HTTP = Path(__file__).resolve().parents[2] / "crates" / "kvdepot-server" / "src" / "http"
+PAGE = (HTTP / "status.html").read_text("utf-8")
+
+
+def test_the_policy_knows_script_and_style() -> None:
+    source = (HTTP / "page.rs").read_text("utf-8")
+    for tag in ("script", "style"):
+        (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", PAGE, re.DOTALL)
+        expected = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{expected}'" in source, f"write {expected} into page.rs"
+
+
+def test_nothing_comes_from_elsewhere_and_no_text_becomes_markup() -> None:
+    assert not re.findall(r"""(?:src|href|action)\s*=|https?:|@import|url\(""", PAGE)
+    assert not re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|\son\w+=|style=", PAGE)
+
+
+def test_every_element_that_the_script_names_is_there() -> None:
+    named = set(re.findall(r'(?:at|fill|draw)\("([\w-]+)"', PAGE))
+    assert named
+    assert named <= set(re.findall(r'id="([\w-]+)"', PAGE))
+
+
+@pytest.fixture
+def door() -> Iterator[tuple[str, int]]:
+    """The socket of a running depot, and the port of its HTTP door."""
+    with tempfile.TemporaryDirectory(prefix="kvd") as directory:
+        socket = f"{directory}/depot.sock"
+        core = '{"pipeline": "Cache", "pool_bytes": 16777216}'
+        command = [sys.executable, "-m", "kvdepot", "serve", "--core-json", core, "--socket", socket]
+        process = subprocess.Popen([*command, "--metrics-port", "0"], stderr=subprocess.PIPE, text=True)
+        try:
+            assert process.stderr is not None
+            said = (re.search(r"metrics are at http://127\.0\.0\.1:(\d+)/", line) for line in process.stderr)
+            yield socket, next(int(found[1]) for found in said if found)
+        finally:
+            process.terminate()
+            assert process.wait(120) == 0
+            assert process.stderr is not None
+            process.stderr.close()
+
+
+def test_the_json_behind_the_page(door: tuple[str, int]) -> None:
+    socket, port = door
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", "/status", headers={"Host": "evil.example", "Sec-Fetch-Site": "same-origin"})
+    refused = connection.getresponse()
+    assert refused.status == http.HTTPStatus.FORBIDDEN
+    assert b"pool_bytes" not in refused.read()
+    connection.request("GET", "/status", headers={"Sec-Fetch-Site": "same-origin"})
+    assert json.loads(connection.getresponse().read())["pool_bytes"] == 16 << 20
+    connection.close()
+    (warning,) = json.loads(read_page(socket, "/errors") or b"null")
+    assert (warning["level"], "/status was refused" in warning["message"]) == ("warn", True)
+    assert json.loads(read_page(socket, "/config") or b"null")["pool_bytes"] == 16 << 20
+    assert (read_page(socket, "/") or b"").decode() == PAGE
