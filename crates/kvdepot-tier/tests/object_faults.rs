@@ -1,0 +1,282 @@
+//! A store that fails in every way costs misses in bounded time, and never a wrong byte.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod bucket_server;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bucket_server::{Act, BucketServer};
+use kvdepot_core::ErrorKind;
+use kvdepot_tier::conformance::{Bench, Waiting};
+use kvdepot_tier::{ObjectConfig, ObjectTier, Presence, Tier, Written};
+
+fn open(server: &BucketServer, change: impl FnOnce(&mut ObjectConfig)) -> Bench {
+    let mut config = server.config("kv");
+    change(&mut config);
+    Bench::new(Arc::new(ObjectTier::open(config).unwrap()))
+}
+
+fn impatient(config: &mut ObjectConfig) {
+    config.timeout = Duration::from_millis(300);
+}
+
+type Damage<'a> = &'a dyn Fn(&mut Vec<u8>);
+
+fn figure(bench: &Bench, name: &str) -> u64 {
+    bench.tier.figures().into_iter().find(|(known, _)| *known == name).unwrap().1
+}
+
+fn until(what: &str, is: impl Fn() -> bool) {
+    let end = Bench::soon();
+    while !is() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::yield_now();
+    }
+}
+
+/// The name of a block's object.
+fn name(server: &BucketServer, bench: &Bench, n: u64) -> String {
+    let names = server.names(&bench.key(n).hash.to_string());
+    assert_eq!(names.len(), 1, "{names:?}");
+    names.into_iter().next().unwrap()
+}
+
+#[test]
+fn damaged_objects_are_misses_and_go() {
+    let server = BucketServer::start();
+    let bench = open(&server, |_| {});
+    bench.write_all(6);
+    let names: Vec<String> = (0..6).map(|n| name(&server, &bench, n)).collect();
+    server.with(|bucket| {
+        let other = bucket.objects[&names[5]].bytes.clone();
+        let damage: [Damage<'_>; 5] = [
+            &|bytes| {
+                let middle = bytes.len() / 2;
+                bytes[middle] ^= 1;
+            },
+            &|bytes| bytes[30] ^= 1,
+            &|bytes| *bytes = other.clone(),
+            &|bytes| bytes.truncate(bytes.len() - 1),
+            &Vec::clear,
+        ];
+        for (name, damage) in names.iter().zip(damage) {
+            damage(&mut bucket.objects.get_mut(name).unwrap().bytes);
+        }
+    });
+    for n in 0..5 {
+        assert_eq!(bench.read(n).unwrap_err().kind(), ErrorKind::Corrupt, "block {n}");
+        assert_eq!(bench.read(n).unwrap_err().kind(), ErrorKind::NotFound, "block {n}, once more");
+    }
+    bench.drain();
+    assert_eq!(figure(&bench, "corrupt_blocks"), 5);
+    assert_eq!(server.names("/blocks/"), [names[5].clone()], "what is damaged is deleted");
+    assert!((0..5).all(|n| bench.write(n).unwrap() == Written::New));
+    assert!((0..6).all(|n| bench.read_is_right(n)));
+}
+
+#[test]
+fn an_answer_that_ends_early_is_asked_for_again() {
+    let server = BucketServer::start();
+    let bench = open(&server, |_| {});
+    bench.write_all(1);
+    let mut cuts = [0, 1, 5000].into_iter();
+    server.plan(move |request| match request.is_block() && request.method == "GET" {
+        true => cuts.next().map_or(Act::Serve, Act::Cut),
+        false => Act::Serve,
+    });
+    assert!(bench.read_is_right(0));
+    assert_eq!(figure(&bench, "tried_again"), 3);
+    server.plan(|_| Act::Cut(4096));
+    assert_eq!(bench.read(0).unwrap_err().kind(), ErrorKind::Unavailable);
+    server.serve_all();
+    assert!(bench.read_is_right(0), "the object itself was whole");
+    assert_eq!(figure(&bench, "corrupt_blocks"), 0);
+}
+
+#[test]
+fn errors_of_the_server_are_tried_again_a_few_times() {
+    let server = BucketServer::start();
+    let bench = open(&server, |_| {});
+    for status in [500, 502, 503, 429] {
+        let mut first = true;
+        server.plan(move |request| {
+            let fails = request.is_block() && std::mem::take(&mut first);
+            if fails { Act::Refuse(status) } else { Act::Serve }
+        });
+        let n = u64::from(status);
+        assert_eq!(bench.write(n).unwrap(), Written::New, "{status}");
+        server.serve_all();
+        assert!(bench.read_is_right(n));
+    }
+    assert_eq!((figure(&bench, "tried_again"), figure(&bench, "slowed_down")), (4, 2));
+    server.plan(|request| if request.is_block() { Act::Refuse(500) } else { Act::Serve });
+    assert_eq!(bench.write(1).unwrap_err().kind(), ErrorKind::Unavailable);
+    assert!(bench.read(500).is_err());
+}
+
+#[test]
+fn too_many_requests_do_not_switch_the_store_off() {
+    let server = BucketServer::start();
+    let bench = open(&server, |_| {});
+    bench.write_all(1);
+    server.plan(|_| Act::Refuse(503));
+    for _ in 0..4 {
+        let read = bench.begin_read(0, bench.slot(), Instant::now() + Duration::from_millis(200));
+        let kind = Bench::answer(&read).unwrap_err().kind();
+        assert!(matches!(kind, ErrorKind::Busy | ErrorKind::Timeout), "{kind:?}");
+    }
+    assert!(bench.tier.servers()[0].up && figure(&bench, "failures") == 0);
+    server.serve_all();
+    until("it is read again", || bench.read_is_right(0));
+}
+
+#[test]
+fn a_store_that_hangs_costs_the_deadline_and_then_nothing() {
+    let server = BucketServer::start();
+    let bench = open(&server, impatient);
+    until("a write on a slow machine", || bench.write(0).is_ok());
+    server.plan(|_| Act::Hang);
+    let patient = Bench::soon();
+    let reads: Vec<_> = (0..4).map(|_| bench.begin_read(0, bench.slot(), patient)).collect();
+    for read in reads {
+        assert!(Bench::answer(&read).is_err());
+    }
+    assert!(!bench.tier.servers()[0].up, "it is switched off");
+    assert_eq!(bench.peek(0), Presence::Absent);
+    let asked = figure(&bench, "get_requests");
+    assert_eq!(bench.read(0).unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(bench.probe(bench.keys(3)).unwrap_or(0), 0);
+    assert_eq!(figure(&bench, "get_requests"), asked, "nothing is asked meanwhile");
+    server.serve_all();
+    until("a trial shows that it is back", || bench.read_is_right(0));
+    assert!(bench.tier.servers()[0].up);
+}
+
+#[test]
+fn a_lookup_ends_by_its_deadline_and_the_answer_is_kept() {
+    let server = BucketServer::start();
+    open(&server, |_| {}).write_all(1);
+    let bench = open(&server, |_| {});
+    let (go, wait) = std::sync::mpsc::channel::<()>();
+    server.plan(move |request| {
+        if request.method == "HEAD" {
+            let _ = wait.recv();
+        }
+        Act::Serve
+    });
+    let (send, receive) = std::sync::mpsc::channel();
+    let done = Box::new(move |count| drop(send.send(count)));
+    bench.tier.probe(bench.keys(1), Instant::now() + Duration::from_millis(20), done);
+    assert_eq!(Bench::answer(&receive).unwrap(), 0, "not known by the deadline is a miss");
+    drop(go);
+    until("the answer came later", || bench.peek(0) == Presence::Present);
+}
+
+#[test]
+fn a_server_that_dies_and_comes_back_is_used_again() {
+    let mut server = BucketServer::start();
+    let bench = open(&server, |_| {});
+    bench.write_all(3);
+    server.stop();
+    for n in 0..3 {
+        assert_eq!(bench.read(n).unwrap_err().kind(), ErrorKind::Unavailable);
+        assert!(bench.write(10 + n).is_err());
+    }
+    server.come_back();
+    until("it is read again", || bench.read_is_right(0));
+    until("it is written again", || bench.write(10).is_ok());
+    assert!((0..3).all(|n| bench.read_is_right(n)) && bench.read_is_right(10));
+}
+
+#[test]
+fn a_write_that_was_not_answered_cannot_be_removed_yet() {
+    let server = BucketServer::start();
+    let bench = open(&server, impatient);
+    // Carried out, and not answered: the next try finds it.
+    let mut first = true;
+    server.plan(move |request| {
+        let hangs = request.is_block() && request.method == "PUT" && std::mem::take(&mut first);
+        if hangs { Act::ServeAndHang } else { Act::Serve }
+    });
+    assert_eq!(bench.write(0).unwrap(), Written::New);
+    server.serve_all();
+    until("a removal on a slow machine", || bench.remove(0).is_ok());
+    server.plan(|request| if request.method == "PUT" { Act::Hang } else { Act::Serve });
+    assert!(bench.write(1).is_err());
+    server.serve_all();
+    assert_eq!(bench.remove(1).unwrap_err().kind(), ErrorKind::Busy, "it may still be carried out");
+    assert_ne!(bench.peek(1), Presence::Present);
+}
+
+#[test]
+fn a_store_that_ignores_conditions_is_refused() {
+    let server = BucketServer::start();
+    server.plan(|_| Act::IgnoreConditions);
+    let tier = ObjectTier::open(server.config("kv")).unwrap();
+    let spec =
+        kvdepot_tier::conformance::spec("one", kvdepot_core::BlockLayout::new(vec![vec![100]]).unwrap());
+    let error = tier.open_and_wait(&spec, 0).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("If-None-Match"), "{error}");
+    server.serve_all();
+    assert_eq!(tier.open_and_wait(&spec, 0).unwrap(), 0, "it is tried again");
+}
+
+#[test]
+fn resets_of_many_depots_at_once_have_an_epoch_each() {
+    let server = BucketServer::start();
+    let benches: Vec<Bench> = (0..6).map(|_| open(&server, |_| {})).collect();
+    let mut epochs: Vec<u32> = std::thread::scope(|scope| {
+        let depots: Vec<_> = benches
+            .iter()
+            .map(|bench| {
+                scope.spawn(|| {
+                    (0..5).map(|_| bench.tier.advance_and_wait(&bench.spec, 0).unwrap()).collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        depots.into_iter().flat_map(|depot| depot.join().unwrap()).collect()
+    });
+    epochs.sort_unstable();
+    assert_eq!(epochs, (1..=30).collect::<Vec<_>>(), "none twice and none lost");
+    for bench in &benches {
+        assert_eq!(bench.tier.open_and_wait(&bench.spec, 0).unwrap(), 30);
+    }
+}
+
+#[test]
+fn a_reset_that_is_not_stored_hides_all_until_it_is() {
+    let server = BucketServer::start();
+    let mut bench = open(&server, |_| {});
+    bench.write_all(2);
+    server.plan(
+        |request| if request.is_epoch() && request.method == "PUT" { Act::Refuse(500) } else { Act::Serve },
+    );
+    assert!(bench.tier.advance_and_wait(&bench.spec, 0).is_err());
+    assert_eq!(bench.peek(0), Presence::Absent);
+    assert_eq!(bench.read(0).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(bench.write(5).unwrap_err().kind(), ErrorKind::NotFound);
+    server.serve_all();
+    until("it is stored by itself", || !server.names("/epochs/").is_empty());
+    let other = open(&server, |_| {});
+    assert!(other.epoch > bench.epoch);
+    until("and then served", || {
+        bench.tier.open_and_wait(&bench.spec, 0).is_ok_and(|epoch| epoch == other.epoch)
+    });
+    bench.epoch = other.epoch;
+    bench.write_all(1);
+    assert!(other.read_is_right(0));
+}
+
+#[test]
+fn a_damaged_epoch_opens_nothing() {
+    let server = BucketServer::start();
+    let bench = open(&server, |_| {});
+    bench.tier.advance_and_wait(&bench.spec, 6).unwrap();
+    let names = server.names("/epochs/");
+    assert_eq!(names.len(), 1, "the trial is deleted: {names:?}");
+    server.with(|bucket| bucket.objects.get_mut(&names[0]).unwrap().bytes[20] ^= 1);
+    let tier = ObjectTier::open(server.config("kv")).unwrap();
+    assert_eq!(tier.open_and_wait(&bench.spec, 0).unwrap_err().kind(), ErrorKind::Corrupt);
+}
