@@ -5,8 +5,11 @@ mod bucket_server;
 
 use std::cell::Cell;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bucket_server::BucketServer;
+use kvdepot_core::BlockLayout;
+use kvdepot_tier::conformance::Bench;
 use kvdepot_tier::{ObjectConfig, ObjectTier, Tier, conformance};
 
 fn check(change: impl Fn(&mut ObjectConfig)) {
@@ -45,25 +48,29 @@ fn a_depot_that_comes_back_finds_all() {
     conformance::check_persistent(&|| Arc::new(ObjectTier::open(servers.config("kv")).unwrap()));
 }
 
-/// `KVDEPOT_TEST_OBJECT_URL` (a bucket that exists), `KVDEPOT_TEST_OBJECT_ENDPOINT` and AWS's own variables say which.
+/// `KVDEPOT_TEST_OBJECT_URL` (a bucket that exists), `…_ENDPOINT` and `…_CA` (a file), and AWS's own variables say which.
 #[test]
 #[ignore = "needs a store that speaks S3"]
 fn a_real_store() {
     let url = std::env::var("KVDEPOT_TEST_OBJECT_URL").expect("KVDEPOT_TEST_OBJECT_URL names a bucket");
-    let endpoint = std::env::var("KVDEPOT_TEST_OBJECT_ENDPOINT").ok();
     let count = Cell::new(0);
-    let make = |part_bytes| {
+    let make = || {
         count.set(count.get() + 1);
-        let hour = std::time::Duration::from_secs(3600);
+        let hour = Duration::from_secs(3600);
         let config = ObjectConfig::new(&format!("{url}/{}-{}", std::process::id(), count.get())).unwrap();
         let config = ObjectConfig {
-            endpoint: endpoint.clone(),
-            part_bytes,
+            endpoint: std::env::var("KVDEPOT_TEST_OBJECT_ENDPOINT").ok(),
+            tls_ca_file: std::env::var_os("KVDEPOT_TEST_OBJECT_CA").map(Into::into),
+            part_bytes: 5 << 20,
             present_ttl: hour,
             absent_ttl: hour,
             ..config
         };
         Arc::new(ObjectTier::open(config).unwrap()) as Arc<dyn Tier>
     };
-    conformance::check(&|| make(16 << 20));
+    let layout = BlockLayout::new(vec![vec![12 << 20]]).unwrap();
+    let large = Bench::with(make(), conformance::spec("large", layout));
+    large.write_all(2);
+    assert!(large.read_is_right(0) && large.read_is_right(1), "in three parts");
+    conformance::check(&make);
 }
