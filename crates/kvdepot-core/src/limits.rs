@@ -162,6 +162,10 @@ pub const REMOTE_FOREIGN_VALUE_BYTES_MAX: u64 = BLOCK_BYTES_MAX + 4096;
 pub const OBJECT_REQUESTS_MAX: usize = 1024;
 /// Tries of one request of an Object tier, the first one included, where its deadline leaves time.
 pub const OBJECT_TRIES_MAX: u32 = 4;
+/// Requests for epochs, and as many for removals, that an Object tier has under way at a time beside all others.
+pub const OBJECT_APART_MAX: usize = 4;
+/// How long, in milliseconds, a store must have been silent for a caller's deadline to count as a failure of the store's.
+pub const OBJECT_CUT_MS: u64 = 500;
 /// First and longest pause, in milliseconds, before an Object tier tries a request again.
 pub const OBJECT_PAUSE_MS: (u64, u64) = (50, 2_000);
 /// First and longest pause, in milliseconds, of all requests after a store has said that they are too many.

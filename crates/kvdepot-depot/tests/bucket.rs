@@ -27,6 +27,7 @@ fn start(server: &BucketServer, disk: Option<&Path>) -> (Depot, OpenNamespace) {
             "endpoint": object.endpoint,
             "credentials_file": object.credentials_file,
             "absent_ttl_ms": 0,
+            "timeout_ms": 30_000,
         },
     });
     if let Some(disk) = disk {

@@ -155,11 +155,17 @@ fn a_bucket_that_is_not_there_opens_no_namespace() {
 
 #[test]
 fn refused_keys_are_named_as_such_and_not_shown() {
+    for (status, kind) in [(403, ErrorKind::Permission), (500, ErrorKind::Unavailable)] {
+        refused_keys(status, kind);
+    }
+}
+
+fn refused_keys(status: u16, kind: ErrorKind) {
     let server = BucketServer::start();
-    server.plan(|_| Act::Refuse(403));
+    server.plan(move |_| Act::Refuse(status));
     let tier = ObjectTier::open(server.config("kv")).unwrap();
     let error = tier.open_and_wait(&spec("one", BlockLayout::new(vec![vec![100]]).unwrap()), 0).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Permission);
+    assert_eq!(error.kind(), kind);
     let told = format!("{error} {error:?} {tier:?} {:?}", tier.servers());
-    assert!(told.contains("access keys") && !told.contains("secret"), "{told}");
+    assert!(told.contains(&format!("Test{status}")) && !told.contains("secret"), "{told}");
 }

@@ -140,6 +140,21 @@ impl Shared {
 
     /// Stores what is wanted of a namespace, and serves it.
     async fn settle(&self, root: NamespaceId, deadline: Instant) -> Result<u32> {
+        // One at a time: two would each store an epoch for the same request.
+        let turns = Arc::clone(self.settling.lock().entry(root).or_default());
+        let outcome = {
+            let _turn = turns.lock().await;
+            self.settle_now(root, deadline).await
+        };
+        let mut settling = self.settling.lock();
+        // The map's and this one: nobody waits.
+        if Arc::strong_count(&turns) == 2 {
+            settling.remove(&root);
+        }
+        outcome
+    }
+
+    async fn settle_now(&self, root: NamespaceId, deadline: Instant) -> Result<u32> {
         self.keeps_conditions.get_or_try_init(|| self.try_conditions(deadline)).await?;
         let wanted = self.spaces.lock().wanted(root);
         let Some(wanted) = wanted else {
@@ -180,7 +195,7 @@ impl Shared {
     /// The stored epoch, and by what it is told from later ones; none if nothing is stored.
     async fn stored(&self, root: NamespaceId, deadline: Instant) -> Result<(u32, Option<UpdateVersion>)> {
         let path = self.names.epoch(root);
-        let mut turn = self.link.turn(Lane::Reads, deadline).await.map_err(Fault::into_error)?;
+        let mut turn = self.link.turn(Lane::Epochs, deadline).await.map_err(Fault::into_error)?;
         let (text, version) = loop {
             let got = self.link.within(async {
                 let got = self.link.store.get(&path).await?;
@@ -203,7 +218,7 @@ impl Shared {
     }
 
     async fn put_when(&self, path: &Path, text: &str, mode: PutMode, deadline: Instant) -> Result<(), Fault> {
-        let mut turn = self.link.turn(Lane::Writes, deadline).await?;
+        let mut turn = self.link.turn(Lane::Epochs, deadline).await?;
         loop {
             let payload = PutPayload::from(text.to_owned().into_bytes());
             let put = self.link.store.put_opts(path, payload, when(mode.clone()));

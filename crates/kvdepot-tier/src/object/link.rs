@@ -2,12 +2,13 @@
 //!
 //! Whatever a store does, a request ends: silence by `timeout`, and all of it by the deadline of who asks (P2).
 
+use std::cell::Cell;
 use std::future::Future;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use kvdepot_core::limits::{OBJECT_PAUSE_MS, OBJECT_TRIES_MAX};
+use kvdepot_core::limits::{OBJECT_APART_MAX, OBJECT_CUT_MS, OBJECT_PAUSE_MS, OBJECT_TRIES_MAX};
 use kvdepot_core::{Error, ErrorKind};
 use object_store::{ObjectStore, Result as StoreResult};
 use parking_lot::Mutex;
@@ -23,6 +24,10 @@ use crate::{TierEvents, TierServer};
 pub(super) enum Lane {
     Reads,
     Writes,
+    /// Behind no write: what is not removed now is owed.
+    Removals,
+    /// Behind nothing else, and never held back: a reset that is not stored is lost when the depot ends.
+    Epochs,
 }
 
 /// Why one try did not bring what was asked for.
@@ -36,6 +41,8 @@ pub(super) enum Fault {
     Corrupt(Error),
     /// The store refuses it, and would again.
     Refused(Error),
+    /// Others write the object at this moment, and nothing was done: the same request may be made again.
+    Contended(Error),
     /// Too many requests.
     SlowDown(Error),
     /// The store cannot, or says nothing: it may have done it.
@@ -49,6 +56,7 @@ impl Fault {
             | Self::Conflict(error)
             | Self::Corrupt(error)
             | Self::Refused(error)
+            | Self::Contended(error)
             | Self::SlowDown(error)
             | Self::Away(error) => error,
         }
@@ -74,6 +82,10 @@ impl From<object_store::Error> for Fault {
             E::Generic { .. } => match status(&error) {
                 Some(429 | 503) => {
                     Self::SlowDown(made(ErrorKind::Busy, "the store wants fewer requests", error))
+                }
+                Some(409) => {
+                    let what = "others write the object at this moment";
+                    Self::Contended(made(ErrorKind::Busy, what, error))
                 }
                 Some(status) if (400..500).contains(&status) && status != 408 => {
                     Self::Refused(made(ErrorKind::Unavailable, "the store refuses it", error))
@@ -103,8 +115,8 @@ pub(super) struct Link {
     pub(super) meter: Arc<Meter>,
     pub(super) timeout: Duration,
     address: String,
-    reads: (Semaphore, Mutex<Gate>),
-    writes: (Semaphore, Mutex<Gate>),
+    /// By `Lane`.
+    lanes: [(Semaphore, Mutex<Gate>); 4],
     pub(super) listener: Mutex<Option<Weak<dyn TierEvents>>>,
     last_error: Mutex<Option<String>>,
 }
@@ -119,29 +131,26 @@ impl Link {
     ) -> Self {
         let writes = (requests / 4).max(1);
         let lane = |requests| (Semaphore::new(requests), Mutex::default());
-        let (reads, writes) = (lane((requests - writes).max(1)), lane(writes));
+        let few = requests.min(OBJECT_APART_MAX);
+        let lanes = [lane((requests - writes).max(1)), lane(writes), lane(few), lane(few)];
         Self {
             store,
             meter,
             timeout,
             address,
-            reads,
-            writes,
+            lanes,
             listener: Mutex::default(),
             last_error: Mutex::default(),
         }
     }
 
     const fn lane(&self, lane: Lane) -> &(Semaphore, Mutex<Gate>) {
-        match lane {
-            Lane::Reads => &self.reads,
-            Lane::Writes => &self.writes,
-        }
+        &self.lanes[lane as usize]
     }
 
     /// Whether nothing is read now.
     pub(super) fn is_off(&self) -> bool {
-        self.reads.1.lock().is_off(Instant::now())
+        self.lane(Lane::Reads).1.lock().is_off(Instant::now())
     }
 
     /// For `stat`.
@@ -177,7 +186,7 @@ impl Link {
             let what = "a request waited for its turn at the store until its deadline";
             Fault::SlowDown(Error::new(ErrorKind::Busy, what.to_owned()))
         })?;
-        let mut turn = Turn { link: self, lane, deadline, tries: 0, _permit: permit };
+        let mut turn = Turn { link: self, lane, deadline, tries: 0, asked: Cell::new(None), _permit: permit };
         turn.pass().await?;
         Ok(turn)
     }
@@ -221,24 +230,35 @@ pub(super) struct Turn<'a> {
     lane: Lane,
     deadline: Instant,
     tries: u32,
+    /// Since when a try is under way.
+    asked: Cell<Option<Instant>>,
     _permit: SemaphorePermit<'a>,
 }
 
 impl Turn<'_> {
     /// The store has answered: whether it had what was asked for is no matter here.
     pub(super) fn good(&self) {
+        self.asked.set(None);
+        if self.lane == Lane::Epochs {
+            return;
+        }
         let change = self.link.lane(self.lane).1.lock().answered();
         self.link.changed(self.lane, change, None);
     }
 
     /// After a try that failed: returns when the next one is due, or says why there is none.
     pub(super) async fn again(&mut self, fault: Fault) -> Result<(), Fault> {
+        self.asked.set(None);
         let now = Instant::now();
         let gate = &self.link.lane(self.lane).1;
         let fault = match fault {
             Fault::Missing(_) | Fault::Conflict(_) | Fault::Corrupt(_) => {
                 self.good();
                 return Err(fault);
+            }
+            Fault::Contended(error) => {
+                self.good();
+                Fault::Contended(error)
             }
             Fault::SlowDown(error) => {
                 one_more(&self.link.meter.slowed_down);
@@ -272,6 +292,9 @@ impl Turn<'_> {
     fn note(&self, now: Instant, error: &Error) {
         one_more(&self.link.meter.failures);
         *self.link.last_error.lock() = Some(error.to_string());
+        if self.lane == Lane::Epochs {
+            return;
+        }
         let change = self.link.lane(self.lane).1.lock().failed(now);
         self.link.changed(self.lane, change, Some(error));
     }
@@ -279,10 +302,17 @@ impl Turn<'_> {
     async fn pass(&mut self) -> Result<(), Fault> {
         loop {
             let now = Instant::now();
+            if self.lane == Lane::Epochs {
+                self.asked.set(Some(now));
+                return Ok(());
+            }
             let end = self.deadline.min(now + self.link.timeout);
             let pass = self.link.lane(self.lane).1.lock().ask(now, end);
             match pass {
-                Pass::Go => return Ok(()),
+                Pass::Go => {
+                    self.asked.set(Some(now));
+                    return Ok(());
+                }
                 Pass::Off => {
                     let what = "the store keeps failing and is asked nothing for a while";
                     return Err(Fault::Refused(Error::new(ErrorKind::Unavailable, what)));
@@ -293,6 +323,19 @@ impl Turn<'_> {
                 }
                 Pass::NotBefore(until) => tokio::time::sleep_until(TokioInstant::from_std(until)).await,
             }
+        }
+    }
+}
+
+impl Drop for Turn<'_> {
+    /// A deadline that ends a try before `timeout` is a failure, too, if the store had long enough to answer: else a store
+    /// that hangs costs each caller its deadline, and is never switched off.
+    fn drop(&mut self) {
+        let Some(asked) = self.asked.get() else { return };
+        let now = Instant::now();
+        if now.min(self.deadline).saturating_duration_since(asked) >= Duration::from_millis(OBJECT_CUT_MS) {
+            let what = "the store did not answer by a caller's deadline";
+            self.note(now, &Error::new(ErrorKind::Timeout, what));
         }
     }
 }

@@ -87,9 +87,17 @@ impl std::fmt::Display for StatusError {
 impl std::error::Error for StatusError {}
 
 /// Statuses of which the client makes errors that can be told apart.
-const TOLD_APART: [u16; 5] = [401, 403, 404, 409, 412];
-/// Longest text of a store that goes into an error.
-const SAID_BYTES_MAX: usize = 4096;
+const TOLD_APART: [u16; 4] = [401, 403, 404, 412];
+/// Longest text of a store that is looked at for its code.
+const SAID_BYTES_MAX: usize = 16 << 10;
+
+/// The code in what a store says of an error. The rest is not kept: some stores repeat what a request was signed with.
+fn code(said: &str) -> &str {
+    let code =
+        said.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>")).map(|(code, _)| code);
+    let is_code = |code: &&str| code.len() <= 64 && code.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    code.filter(is_code).unwrap_or_default()
+}
 
 /// Makes clients that count what goes to one bucket; what asks for credentials is not billed.
 #[derive(Debug)]
@@ -131,15 +139,17 @@ impl HttpService for MeteredClient {
         one_more(self.meter.line(request.method().as_str(), uri.query().unwrap_or_default()));
         let sent = request.body().content_length() as u64;
         self.meter.bytes_up.fetch_add(sent, Ordering::Relaxed);
-        let (parts, body) = self.inner.execute(request).await?.into_parts();
+        let (mut parts, body) = self.inner.execute(request).await?.into_parts();
         let status = parts.status.as_u16();
-        if status >= 400 && !TOLD_APART.contains(&status) {
+        if status >= 400 {
             let text = Limited::new(body, SAID_BYTES_MAX).collect().await;
             let text = text.map(|text| String::from_utf8_lossy(&text.to_bytes()).into_owned());
-            return Err(HttpError::new(
-                HttpErrorKind::Unknown,
-                StatusError { status, said: text.unwrap_or_default() },
-            ));
+            let said = code(&text.unwrap_or_default()).to_owned();
+            if TOLD_APART.contains(&status) {
+                parts.headers.remove("content-length");
+                return Ok(HttpResponse::from_parts(parts, said.into()));
+            }
+            return Err(HttpError::new(HttpErrorKind::Unknown, StatusError { status, said }));
         }
         let meter = Arc::clone(&self.meter);
         let body = body.map_frame(move |frame| {
@@ -155,6 +165,14 @@ impl HttpService for MeteredClient {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_an_error_the_code_is_kept() {
+        assert_eq!(code("<Error><Code>ExpiredToken</Code><Token-0>abc</Token-0></Error>"), "ExpiredToken");
+        for said in ["", "<Code>a key</Code>", "<Code>abc", "<html>"] {
+            assert_eq!(code(said), "");
+        }
+    }
 
     #[test]
     fn requests_stand_in_their_line_of_the_bill() {

@@ -120,6 +120,9 @@ impl Shared {
     async fn look(&self, key: &BlockKey, deadline: Instant) -> Result<bool> {
         let Ok((_, path)) = self.place(key) else { return Ok(false) };
         let removals = self.removals.load(Ordering::Acquire);
+        if self.writing.lock().is_leaving(key) {
+            return Ok(false);
+        }
         let found = self.head(&path, deadline).await.map_err(Fault::into_error)?;
         match found {
             Some(bytes) => self.note_present(*key, bytes, removals),

@@ -49,6 +49,7 @@ impl Shared {
             drop(dst);
             return done(Err(error));
         }
+        let removals = self.removals.load(Ordering::Acquire);
         // A miss by itself: what is on its way in or out is not there.
         let is_busy = self.writing.lock().holds(&key);
         let Some((space, path)) = self.place(&key).ok().filter(|_| !is_busy) else {
@@ -62,7 +63,6 @@ impl Shared {
         let was_sure = self.known.lock().presence(&key, Instant::now()) == Presence::Present;
         let (shared, answer) = (Arc::clone(self), self.owe(done));
         self.runtime.spawn(async move {
-            let removals = shared.removals.load(Ordering::Acquire);
             let bytes = into.len() as u64;
             let fetch = shared.fetch(&key, &path, space.spec.layout(), into, deadline);
             // Its memory is let go with it, before anybody is told.

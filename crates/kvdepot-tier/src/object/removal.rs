@@ -37,6 +37,8 @@ impl Shared {
             let work = shared.remove_now(&leaving.keys, deadline);
             let outcome = timeout_at(TokioInstant::from_std(deadline), work).await;
             let outcome = outcome.unwrap_or_else(|_| Err(late()));
+            // What an answer from before it was deleted has had noted.
+            leaving.keys.iter().for_each(|key| shared.known.lock().forget(key));
             // Free to be written again before anybody is told.
             drop(leaving);
             answer.end(outcome);
@@ -78,7 +80,7 @@ impl Shared {
 
     /// Deletes objects, those that are not there too.
     async fn delete(&self, paths: &[Path], deadline: Instant) -> Result<(), Fault> {
-        let mut turn = self.link.turn(Lane::Writes, deadline).await?;
+        let mut turn = self.link.turn(Lane::Removals, deadline).await?;
         loop {
             let all = stream::iter(paths.to_vec()).map(Ok).boxed();
             let deleted = self.link.store.delete_stream(all).filter_map(async |one| match one {
@@ -99,14 +101,16 @@ impl Shared {
     /// Deletes what lies in past epochs, for as long as the tier lives.
     pub(super) async fn sweep_forever(self: Arc<Self>) {
         loop {
-            let root = self.to_sweep.lock().iter().next().copied();
+            let root = self.to_sweep.lock().pop_front();
             let Some(root) = root else {
                 self.sweep.notified().await;
                 continue;
             };
             match self.sweep_one(root).await {
-                Ok(()) => drop(self.to_sweep.lock().remove(&root)),
+                Ok(()) => {}
                 Err(fault) => {
+                    // Behind the others.
+                    self.to_sweep.lock().insert(root);
                     tracing::debug!(error = %fault.into_error(), namespace = %root, "past epochs are not deleted yet");
                     tokio::time::sleep(SWEEP_AGAIN).await;
                 }

@@ -1,11 +1,11 @@
 //! What the requests of an Object tier share, and the answers that they owe.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
+use hashlink::LinkedHashSet;
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, Result};
 use object_store::path::Path;
 use parking_lot::{Condvar, Mutex};
@@ -39,10 +39,12 @@ pub(super) struct Shared {
     pub(super) removals: AtomicU64,
     /// Filled when the store has shown that it keeps conditions.
     pub(super) keeps_conditions: OnceCell<()>,
+    /// Whose turn it is to store a namespace's epoch; only of those that somebody stores.
+    pub(super) settling: Mutex<HashMap<NamespaceId, Arc<tokio::sync::Mutex<()>>>>,
     /// Whether a task tries again to store epochs.
     pub(super) is_retrying: Mutex<bool>,
-    /// Namespaces whose past epochs are to be deleted.
-    pub(super) to_sweep: Mutex<HashSet<NamespaceId>>,
+    /// Namespaces whose past epochs are to be deleted; the front one is next.
+    pub(super) to_sweep: Mutex<LinkedHashSet<NamespaceId>>,
     pub(super) sweep: Notify,
     under_way: Mutex<usize>,
     at_rest: Condvar,
@@ -63,6 +65,7 @@ impl Shared {
             asked: Mutex::default(),
             removals: AtomicU64::new(0),
             keeps_conditions: OnceCell::new(),
+            settling: Mutex::default(),
             is_retrying: Mutex::new(false),
             to_sweep: Mutex::default(),
             sweep: Notify::new(),

@@ -19,7 +19,7 @@ pub(super) struct Wanted {
     pub(super) at_least: u32,
     /// Whether it must be one that nobody had before.
     pub(super) advance: bool,
-    /// Changes with every request: what was stored for an earlier one is not enough.
+    /// Changes with every reset: what was stored for an earlier one is not enough.
     request: u64,
 }
 
@@ -85,7 +85,9 @@ impl Spaces {
         }
         wanted.at_least = wanted.at_least.max(at_least);
         wanted.advance |= advance;
-        wanted.request = request;
+        if advance {
+            wanted.request = request;
+        }
         let space = self.by_root.get(&root)?;
         let id = space.spec.id(space.epoch);
         self.current.remove(&id).map(|_| id)
@@ -102,7 +104,8 @@ impl Spaces {
     /// An epoch was stored for a request. Whether it is served now: not so when there was another request meanwhile.
     pub(super) fn settled(&mut self, wanted: &Wanted, epoch: u32) -> bool {
         let root = wanted.spec.root();
-        if self.wanted.get(&root).is_none_or(|now| now.request != wanted.request) {
+        let is_enough = |now: &Wanted| now.request == wanted.request && now.at_least <= epoch;
+        if !self.wanted.get(&root).is_some_and(is_enough) {
             return false;
         }
         self.wanted.remove(&root);
@@ -142,9 +145,16 @@ mod tests {
         assert!(!spaces.settled(&first, 4), "a reset came after it");
         let second = spaces.wanted(spec.root()).unwrap();
         assert!(second.advance && second.at_least == 8);
+        assert_eq!(spaces.want(&spec, 8, false), None);
         assert!(spaces.settled(&second, 8) && spaces.of(&key(8)).is_ok());
+        spaces.want(&spec, 9, false);
+        let third = spaces.wanted(spec.root()).unwrap();
+        spaces.want(&spec, 11, false);
+        assert!(!spaces.settled(&third, 9), "an opener knows a later one");
+        let last = spaces.wanted(spec.root()).unwrap();
+        assert!(spaces.settled(&last, 11) && spaces.of(&key(11)).is_ok());
         assert!(spaces.enter(&spec, 7).is_err(), "an epoch never goes back");
-        assert_eq!(spaces.close(spec.root()), Some(spec.id(8)));
-        assert!(spaces.of(&key(8)).is_err());
+        assert_eq!(spaces.close(spec.root()), Some(spec.id(11)));
+        assert!(spaces.of(&key(11)).is_err());
     }
 }

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvdepot_core::{Error, ErrorKind, Result};
-use object_store::aws::{AmazonS3Builder, S3ConditionalPut};
-use object_store::{BackoffConfig, Certificate, ClientOptions, ObjectStore, RetryConfig};
+use object_store::aws::{AmazonS3Builder, AwsCredential, S3ConditionalPut};
+use object_store::{
+    BackoffConfig, Certificate, ClientOptions, ObjectStore, RetryConfig, StaticCredentialProvider,
+};
 
 use super::meter::{Meter, Metered};
 use super::{ObjectConfig, credentials};
@@ -55,10 +57,9 @@ pub(super) fn open(config: &ObjectConfig, meter: &Arc<Meter>) -> Result<Arc<dyn 
         None => builder = builder.with_virtual_hosted_style_request(!config.bucket.contains('.')),
     }
     if let Some(keys) = credentials::find(config)? {
-        builder = builder.with_access_key_id(keys.id).with_secret_access_key(keys.secret);
-        if let Some(token) = keys.token {
-            builder = builder.with_token(token);
-        }
+        // All of them from one place: the environment's token does not go with the file's keys.
+        let keys = AwsCredential { key_id: keys.id, secret_key: keys.secret, token: keys.token };
+        builder = builder.with_credentials(Arc::new(StaticCredentialProvider::new(keys)));
     }
     let store = builder.build().map_err(|error| {
         Error::new(ErrorKind::Config, "the client of an object store cannot be made from its settings")

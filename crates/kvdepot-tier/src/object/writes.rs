@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kvdepot_core::limits::OBJECT_DOUBT_S;
-use kvdepot_core::{BlockKey, Result};
+use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
 use kvdepot_io::{IoBuf, SlotBuf};
 use object_store::path::Path;
 use object_store::{MultipartUpload, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload};
@@ -69,7 +69,9 @@ impl Shared {
             let outcome = shared.store(key, &space, &path, src, deadline).await;
             if outcome.is_ok() {
                 let bytes = format::file_bytes(space.spec.layout());
-                if shared.spaces.lock().of(&key).is_ok() {
+                let is_open = shared.spaces.lock().of(&key).is_ok();
+                let writing = shared.writing.lock();
+                if is_open && !writing.is_leaving(&key) {
                     shared.known.lock().note(key, true, bytes);
                 }
             }
@@ -137,6 +139,11 @@ impl Shared {
         let file =
             format::seal(key, space.spec.layout(), &src, Writer::now(&self.host)).map_err(Fault::Corrupt)?;
         drop(src);
+        // Parts are put together without a condition: an earlier write of the block could replace this one.
+        if file.len() > self.config.part_bytes && self.writing.lock().is_doubtful(&key) {
+            let what = "a store may still make an earlier write of the block";
+            return Err(Fault::Refused(Error::new(ErrorKind::Busy, what).with("key", key)));
+        }
         while file.len() > self.config.part_bytes {
             match self.put_parts(path, &file, is_open).await {
                 Ok(written) => {
@@ -148,24 +155,26 @@ impl Shared {
         }
         let payload = PutPayload::from(part(&file, 0, file.len()));
         drop(file);
-        let mut may_be_mine = false;
+        // Stays: a later try's answer says nothing of an earlier one that had none.
+        let mut is_unanswered = false;
         loop {
             let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
             is_open.store(true, Ordering::Relaxed);
             match self.link.within(self.link.store.put_opts(path, payload.clone(), options)).await {
                 Ok(_) => {
-                    is_open.store(may_be_mine, Ordering::Relaxed);
+                    is_open.store(is_unanswered, Ordering::Relaxed);
                     turn.good();
                     return Ok(Written::New);
                 }
                 Err(Fault::Conflict(_)) => {
-                    is_open.store(false, Ordering::Relaxed);
+                    is_open.store(is_unanswered, Ordering::Relaxed);
                     turn.good();
-                    return Ok(if may_be_mine { Written::New } else { Written::AlreadyThere });
+                    // By an earlier try, or another value: the depot tells them apart.
+                    return Ok(Written::AlreadyThere);
                 }
                 Err(fault) => {
-                    may_be_mine |= matches!(fault, Fault::Away(_));
-                    is_open.store(may_be_mine, Ordering::Relaxed);
+                    is_unanswered |= matches!(fault, Fault::Away(_));
+                    is_open.store(is_unanswered, Ordering::Relaxed);
                     turn.again(fault).await?;
                 }
             }
@@ -193,10 +202,15 @@ impl Shared {
             // A part has a number of its own, so one that is sent again would be another one: the block is.
             self.link.within(inner.put_part(bytes.into())).await?;
         }
-        is_open.store(true, Ordering::Relaxed);
-        let Some(mut inner) = upload.inner.take() else { return Ok(Written::New) };
-        self.link.within(inner.complete()).await?;
-        is_open.store(false, Ordering::Relaxed);
+        let was_open = is_open.swap(true, Ordering::Relaxed);
+        let Some(inner) = upload.inner.as_mut() else { return Ok(Written::New) };
+        let completed = self.link.within(inner.complete()).await;
+        if !matches!(completed, Err(Fault::Away(_))) {
+            is_open.store(was_open, Ordering::Relaxed);
+        }
+        // Any other end has the parts dropped.
+        completed?;
+        upload.inner = None;
         Ok(Written::New)
     }
 }

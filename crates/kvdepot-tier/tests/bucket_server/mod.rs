@@ -44,7 +44,7 @@ pub(crate) struct Object {
 #[derive(Default)]
 pub(crate) struct Bucket {
     pub(crate) objects: BTreeMap<String, Object>,
-    uploads: BTreeMap<String, BTreeMap<u32, Vec<u8>>>,
+    pub(crate) uploads: BTreeMap<String, BTreeMap<u32, Vec<u8>>>,
     tags: u64,
     plan: Option<Plan>,
     /// Lines of the bill.
@@ -111,7 +111,16 @@ impl BucketServer {
     /// Is there again, at the same address and with the same objects.
     pub(crate) fn come_back(&mut self) {
         self.inner.bucket.lock().is_stopping = false;
-        self.accept(TcpListener::bind(self.address).unwrap());
+        // A connection of another process may have the port for a moment.
+        let end = std::time::Instant::now() + Duration::from_secs(60);
+        let listener = loop {
+            match TcpListener::bind(self.address) {
+                Ok(listener) => break listener,
+                Err(error) => assert!(std::time::Instant::now() < end, "{error}"),
+            }
+            std::thread::yield_now();
+        };
+        self.accept(listener);
     }
 
     /// Settings of a tier below a prefix, with which nothing depends on how fast this machine is.
@@ -157,9 +166,10 @@ impl Inner {
             let mut bucket = self.bucket.lock();
             let act = bucket.plan.as_mut().map_or(Act::Serve, |plan| plan(&request));
             let response = match act {
-                Act::Refuse(status) => {
-                    Response::new(status, format!("<Error><Code>Test{status}</Code></Error>"))
-                }
+                Act::Refuse(status) => Response::new(
+                    status,
+                    format!("<Error><Code>Test{status}</Code><Token>secret</Token></Error>"),
+                ),
                 Act::Hang => Response::new(200, String::new()),
                 _ => bucket.serve(&request, act == Act::IgnoreConditions),
             };
