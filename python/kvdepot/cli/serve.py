@@ -13,7 +13,7 @@ import click
 from kvdepot import _native
 from kvdepot.cli import wire
 from kvdepot.cli.running import peer_pid
-from kvdepot.config import load_config
+from kvdepot.config import KVDepotConfig, load_config
 from kvdepot.config.environment import LOG_LEVELS
 from kvdepot.config.machine import Machine
 from kvdepot.config.variables import variable_of
@@ -115,10 +115,11 @@ def command(
     if core_json is not None and (file is not None or socket is None):
         raise config_error("--core-json: goes with --socket and without --config")
     wire_json = wire.wire_json(said) if wire.wanted(said) else None
-    # A pool server without a file is what InfiniStore is: memory, and nothing on disk that nobody asked for.
-    memory_only = file is None and wire_json is not None and not os.environ.get(variable_of("pipeline"))
-    config = load_config({"pipeline": "Cache"} if memory_only else file)
-    if core_json is None:
+    if core_json is not None:
+        # What started this process has decided everything: a variable that it inherited decides nothing more.
+        config = KVDepotConfig()
+    else:
+        config = load_config({"pipeline": "Cache"} if wire_json and memory_only(file, os.environ) else file)
         core_json = config.to_core_json(block_bytes)
     if socket is None:
         socket = config.socket_path(block_bytes)
@@ -151,6 +152,11 @@ def command(
         take_over=take_over,
         wait_for_lock=wait_for_lock,
     )
+
+
+def memory_only(file: str | None, environ: Mapping[str, str]) -> bool:
+    """Whether a pool server is what InfiniStore is: memory, and nothing on disk that nobody asked for."""
+    return file is None and not environ.get(variable_of("pipeline"))
 
 
 def _check_unserved(socket: str) -> None:
