@@ -16,7 +16,6 @@ from kvdepot.cli.running import peer_pid
 from kvdepot.config import KVDepotConfig, load_config
 from kvdepot.config.environment import LOG_LEVELS
 from kvdepot.config.machine import Machine
-from kvdepot.config.variables import variable_of
 from kvdepot.errors import UnavailableError, config_error
 
 
@@ -119,7 +118,7 @@ def command(
         # What started this process has decided everything: a variable that it inherited decides nothing more.
         config = KVDepotConfig()
     else:
-        config = load_config({"pipeline": "Cache"} if wire_json and memory_only(file, os.environ) else file)
+        config = load_config({"pipeline": "Cache"} if wire_json and wire.memory_only(file, os.environ) else file)
         core_json = config.to_core_json(block_bytes)
     if socket is None:
         socket = config.socket_path(block_bytes)
@@ -152,11 +151,6 @@ def command(
         take_over=take_over,
         wait_for_lock=wait_for_lock,
     )
-
-
-def memory_only(file: str | None, environ: Mapping[str, str]) -> bool:
-    """Whether a pool server is what InfiniStore is: memory, and nothing on disk that nobody asked for."""
-    return file is None and not environ.get(variable_of("pipeline"))
 
 
 def _check_unserved(socket: str) -> None:
