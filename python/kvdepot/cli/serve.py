@@ -21,7 +21,9 @@ from kvdepot.errors import UnavailableError, config_error
 
 @click.command()
 @click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration file; defaults without one.")
-@click.option("--core-json", help="The core's own JSON instead of a file, as engines pass it; needs --socket.")
+@click.option(
+    "--core-json", help="The core's own JSON instead of a file and variables, as engines pass it; needs --socket."
+)
 @click.option("--socket", type=click.Path(), help="Unix socket; made from the configuration when left out.")
 @click.option("--block-bytes", type=click.IntRange(min=1), help="Bytes of a block, for a Staging pool sized in blocks.")
 @click.option(
