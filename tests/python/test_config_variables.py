@@ -150,6 +150,7 @@ def test_the_environment_does_not_stop_an_engines_depot(monkeypatch: pytest.Monk
     served: list[dict[str, Any]] = []
     monkeypatch.setattr("kvdepot._native.serve", lambda core, *_, **__: served.append(json.loads(core)))
     monkeypatch.setattr("kvdepot._native.init_logging", lambda *_, **__: None)
+    monkeypatch.setattr("kvdepot.cli.serve._detach", lambda: None)
     monkeypatch.setenv("KVDEPOT_REMOTE_SERVERS", "127.0.0.1:1")
     config = load_config({"pipeline": "Cache|Remote", "pool_gb": 0.0625})
     command = config.depot_command("/s")
