@@ -249,6 +249,7 @@ def test_weights_that_nothing_names_are_refused(told: SimpleNamespace, tmp_path:
 def test_adapters_are_known_by_their_files(told: SimpleNamespace, tmp_path: Path) -> None:
     def with_adapter(seed: int, form: Any) -> str:
         Model(tmp_path / "adapter", seed).make()
+        (tmp_path / "adapter" / "adapter_config.json").write_text('{"lora_alpha": 16}')
         return described(told, Model(tmp_path / "model", arguments={"enable_lora": True, "lora_paths": form}))
 
     path = str(tmp_path / "adapter")
@@ -268,6 +269,65 @@ def test_adapters_are_known_by_their_files(told: SimpleNamespace, tmp_path: Path
     told.adapters = False
     with pytest.raises(ConfigError, match="leaves a request's LoRA adapter out"):
         with_adapter(0, forms[0])
+
+
+def test_an_adapter_s_scale_is_in_the_namespace(told: SimpleNamespace, tmp_path: Path) -> None:
+    """SGLang scales by ``lora_alpha / r`` of the configuration, and names the adapter by its name and path."""
+    Model(tmp_path / "adapter").make()
+    model = Model(tmp_path / "model", arguments={"enable_lora": True, "lora_paths": {"one": str(tmp_path / "adapter")}})
+
+    def scaled(alpha: int) -> str:
+        (tmp_path / "adapter" / "adapter_config.json").write_text(f'{{"r": 8, "lora_alpha": {alpha}}}')
+        return described(told, model)
+
+    assert scaled(16) == scaled(16)
+    assert scaled(16) != scaled(32)
+
+
+def test_two_gguf_files_in_one_directory_are_two_models(told: SimpleNamespace, tmp_path: Path) -> None:
+    def of(name: str) -> str:
+        file = str(tmp_path / "model" / name)
+        return described(told, Model(tmp_path / "model", arguments={"model_path": file, "quantization": "gguf"}))
+
+    (tmp_path / "model").mkdir()
+    for name, value in (("m-Q4_K.gguf", 4), ("m-Q8_0.gguf", 8)):
+        (tmp_path / "model" / name).write_bytes(bytes([value]) * 512)
+    assert of("m-Q4_K.gguf") != of("m-Q8_0.gguf")
+    before = of("m-Q4_K.gguf")
+    (tmp_path / "model" / "m-Q8_0.gguf").write_bytes(bytes(512))
+    assert of("m-Q4_K.gguf") == before
+
+
+def test_experts_of_other_files_are_in_the_namespace(told: SimpleNamespace, tmp_path: Path) -> None:
+    experts = tmp_path / "experts" / "_layer_0"
+
+    def with_experts(path: str = str(tmp_path / "experts"), options: Options = OPTIONS, **arguments: Any) -> str:
+        arguments = {"kt_weight_path": path, "kt_method": "AMXINT4", **arguments}
+        return described(told, Model(tmp_path / "model", arguments=arguments), options=options)
+
+    with pytest.raises(ConfigError, match=r"--kt-weight-path .*set weights_version"):
+        with_experts()
+    experts.mkdir(parents=True)
+    (experts / "INT4_down_0_.kt").write_bytes(bytes(512))
+    found = [described(told, Model(tmp_path / "model")), with_experts(), with_experts(kt_method="AMXINT8")]
+    found.append(with_experts(kt_num_gpu_experts=4))
+    (experts / "INT4_down_0_.kt").write_bytes(b"\1" * 512)
+    found.append(with_experts())
+    assert len(set(found)) == len(found)
+    with_experts(str(tmp_path / "nowhere"), Options(OPTIONS.config, "v1"))
+    # Without experts of their own the method says nothing, and namespaces stay as they are.
+    assert described(told, Model(tmp_path / "model", arguments={"kt_method": "AMXINT4"})) == found[0]
+
+
+def test_both_types_of_a_state_are_in_the_namespace(told: SimpleNamespace, tmp_path: Path) -> None:
+    """The pool's own ``dtype`` is that of one half only; bfloat16 and float16 have the same sizes."""
+
+    def state(**types: str) -> str:
+        pool = IndexerPoolHost()
+        pool.__dict__.update({"conv_dtype": "torch.bfloat16", "temporal_dtype": "torch.bfloat16"} | types)
+        return described(told, Model(tmp_path / "model"), pool, "mamba")
+
+    assert len({state(), state(temporal_dtype="torch.float16"), state(conv_dtype="torch.float16")}) == 3
 
 
 def test_pages_in_pieces_of_several_ranks_are_refused() -> None:
