@@ -133,10 +133,14 @@ def test_a_hit_is_held_until_all_of_its_pools_have_read_it() -> None:
     assert (claims[0].released, leases.size, leases.room()) == (0, 6, 4)
     leases.read("indexer", [b"last"])
     assert (claims[0].released, leases.size, len(leases)) == (1, 0, 0)
-    # The same question again: one of both is enough.
-    leases.hold(claims[1], b"last", {"kv"}, 6, now_s=1)
-    leases.hold(claims[2], b"last", {"kv"}, 6, now_s=2)
-    assert (claims[1].released, leases.size) == (1, 6)
+    # Two requests with the same prefix: each is read by itself.
+    leases.hold(claims[1], b"last", {"kv", "indexer"}, 4, now_s=1)
+    leases.hold(claims[2], b"last", {"kv", "indexer"}, 4, now_s=2)
+    assert (claims[1].released, claims[2].released, leases.size, len(leases)) == (0, 0, 8, 2)
+    leases.read("kv", [b"last"])
+    leases.read("kv", [b"last"])
+    leases.read("indexer", [b"last"])
+    assert (claims[1].released, claims[2].released, leases.size, len(leases)) == (1, 0, 4, 1)
     # Nobody reads it.
     assert leases.expire(2 + LEASE_S - 0.1) == 0
     assert leases.expire(2 + LEASE_S) == 1
@@ -334,6 +338,35 @@ def test_pages_in_pieces_of_several_ranks_are_refused() -> None:
     with pytest.raises(ConfigError, match="tp_lcm_size"):
         facts.refuse_unsupported(Storage({}, tp_lcm_size=8))
     facts.refuse_unsupported(Storage({}))
+
+
+def test_a_draft_with_heads_beside_latent_attention_is_refused() -> None:
+    """SGLang has rank 0 alone write it, and the ranks' lengths are intersected: never a hit."""
+    two = Storage({}, is_mla_model=True, tp_size=2)
+    with pytest.raises(ConfigError, match=r"pool draft: .*--tp-size 1"):
+        facts.refuse_pool("draft", MHATokenToKVPoolHost(), two)
+    for pool, storage in (
+        (MHATokenToKVPoolHost(), Storage({}, is_mla_model=True)),
+        (MHATokenToKVPoolHost(), Storage({}, tp_size=2)),
+        (MLATokenToKVPoolHost(), two),
+        (IndexerPoolHost(), two),
+    ):
+        facts.refuse_pool("draft", pool, storage)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "arguments", "storage"),
+    [
+        (1, {}, {}),
+        (8, {"tp_size": 4, "pp_size": 2}, {"tp_size": 4, "pp_size": 2}),
+        (8, {"tp_size": 16, "nnodes": 2}, {"tp_size": 16}),
+        (8, {"tp_size": 4, "dp_size": 2}, {"tp_size": 4}),
+        (8, {"tp_size": 8, "dp_size": 8, "enable_dp_attention": True}, {}),
+        (4, {}, {"tp_size": 2, "attn_cp_size": 2}),
+    ],
+)
+def test_ranks_of_a_node(ranks: int, arguments: dict[str, Any], storage: dict[str, Any]) -> None:
+    assert engine.ranks_of_node(SimpleNamespace(**arguments), Storage({}, **storage)) == ranks
 
 
 def test_releases_tell_themselves_in_different_ways(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,6 +160,20 @@ def refuse_unsupported(storage: Any) -> None:
         raise config_error("tp_lcm_size: kvdepot stores the pages of a rank whole: remove it")
 
 
+def refuse_pool(name: str, pool: Any, storage: Any) -> None:
+    """Refuses a pool whose pages are asked for on ranks where SGLang never writes them: no hit would ever be whole.
+
+    Raises:
+        ConfigError: a pool with heads beside latent attention, of which rank 0 alone writes, and several ranks.
+    """
+    if getattr(storage, "is_mla_model", False) and _rank(storage, "tp")[1] > 1 and _has_heads(pool):
+        raise config_error(
+            f"pool {name}: of a model with latent attention SGLang writes rank 0's pages alone, and this pool's heads "
+            "differ between ranks, so nothing would be a hit: start with --tp-size 1, or with a draft model that has "
+            "latent attention, too"
+        )
+
+
 def _weights_facts(arguments: Any, options: Options) -> dict[str, object]:
     model = engine.model_path(arguments)
     return {
@@ -266,7 +280,11 @@ def _named_paths(adapters: Any) -> Iterable[tuple[str, str]]:
 
 def _is_sharded(name: str, pool: Any) -> bool:
     """Whether a pool belongs to its rank even where the model's KV is the same on all: state, and drafts with heads."""
-    return name in SHARDED_POOLS or any("MHA" in kind.__name__ for kind in type(pool).__mro__)
+    return name in SHARDED_POOLS or _has_heads(pool)
+
+
+def _has_heads(pool: Any) -> bool:
+    return any("MHA" in kind.__name__ for kind in type(pool).__mro__)
 
 
 def _rank(storage: Any, kind: str) -> list[int]:
