@@ -16,7 +16,7 @@ from kvdepot.engines.resets import Resets
 from kvdepot.engines.sglang import room
 from kvdepot.engines.sglang.clearing import Clearing
 from kvdepot.engines.sglang.pages import Pages
-from kvdepot.engines.sglang.room import CALL_S, HELD_PART, Room
+from kvdepot.engines.sglang.room import CALL_S, HELD_PART, LOOKUP_PAGES, Room
 
 UNTIL_S = 60.0
 
@@ -44,6 +44,7 @@ class SlowStore:
     def __init__(self, clock: Clock, timeout_ms: int) -> None:
         self.clock, self.timeout_ms = clock, timeout_ms
         self.calls: list[str] = []
+        self.missing = 0
 
     def _late(self, call: str) -> None:
         self.calls.append(call)
@@ -55,7 +56,7 @@ class SlowStore:
 
     def lookup_on_prefix(self, hashes: list[bytes]) -> int:
         self._late("lookup_on_prefix")
-        return len(hashes)
+        return len(hashes) - self.missing
 
     def dump(self, hashes: list[bytes], shards: Any, addresses: Any, keep: Any) -> Any:
         self._late("dump")
@@ -130,6 +131,20 @@ def test_a_call_ends_long_before_sglang_gives_its_threads_up(clock: Clock, timeo
     assert depot.stores[1].calls == ["dump"]
     assert clock.now_s - began_s == 2 * most_s
     assert 2 * CALL_S < 10
+
+
+def test_a_long_lookup_ends_in_time_between_its_batches(clock: Clock) -> None:
+    made, depot, counters = opened(clock)
+    hashes = [number.to_bytes(16, "little") for number in range(2 * LOOKUP_PAGES + 1)]
+    assert made.lookup_on_prefix("kv", hashes, clock.now_s + 1.5 * CALL_S) == 2 * LOOKUP_PAGES
+    assert made.lookup("side", hashes, clock.now_s + CALL_S).tolist() == [True] * LOOKUP_PAGES + [False] * (
+        LOOKUP_PAGES + 1
+    )
+    assert [len(store.calls) for store in depot.stores] == [2, 1]
+    assert counters.snapshot()["too_late"] == LOOKUP_PAGES + 2
+    # What is missing ends a prefix.
+    depot.stores[0].missing = 7
+    assert made.lookup_on_prefix("kv", hashes, clock.now_s + 10 * CALL_S) == LOOKUP_PAGES - 7
 
 
 def test_all_ranks_together_hold_a_part_of_the_pool(clock: Clock) -> None:

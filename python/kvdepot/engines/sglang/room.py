@@ -8,7 +8,7 @@ import bisect
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -28,6 +28,8 @@ CALL_S = 3.0
 So a call ends within twice that. SGLang gives its threads 10 s to end when it flushes, and kills itself when they have
 not.
 """
+LOOKUP_PAGES = 4096
+"""How many pages one lookup asks for: the depot takes no more at a time, and each batch has ``CALL_S`` anew."""
 GLANCE_MS = 500
 """How long an engine that starts no depot looks for one before it goes on."""
 CLAIM_S = 1.0
@@ -120,7 +122,9 @@ class Room:
         pool = self._pool(name, len(hashes), until_s)
         if pool is not None and len(hashes):
             try:
-                found = np.asarray(pool.store.lookup(hashes), dtype=bool)
+                for begin in self._in_time(len(hashes), until_s):
+                    part = hashes[begin : begin + LOOKUP_PAGES]
+                    found[begin : begin + len(part)] = np.asarray(pool.store.lookup(part), dtype=bool)
             except Exception as error:  # noqa: BLE001 - a miss
                 self._counters.trouble("lookup_error", f"a lookup failed: {error!r}", len(hashes))
         return found
@@ -130,11 +134,15 @@ class Room:
         pool = self._pool(name, len(hashes), until_s)
         if pool is None or not hashes:
             return 0
+        found = 0
         try:
-            return int(pool.store.lookup_on_prefix(hashes))
+            for begin in self._in_time(len(hashes), until_s):
+                found += int(pool.store.lookup_on_prefix(hashes[begin : begin + LOOKUP_PAGES]))
+                if found < min(begin + LOOKUP_PAGES, len(hashes)):
+                    break
         except Exception as error:  # noqa: BLE001 - a miss
             self._counters.trouble("lookup_error", f"a lookup failed: {error!r}", len(hashes))
-            return 0
+        return found
 
     def hold(self, windows: Mapping[str, int], hashes: Sequence[bytes], until_s: float) -> int | None:
         """Brings a hit into the pool, and holds it there until its pools have read it: as much as there is room for.
@@ -265,9 +273,20 @@ class Room:
             self._counters.trouble("no_depot", f"no depot answers: {self._depot.trouble or 'none yet'}", pages)
             return None
         if time.monotonic() >= until_s:
-            self._counters.trouble("too_late", f"a call has taken {self._call_ms} ms: the rest of it is a miss", pages)
+            self._too_late(pages)
             return None
         return pool
+
+    def _in_time(self, pages: int, until_s: float) -> Iterator[int]:
+        """Where each batch of a lookup begins; the rest of them is a miss from ``until_s`` on."""
+        for begin in range(0, pages, LOOKUP_PAGES):
+            if begin and time.monotonic() >= until_s:
+                self._too_late(pages - begin)
+                return
+            yield begin
+
+    def _too_late(self, pages: int) -> None:
+        self._counters.trouble("too_late", f"a call has taken {self._call_ms} ms: the rest of it is a miss", pages)
 
     def _arrived(self, claim: Any) -> int:
         """Pages of a claim that are in the pool, or all on their way there."""
