@@ -131,7 +131,7 @@ RUNS: tuple[Run | Serve, ...] = (
     ),
     Run("gc", "kvdepot gc {tmp}", says="would be freed"),
     Run("gc --dry-run", "kvdepot gc {tmp} --dry-run --json", json=True),
-    Run("gc --apply", "kvdepot gc {tmp} --apply", says="freed"),
+    Run("gc --apply", "kvdepot gc {tmp} --apply --unknown-namespaces", says="freed"),
     Run(
         "gc --config",
         "kvdepot gc --config {root}/tests/data/seeds/000_pipeline.yaml --apply 2>&1",

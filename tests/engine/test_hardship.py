@@ -63,7 +63,7 @@ def damage(files: list[Path], seed: int) -> None:
         file.write_bytes(content)
 
 
-# Two ranks on two processors keep the depot from running now and then: `--full` only (docs/design.md, What is not there).
+# Two ranks on two processors keep the depot from running at times: `--full` only (docs/design.md, What is not there).
 @pytest.mark.parametrize(("kind", "ranks", "layerwise"), combinations(("llama", 1, True)))
 def test_pool_of_a_tenth_of_the_working_set(lab: Lab, kind: str, ranks: int, layerwise: bool) -> None:
     """Blocks are evicted and fetched all the time; hits larger than the pool are cut, not thrashed."""

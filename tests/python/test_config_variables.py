@@ -134,6 +134,34 @@ def test_an_option_goes_before_the_variable(tmp_path: Path, monkeypatch: pytest.
     assert [(one["drain_timeout_ms"], one["pool_bytes"]) for one in served] == [(7000, 1 << 29), (9000, 1 << 29)]
 
 
+def test_variables_of_tiers_outside_a_dicts_pipeline_say_nothing(tmp_path: Path, machine: Machine) -> None:
+    here = environ(machine, KVDEPOT_REMOTE_SERVERS="a:1", KVDEPOT_DIRECTORIES="/a", KVDEPOT_POOL_GB="2")
+    config = load_config({"pipeline": "Cache"}, machine=here)
+    assert (config.pool_gb, config.origins.get("directories")) == (2.0, None)
+    assert load_config({"pipeline": "Posix"}, machine=here).model_dump()["directories"] == ("/a",)
+    file = tmp_path / "kvdepot.yaml"
+    file.write_text("pipeline: Cache\n")
+    with pytest.raises(ConfigError, match="KVDEPOT_DIRECTORIES"):
+        load_config(file, machine=here)
+
+
+def test_the_environment_does_not_stop_an_engines_depot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's dict says Cache|Remote: the depot that it starts must not read the variable beside defaults."""
+    served: list[dict[str, Any]] = []
+    monkeypatch.setattr("kvdepot._native.serve", lambda core, *_, **__: served.append(json.loads(core)))
+    monkeypatch.setattr("kvdepot._native.init_logging", lambda *_, **__: None)
+    monkeypatch.setattr("kvdepot.cli.serve._detach", lambda: None)
+    monkeypatch.setenv("KVDEPOT_REMOTE_SERVERS", "127.0.0.1:1")
+    config = load_config({"pipeline": "Cache|Remote", "pool_gb": 0.0625})
+    command = config.depot_command("/s")
+    assert command is not None
+    result = CliRunner().invoke(main, command[command.index("serve") :])
+    assert result.exit_code == 0, result.output
+    assert served[0] == json.loads(config.to_core_json())
+    monkeypatch.setenv("KVDEPOT_DIRECTORIES", "/a")
+    assert CliRunner().invoke(main, ["serve", "--service-port", "0", "--socket", "/s"]).exit_code == 0
+
+
 def test_the_variables_are_documented_from_the_table() -> None:
     rows = json.loads(CliRunner().invoke(main, ["config", "keys", "--json"]).stdout)
     assert [row["variable"] for row in rows] == [variable_of(key.name) for key in KEYS]

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from kvdepot.errors import CorruptError
 from kvdepot.stored.blocks import block_files
 from kvdepot.stored.export import ExportedBlock, ExportHeader, ExportReader, ExportWriter
 from kvdepot.stored.namespaces import find_namespaces
+from kvdepot.stored.restore import Restored, open_namespace, restore
 
 LAYOUT = kvdepot.BlockLayout(shards=3, tensor_sizes_bytes=[5000, 256])
 FACTS = {"model": "tiny", "dtype": "uint8"}
@@ -243,7 +245,7 @@ def test_broken_blocks_are_left_out_and_counted(exported: tuple[Path, Path, list
     first.write_bytes(data)
     os.truncate(second, 100)
     assert "is there already" in run("export", "", file, "--directory", directory, status=2)
-    shown = run("export", "", file, "--directory", directory, "--force")
+    shown = run("export", "", file, "--directory", directory, "--force", status=1)
     assert f"{BLOCKS - 2} blocks" in shown
     assert "2 broken blocks" in shown
     assert not list(tmp_path.glob("*.part-*"))
@@ -272,3 +274,64 @@ def test_a_reset_after_the_export_refuses_its_blocks(exported: tuple[Path, Path,
     assert load(directory)[0] == 0
     run("import", file, "--directory", directory, "--any-epoch")
     assert load(directory)[0] == BLOCKS
+
+
+def test_an_export_is_its_owners_alone(exported: tuple[Path, Path, list[list[Any]]]) -> None:
+    assert exported[1].stat().st_mode & 0o777 == 0o600
+
+
+def test_an_export_that_lacks_blocks_is_no_success(exported: tuple[Path, Path, list[list[Any]]]) -> None:
+    directory, file, _ = exported
+    first = min(directory.rglob("*.kvb"))
+    first.rename(first.with_suffix(".moved"))
+    first.symlink_to(first.with_suffix(".moved"))  # which nobody follows
+    shown = run("export", "", file, "--directory", directory, "--force", status=1)
+    assert "1 blocks were left out, because their files cannot be read" in shown
+    assert str(first) in shown
+
+
+def test_a_layout_beyond_all_bounds_is_refused_before_it_takes_memory(tmp_path: Path) -> None:
+    file = tmp_path / "x.kvx"
+    for layout in (((1 << 24, (1,)),), ((1, (0, 64)),), ((2, (32,)), (-1, (0,))), ((1, ()),), ((1, (float("inf"),)),)):
+        with open(file, "wb") as opened:
+            ExportWriter(opened, ExportHeader("ab" * 16, FACTS, layout, 0, 0, "nobody")).finish()  # type: ignore[arg-type]
+        with open(file, "rb") as opened, pytest.raises(CorruptError, match="its header cannot be read"):
+            ExportReader(opened, "x")
+
+
+def test_a_reset_while_the_first_import_runs_is_noticed(
+    exported: tuple[Path, Path, list[list[Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory did not know the namespace: its epoch was 0 all the same."""
+    (tmp_path / "other").mkdir()
+
+    def and_reset(depot: _native.Depot, reader: ExportReader, **more: Any) -> Restored:
+        result = restore(depot, reader, **more)
+        depot.reset([open_namespace(depot, reader)])
+        return result
+
+    monkeypatch.setattr("kvdepot.cli.import_.restore", and_reset)
+    assert "was reset meanwhile" in run("import", exported[1], "--directory", tmp_path / "other", status=1)
+
+
+def test_an_epoch_that_another_tier_knows_refuses_blocks(
+    exported: tuple[Path, Path, list[list[Any]]], tmp_path: Path
+) -> None:
+    file = tmp_path / "kvdepot.yaml"
+    (tmp_path / "fresh").mkdir()
+    settings = {
+        "pipeline": "Cache|Posix|Slab",
+        "slab_path": str(tmp_path / "slab"),
+        "slab_capacity_gb": 0.0625,
+        "slab_segment_mb": 16,
+    }
+    settings |= config(tmp_path / "fresh")
+    file.write_text(json.dumps(settings))
+    with kvdepot.open(settings, layout=LAYOUT, namespace=FACTS) as store:
+        store.reset()
+        store.drain(60_000)
+    shutil.rmtree(tmp_path / "fresh")
+    (tmp_path / "fresh").mkdir()
+    assert "was reset since" in run("import", exported[1], "--config", file, status=2)
+    with kvdepot.open(settings, layout=LAYOUT, namespace=FACTS) as store:
+        assert not store.lookup(NAMES).any()

@@ -140,7 +140,13 @@ def test_gc_finds_what_is_in_vain_and_nothing_else(tmp_path: Path) -> None:
     assert stale.exists()
     said = json.loads(run("gc", directory, "--apply", "--json"))
     assert (said["freed_bytes"], said["failures"]) == (said["bytes"], [])
-    assert not any(path.exists() for path in (stale, aside, old, directory / empty, directory / unknown))
+    assert not any(path.exists() for path in (stale, aside, old, directory / empty))
+    (left,) = json.loads(run("gc", directory, "--json"))["found"]
+    assert (left["kind"], left["namespace"]) == ("unknown namespace", unknown)
+    assert len(list((directory / unknown).rglob("*.kvb"))) == BLOCKS
+    assert "--unknown-namespaces" in run("gc", directory, "--apply")
+    assert json.loads(run("gc", directory, "--apply", "--unknown-namespaces", "--json"))["freed_bytes"] > 0
+    assert not (directory / unknown).exists()
     assert fresh.exists()
     assert (directory / "lost+found").exists()
     assert (directory / good / "e0" / "somebody's.txt").exists()

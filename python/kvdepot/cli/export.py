@@ -1,6 +1,7 @@
 """``kvdepot export``: a namespace's blocks as one file."""
 
 import dataclasses
+import sys
 from pathlib import Path
 
 import click
@@ -10,7 +11,8 @@ from kvdepot.cli.output import print_json
 from kvdepot.cli.progress import progress
 from kvdepot.errors import config_error
 from kvdepot.stored.blocks import contents
-from kvdepot.stored.unload import export_namespace
+from kvdepot.stored.namespaces import StoredNamespace
+from kvdepot.stored.unload import Exported, export_namespace
 
 DRAIN_MS = 60_000
 
@@ -34,7 +36,11 @@ def command(
 
     Runs beside depots. One that runs with these directories is asked to write what only its pool holds first. Each
     block's checksum is compared before it goes into FILE; a broken one is left out and counted. FILE has a checksum
-    for each block and one over all, and appears under its name only when it is complete.
+    for each block and one over all, and appears under its name only when all of it is written. Only
+    this user can read it.
+
+    Exit status 1 when FILE lacks blocks: broken ones, those that cannot be read, or those that the depot has not
+    written within a minute. Blocks that are evicted meanwhile do not count.
 
     \b
     kvdepot export 3f2a llama.kvx
@@ -53,10 +59,18 @@ def command(
         result = export_namespace(found, path, done)
     if as_json:
         print_json({"namespace": found.root, "file": str(path), **dataclasses.asdict(result), "drained": written})
-        return
+    else:
+        _print(found, path, result, written)
+    if result.broken or result.unreadable or not written:
+        sys.exit(1)
+
+
+def _print(found: StoredNamespace, path: Path, result: Exported, written: bool) -> None:
     click.echo(f"{path}: {result.blocks} blocks, {places.size_text(result.bytes)}, of namespace {found.root}")
     if result.broken:
         click.echo(f"{result.broken} broken blocks were left out: kvdepot verify names them")
+    if result.unreadable:
+        click.echo(f"{result.unreadable} blocks were left out, because their files cannot be read: {result.trouble}")
     if result.gone:
         click.echo(f"{result.gone} blocks were evicted meanwhile")
     if not written:

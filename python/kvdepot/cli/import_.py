@@ -67,17 +67,18 @@ def command(
             totals = reader.check(done)
         target = targets.find(file, socket, directories)
         stored = _stored(target)
-        known = next((one for one in stored if one.root == reader.header.root), None)
-        refused = _refusal(reader.header, target, known)
+        refused = _refusal(reader.header, target, _epoch(stored, reader.header))
         if dry_run:
             _report(reader, totals, target, stored, refused, as_json)
             return
-        if refused and not any_epoch:
-            raise config_error(f"{file_in}: {refused}. With --any-epoch they are stored all the same")
+        _check(file_in, refused, any_epoch)
         with progress("import", totals.bytes, hidden=as_json) as done, target.open(reader.header.block_bytes) as depot:
+            # Whoever opens a namespace raises the directories to the epoch of the tier that knows the latest.
+            open_namespace(depot, reader)
+            epoch = _epoch(_stored(target), reader.header)
+            _check(file_in, _refusal(reader.header, target, epoch), any_epoch)
             result = restore(depot, reader, timeout_s=timeout, done=done)
-    after = next((one for one in _stored(target) if one.root == reader.header.root), None)
-    reset = known is not None and after is not None and after.epoch != known.epoch
+    reset = _epoch(_stored(target), reader.header) != epoch
     failed = result.missing + sum(result.failures.values())
     if as_json:
         print_json({"file": file_in, "namespace": reader.header.root, **dataclasses.asdict(result), "reset": reset})
@@ -95,6 +96,16 @@ def command(
         sys.exit(1)
 
 
+def _check(file_in: str, refused: str, any_epoch: bool) -> None:
+    if refused and not any_epoch:
+        raise config_error(f"{file_in}: {refused}. With --any-epoch they are stored all the same")
+
+
+def _epoch(stored: list[StoredNamespace], header: ExportHeader) -> int:
+    """The namespace's epoch; one that the directories do not know is in epoch 0."""
+    return next((one.epoch for one in stored if one.root == header.root), 0)
+
+
 def _stored(target: targets.Target) -> list[StoredNamespace]:
     try:
         return find_namespaces(one for one in target.directories if one.is_dir())
@@ -104,13 +115,15 @@ def _stored(target: targets.Target) -> list[StoredNamespace]:
         raise failure from error
 
 
-def _refusal(header: ExportHeader, target: targets.Target, known: StoredNamespace | None) -> str:
+def _refusal(header: ExportHeader, target: targets.Target, epoch: int) -> str:
     """Why blocks of this epoch are not to be stored; an empty string when they may be."""
     if not target.directories:
         return f"{target.text} has no directories that would say whether the namespace was reset since the export"
-    if known is not None and known.epoch > header.epoch:
+    if not target.sure:
+        return f"nobody can tell whether {target.text} uses the directories that would say whether it was reset since"
+    if epoch > header.epoch:
         return (
-            f"the namespace was reset since (epoch {header.epoch} then, {known.epoch} now), so its blocks may be those "
+            f"the namespace was reset since (epoch {header.epoch} then, {epoch} now), so its blocks may be those "
             "of other weights"
         )
     return ""

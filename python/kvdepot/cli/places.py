@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from kvdepot.cli.running import posix_directories
+from kvdepot.cli.processes import posix_directories
 from kvdepot.config import load_config
 from kvdepot.errors import ConfigError, StorageError, config_error
 from kvdepot.stored.namespaces import StoredNamespace, choose, find_namespaces

@@ -38,6 +38,9 @@ def command(
             raise config_error("rm: asks before it removes blocks: add --yes where nobody can answer")
         question = f"remove {held.blocks} blocks, {size_text(held.bytes)}, of namespace {found.root}?"
         click.confirm(question, abort=True)
+        # Somebody may have started a depot, or ended it, before the answer.
+        target = targets.find(file, socket, directories)
+        found = targets.namespace_of(target, found.root)
     if target.running is not None:
         with target.open(1) as depot:
             depot.reset([depot.open_namespace(json.dumps(found.facts), targets.layout_json(found))])

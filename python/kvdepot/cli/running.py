@@ -5,16 +5,15 @@ import os
 import socket
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvdepot import _native
-from kvdepot.config import KVDepotConfig, load_config
+from kvdepot.cli.processes import posix_directories, process, serving
+from kvdepot.config import KVDepotConfig
 from kvdepot.config.machine import Machine
 from kvdepot.config.socket_path import runtime_directories
-from kvdepot.errors import KVDepotError
 
 WAIT_MS = 5000
 
@@ -43,41 +42,35 @@ def running_depots() -> Iterator[RunningDepot]:
                 yield depot
 
 
-def user_of(directories: Iterable[Path]) -> RunningDepot | None:
-    """A running depot of this user that uses one of these directories, as far as its command line says it."""
+def user_of(directories: Iterable[Path], config: KVDepotConfig | None = None) -> RunningDepot | None:
+    """A running depot that uses one of these directories.
+
+    That is: one at a default socket of this user, one at the configuration's socket, and any process `kvdepot serve` of
+    this machine, as far as command line, environment and configuration file can be read. A depot inside another
+    program's process and one of another node are not seen.
+
+    Args:
+        directories: of a Posix tier.
+        config: a configuration whose ``socket`` is asked, too, when its Posix tier has one of the directories.
+    """
     wanted = {os.path.realpath(directory) for directory in directories}
+
+    def uses(found: Iterable[str] | None) -> bool:
+        return bool(wanted & {os.path.realpath(directory) for directory in found or ()})
+
     for depot in running_depots():
-        if wanted & {os.path.realpath(directory) for directory in directories_of(depot.pid)}:
+        if uses(process(depot.pid).directories):
             return depot
+    if config is not None and config.socket is not None and uses(posix_directories(config)):
+        answer = ask(config.socket)
+        if answer is not None and process(answer.pid).directories is None:
+            return answer  # its process does not say otherwise
+    for one in serving():
+        if uses(one.directories):
+            # One that does not answer may be starting, ending or hanging: it uses the directories all the same.
+            answer = ask(one.socket) if one.socket else None
+            return answer or RunningDepot(one.socket or "an unknown socket", one.pid, {})
     return None
-
-
-def directories_of(pid: int) -> list[str]:
-    """The directories of the Posix tier of the depot with this process id; none where they cannot be found out."""
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "surrogateescape").split("\0")
-        options = dict(pairwise(words))
-        if "--core-json" in options:
-            tier = json.loads(options["--core-json"]).get("posix") or {}
-            return [str(directory) for directory in tier.get("directories") or ()]
-        lines = Path(f"/proc/{pid}/environ").read_bytes().decode("utf-8", "surrogateescape").split("\0")
-        environ = dict(line.split("=", 1) for line in lines if "=" in line)
-        machine = replace(Machine.here(), environ=environ)
-        file = options.get("--config")
-        where = os.readlink(f"/proc/{pid}/cwd")
-        config = load_config(file and os.path.join(where, file), machine=machine, owns_pool=False)
-        return posix_directories(config, machine)
-    except (OSError, ValueError, TypeError, AttributeError, KVDepotError):
-        return []
-
-
-def posix_directories(config: KVDepotConfig, machine: Machine | None = None) -> list[str]:
-    """The directories of a configuration's Posix tier; none without that tier."""
-    if "Posix" not in config.tiers:
-        return []
-    values = {setting.key: setting.value for setting in config.effective(machine)}
-    found = values["directories"]
-    return [str(one) for one in (found if isinstance(found, list | tuple) else [found])]
 
 
 def ask(path: str) -> RunningDepot | None:

@@ -13,16 +13,17 @@ import click
 from kvdepot import _native
 from kvdepot.cli import wire
 from kvdepot.cli.running import peer_pid
-from kvdepot.config import load_config
+from kvdepot.config import KVDepotConfig, load_config
 from kvdepot.config.environment import LOG_LEVELS
 from kvdepot.config.machine import Machine
-from kvdepot.config.variables import variable_of
 from kvdepot.errors import UnavailableError, config_error
 
 
 @click.command()
 @click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration file; defaults without one.")
-@click.option("--core-json", help="The core's own JSON instead of a file, as engines pass it; needs --socket.")
+@click.option(
+    "--core-json", help="The core's own JSON instead of a file and variables, as engines pass it; needs --socket."
+)
 @click.option("--socket", type=click.Path(), help="Unix socket; made from the configuration when left out.")
 @click.option("--block-bytes", type=click.IntRange(min=1), help="Bytes of a block, for a Staging pool sized in blocks.")
 @click.option(
@@ -115,10 +116,11 @@ def command(
     if core_json is not None and (file is not None or socket is None):
         raise config_error("--core-json: goes with --socket and without --config")
     wire_json = wire.wire_json(said) if wire.wanted(said) else None
-    # A pool server without a file is what InfiniStore is: memory, and nothing on disk that nobody asked for.
-    memory_only = file is None and wire_json is not None and not os.environ.get(variable_of("pipeline"))
-    config = load_config({"pipeline": "Cache"} if memory_only else file)
-    if core_json is None:
+    if core_json is not None:
+        # What started this process has decided everything: a variable that it inherited decides nothing more.
+        config = KVDepotConfig()
+    else:
+        config = load_config({"pipeline": "Cache"} if wire_json and wire.memory_only(file, os.environ) else file)
         core_json = config.to_core_json(block_bytes)
     if socket is None:
         socket = config.socket_path(block_bytes)

@@ -1,6 +1,7 @@
 """The depot that a verb changes: one that runs, or one inside this process over a stopped depot's directories."""
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ import click
 
 from kvdepot import _native
 from kvdepot.cli.places import one_namespace
-from kvdepot.cli.running import RunningDepot, ask, posix_directories, user_of
+from kvdepot.cli.processes import posix_directories, process
+from kvdepot.cli.running import RunningDepot, ask, user_of
 from kvdepot.config import KVDepotConfig, load_config
 from kvdepot.config.sizes import GIB
 from kvdepot.errors import StorageError, UnavailableError, config_error
@@ -31,11 +33,13 @@ class Target:
         config: its configuration.
         directories: its Posix tier's directories, as far as they are known.
         running: the depot that runs; ``None`` = none does.
+        sure: whether a depot that runs is known to use these directories.
     """
 
     config: KVDepotConfig
     directories: tuple[Path, ...]
     running: RunningDepot | None
+    sure: bool = True
 
     @property
     def text(self) -> str:
@@ -100,7 +104,8 @@ def find(file: str | None, socket: str | None, directories: Iterable[str]) -> Ta
     """The depot that the options name: the one that runs, if one does.
 
     Raises:
-        UnavailableError: nobody answers at ``socket``. ConfigError: the configuration is wrong.
+        UnavailableError: nobody answers at ``socket``. ConfigError: the configuration is wrong, or the options name
+            directories that the depot does not use.
     """
     named = tuple(Path(directory) for directory in directories)
     if named and file is None:
@@ -114,14 +119,45 @@ def find(file: str | None, socket: str | None, directories: Iterable[str]) -> Ta
         )
     else:
         config = load_config(file, owns_pool=False)
-    places = named or tuple(map(Path, posix_directories(config)))
-    if socket is not None:
-        running = ask(socket)
-        if running is None:
-            raise _unavailable(f"no depot answers on {socket}: `kvdepot depots` lists those that run")
-        return Target(config, places, running)
-    running = ask(config.socket) if config.socket is not None and not named else user_of(places)
-    return Target(config, places, running or user_of(places))
+    configured = tuple(map(Path, posix_directories(config)))
+    if named and file is not None and _real(named) != _real(configured):
+        raise config_error(
+            f"--directory: {file} has other directories, {_text(configured)}: use one of the two options"
+        )
+    if socket is None:
+        running = ask(config.socket) if config.socket is not None and not named else None
+        running = running or user_of(configured, config)
+        return Target(config, configured, running, _checked(running, configured))
+    running = ask(socket)
+    if running is None:
+        raise _unavailable(f"no depot answers on {socket}: `kvdepot depots` lists those that run")
+    if named or file is not None:
+        return Target(config, configured, running, _checked(running, configured))
+    used = process(running.pid).directories
+    return Target(config, tuple(map(Path, used or ())), running, used is not None)
+
+
+def _checked(running: RunningDepot | None, directories: tuple[Path, ...]) -> bool:
+    """Whether it is known that the depot uses these directories.
+
+    Raises:
+        ConfigError: it uses others.
+    """
+    used = None if running is None else process(running.pid).directories
+    if used is not None and running is not None and _real(map(Path, used)) != _real(directories):
+        raise config_error(
+            f"the depot on {running.socket} (pid {running.pid}) uses {_text(used) or 'no directories'}, not "
+            f"{_text(directories) or 'none'}: name all that it uses, or its configuration"
+        )
+    return running is None or used is not None
+
+
+def _real(directories: Iterable[Path]) -> set[str]:
+    return {os.path.realpath(directory) for directory in directories}
+
+
+def _text(directories: Iterable[str | Path]) -> str:
+    return ", ".join(map(str, directories))
 
 
 def namespace_of(target: Target, prefix: str) -> StoredNamespace:

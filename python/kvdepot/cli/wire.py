@@ -3,12 +3,13 @@
 import ipaddress
 import json
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import click
 
 from kvdepot.config.machine import Machine
+from kvdepot.config.variables import variable_of
 from kvdepot.errors import config_error
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -113,6 +114,16 @@ def wanted(said: Mapping[str, Any]) -> bool:
     """Whether any option asks for a wire door."""
     # Port 0 is one that the system chooses, and equal to False.
     return any(said[name] is not None and said[name] is not False for name in OPENING)
+
+
+def wanted_by(options: Iterable[str]) -> bool:
+    """``wanted`` of options as a command line spells them."""
+    return not {"--" + name.replace("_", "-") for name in OPENING}.isdisjoint(options)
+
+
+def memory_only(file: str | None, environ: Mapping[str, str]) -> bool:
+    """Whether a pool server is what InfiniStore is: memory, and nothing on disk that nobody asked for."""
+    return file is None and not environ.get(variable_of("pipeline"))
 
 
 def wire_json(said: Mapping[str, Any]) -> str:

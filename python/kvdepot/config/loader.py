@@ -12,9 +12,12 @@ from kvdepot.config.document import Document, read_document
 from kvdepot.config.keys import nearest
 from kvdepot.config.machine import Machine
 from kvdepot.config.model import KVDepotConfig
+from kvdepot.config.pipeline import normal_pipeline, split_pipeline
 from kvdepot.config.problem import Problem
 from kvdepot.config.said import Said
 from kvdepot.config.seeds import SeedReader
+from kvdepot.config.tier_keys import names_of
+from kvdepot.config.tier_table import TIERS
 from kvdepot.config.variables import from_environment
 from kvdepot.errors import config_error
 
@@ -30,7 +33,8 @@ def load_config(
         source: path of a YAML file, a dict like such a file, a configuration (returned as it is), or ``None`` for
             defaults sized to the machine. Files and dicts may be in our own spelling (``docs/configuration.md``) or
             in the seeds' (``ucm_connectors``). Variables of the environment (``KVDEPOT_POOL_GB``) go before a file's
-            keys and defaults, and not before a dict's, which the program itself says.
+            keys and defaults, and not before a dict's, which the program itself says. Beside a dict with a pipeline,
+            variables of tiers that are not in it say nothing.
         machine: what sizes are checked against; this machine when left out.
         owns_pool: whether the pool will be of this machine's memory. False for a process that attaches to a depot: it
             checks the pool's size only if it may start that depot itself (``start_depot``).
@@ -58,9 +62,18 @@ def load_config(
 
 def _with_environment(said: Sequence[Said], machine: Machine, *, before_document: bool) -> list[Said]:
     variables = from_environment(KVDepotConfig.key_table(), machine.environ)
+    if not before_document:
+        pipeline = next((one.value for one in said if one.field == "pipeline"), None)
+        unused = _keys_of_other_tiers(pipeline) if isinstance(pipeline, str) else set()
+        variables = [one for one in variables if one.field not in unused]
     first, then = (variables, said) if before_document else (said, variables)
     fields = {one.field for one in first}
     return [*first, *(one for one in then if one.field not in fields)]
+
+
+def _keys_of_other_tiers(pipeline: str) -> set[str]:
+    used = split_pipeline(normal_pipeline(pipeline))[1]
+    return {name for tier in TIERS if tier.name not in used for name in names_of(tier)}
 
 
 def _document(source: str | os.PathLike[str] | Mapping[str, object] | None) -> Document:

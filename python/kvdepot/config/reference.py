@@ -48,7 +48,8 @@ _ENVIRONMENT = """\
 Every key has a variable: `{prefix}` and its name in capitals, such as {examples}.
 An option of a command goes before the variable, the variable before the file, the file before the default. A dict that
 a program gives goes before the variable, too. Values are written as in a file; lists with commas, `{paths}` with colons
-between them. An empty variable says nothing. `kvdepot config explain FILE` shows what comes from the environment,
+between them. An empty variable says nothing, nor does one of a tier that is not in the pipeline of a dict, nor any
+beside the option `--core-json` of `kvdepot serve`. `kvdepot config explain FILE` shows what comes from the environment,
 `kvdepot config check FILE` warns of variables that begin so and are no key's. Those below go before their keys' own.
 
 | variable | meaning |

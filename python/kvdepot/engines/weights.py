@@ -7,6 +7,8 @@ name changes some tensor everywhere, so its middle, too. Times of files are left
 import hashlib
 import json
 import os
+import re
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,11 +18,42 @@ SAMPLE_BYTES = 64
 PLAIN_SAMPLES = 64
 THREADS = 16
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz")
+SPLIT = re.compile(r"-\d{5}-of-\d{5}(?=\.)")
+"""What the parts of a split file have in their names."""
 
 
-def weights_digest(directory: Path) -> str:
-    """Digest of the weight files in ``directory``; empty when there are none that can be read."""
-    files = sorted(path for path in directory.iterdir() if path.name.endswith(WEIGHT_SUFFIXES) and path.is_file())
+def weights_digest(place: Path) -> str:
+    """Digest of the weight files in a directory, or of one file with what belongs to it; empty when there are none.
+
+    A file's split parts (``…-00001-of-00003.gguf``) belong to it, and a projector for media (``mmproj…``) beside it. Of
+    a file that is alone in its directory the digest is the directory's.
+    """
+    return _digest([(path.name, path) for path in _weight_files(place)])
+
+
+def tree_digest(place: Path) -> str:
+    """Digest of a weight file, or of all files below a directory whatever their names; empty when there are none."""
+    if place.is_file():
+        return weights_digest(place)
+    files = sorted(path for path in place.rglob("*") if path.is_file())
+    return _digest([(path.relative_to(place).as_posix(), path) for path in files])
+
+
+def _weight_files(place: Path) -> list[Path]:
+    if not place.is_file():
+        return sorted(path for path in place.iterdir() if path.name.endswith(WEIGHT_SUFFIXES) and path.is_file())
+    whole = SPLIT.sub("", place.name)
+    beside = (path for path in place.parent.iterdir() if path.name.endswith(WEIGHT_SUFFIXES) and path.is_file())
+    return sorted(
+        path
+        for path in {place, *beside}
+        if path.name == place.name
+        or (whole != place.name and SPLIT.sub("", path.name) == whole)
+        or path.name.startswith("mmproj")
+    )
+
+
+def _digest(files: Sequence[tuple[str, Path]]) -> str:
     if not files:
         return ""
     digest = hashlib.sha256()
@@ -31,14 +64,15 @@ def weights_digest(directory: Path) -> str:
     return digest.hexdigest()[:32]
 
 
-def _samples(path: Path) -> bytes:
+def _samples(named: tuple[str, Path]) -> bytes:
     """A file's name, its size, and bytes out of every tensor's middle."""
+    name, path = named
     size = path.stat().st_size
     with path.open("rb") as file:
         offsets = _tensor_middles(file.fileno(), size) if path.suffix == ".safetensors" else None
         if offsets is None:
             offsets = [size * i // PLAIN_SAMPLES for i in range(PLAIN_SAMPLES)]
-        return f"{path.name}\0{size}\0".encode() + b"".join(
+        return f"{name}\0{size}\0".encode() + b"".join(
             os.pread(file.fileno(), SAMPLE_BYTES, offset) for offset in offsets
         )
 
@@ -72,3 +106,10 @@ def local_directory(
     except Exception:  # noqa: BLE001 - a name that is no hub's, no package: the configuration's digest has to do
         return None
     return Path(found).parent if isinstance(found, str) else None
+
+
+def local_weights(model: str, revision: str | None, file: str = "config.json", cache: str | None = None) -> Path | None:
+    """Where a model's weights lie on this machine: its one file where a weight file is named, else its directory."""
+    if os.path.isfile(model) and model.endswith(WEIGHT_SUFFIXES):
+        return Path(model)
+    return local_directory(model, revision, file, cache)

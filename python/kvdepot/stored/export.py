@@ -19,6 +19,7 @@ MAGIC = b"KVDEXPRT"
 VERSION = 1
 HEADER_BYTES_MAX = 1 << 20
 BLOCK_BYTES_MAX = 1 << 30
+SHARDS_MAX = 4096
 _START = struct.Struct("<8sII")
 _RECORD = struct.Struct("<II16sQQQ")
 _END = struct.Struct("<IIQQ")
@@ -58,7 +59,7 @@ class ExportHeader:
     @property
     def block_bytes(self) -> int:
         """Bytes of a block."""
-        return sum(self.shard_bytes)
+        return sum(count * sum(tensors) for count, tensors in self.layout)
 
     def layout_json(self) -> str:
         """The layout as the core spells it."""
@@ -163,7 +164,7 @@ class ExportReader:
             raise self._broken("the header's checksum is wrong")
         try:
             self.header = _header(json.loads(text))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise self._broken(f"its header cannot be read: {type(error).__name__}: {error}") from error
         if not 1 <= self.header.block_bytes <= BLOCK_BYTES_MAX:
             raise self._broken(f"its header says blocks of {self.header.block_bytes} bytes")
@@ -242,10 +243,14 @@ def _header(document: Mapping[str, Any]) -> ExportHeader:
     facts = document["facts"]
     if not isinstance(facts, dict):
         raise TypeError("facts is no object")
+    spelled = tuple((int(count), tuple(int(tensor) for tensor in tensors)) for count, tensors in layout)
+    shards = sum(count for count, _ in spelled)
+    if any(count < 1 or min(tensors, default=0) < 1 for count, tensors in spelled) or shards > SHARDS_MAX:
+        raise ValueError(f"a layout of {shards} shards: 1 to {SHARDS_MAX} have one tensor or more, of a byte or more")
     return ExportHeader(
         root=str(document["root"]),
         facts=facts,
-        layout=tuple((int(count), tuple(int(tensor) for tensor in tensors)) for count, tensors in layout),
+        layout=spelled,
         epoch=int(document["epoch"]),
         created_unix_s=int(document["created_unix_s"]),
         writer=str(document["writer"]),

@@ -5,22 +5,26 @@ that says the current epoch stays, unless that is epoch 0, which is also what a 
 """
 
 import contextlib
+import errno
 import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvdepot.stored.namespaces import StoredNamespace, find_namespaces
+from kvdepot.stored.temporaries import is_orphan, is_ours
 
-ORPHAN_AGE_S = 3600
 CHECKPOINT = ".kvdepot-index"
+DESCRIPTION = "namespace.json"
+TEMPORARY, UNKNOWN, EMPTY = "temporary", "unknown namespace", "empty namespace"
 NO_DESCRIPTION = "there is no namespace.json"
 _MARK = re.compile(r"(e|below)(0|[1-9][0-9]{0,9})")
 _BLOCK_NAME = re.compile(r"[0-9a-f]{32}\.(kvb|bad)")
-_UNKNOWN = "without namespace.json nobody knows whose blocks these are"
+_UNKNOWN_WHY = "there is no namespace.json: a depot that opens the namespace writes it anew and finds the blocks"
 _SUBDIRECTORY = re.compile(r"[0-9a-f]{2}")
 
 
@@ -62,17 +66,34 @@ def find_garbage(directories: Iterable[Path], now_s: float | None = None) -> Ite
             yield from _of_namespace(directory / namespace.root, namespace, now)
 
 
-def remove(garbage: Garbage) -> int:
-    """Removes it; the bytes that were freed. What is gone already frees nothing.
+def remove(garbage: Garbage, directories: Iterable[Path], now_s: float | None = None) -> int:
+    """Removes it where it still may go; the bytes that were freed. What is gone, or in use again, frees nothing.
+
+    Args:
+        garbage: what ``find_garbage`` found.
+        directories: as for ``find_garbage``.
+        now_s: the time that ages are counted from; now when left out.
 
     Raises:
         OSError: it cannot be removed.
     """
+    path, now = garbage.path, time.time() if now_s is None else now_s
     try:
-        if garbage.path.is_dir() and not garbage.path.is_symlink():
-            shutil.rmtree(garbage.path)
+        if garbage.kind == TEMPORARY and not _is_orphan(path, now):
+            return 0
+        if garbage.kind == UNKNOWN and any((one / garbage.namespace / DESCRIPTION).exists() for one in directories):
+            return 0
+        if garbage.kind == UNKNOWN and path.is_dir():
+            for file in _block_files(path):
+                file.unlink(missing_ok=True)
+            _remove_empty(path, now)
+            return garbage.bytes
+        if garbage.kind == EMPTY:
+            return garbage.bytes if _remove_empty(path, now) else 0
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
         else:
-            garbage.path.unlink()
+            path.unlink()
     except FileNotFoundError:
         return 0
     return garbage.bytes
@@ -99,19 +120,45 @@ def remove_blocks(namespace: StoredNamespace) -> tuple[int, int]:
                 path.unlink()
                 files += 1
         if namespace.epoch == 0 and _only_ours(root):
-            shutil.rmtree(root)
+            with contextlib.suppress(FileNotFoundError):
+                _remove_empty(root, time.time())
     return files, total
+
+
+def _remove_empty(root: Path, now: float) -> bool:
+    """Removes a namespace's directory, unless there is a block, a later epoch or a file of others by now."""
+    marks = _marks(root)
+    if any(int(mark[2]) for mark, _ in marks) or not _only_ours(root):
+        return False
+    try:
+        for _, epoch in marks:
+            for directory in (*(one for one in _directories(epoch) if _SUBDIRECTORY.fullmatch(one.name)), epoch):
+                _remove_orphans(directory, now)
+                directory.rmdir()
+        _remove_orphans(root, now)
+        (root / DESCRIPTION).unlink(missing_ok=True)
+        root.rmdir()
+    except OSError as error:
+        if error.errno == errno.ENOTEMPTY:
+            return False
+        raise
+    return True
+
+
+def _remove_orphans(directory: Path, now: float) -> None:
+    for orphan in _orphans(directory, now, ""):
+        remove(orphan, (), now)
 
 
 def _of_namespace(root: Path, namespace: StoredNamespace, now: float) -> Iterator[Garbage]:
     if namespace.problem and namespace.problem != NO_DESCRIPTION:
         return  # of another version, or damaged: a depot that can read it, or writes it anew, may need the blocks
     if namespace.epoch == 0 and _only_ours(root):
-        if namespace.problem:
-            yield Garbage(root, "unknown namespace", _UNKNOWN, _size(root), namespace.root)
-            return
         if not any(True for directory in namespace.directories for _ in _block_files(directory / namespace.root)):
-            yield Garbage(root, "empty namespace", "it has no block and was never reset", _size(root), namespace.root)
+            yield Garbage(root, EMPTY, "it has no block and was never reset", _size(root), namespace.root)
+            return
+        if namespace.problem:
+            yield Garbage(root, UNKNOWN, _UNKNOWN_WHY, _size(root), namespace.root)
             return
     marks = _marks(root)
     highest, begun = max((int(mark[2]) for mark, _ in marks), default=0), (root / f"e{namespace.epoch}").is_dir()
@@ -135,18 +182,23 @@ def _in_epoch(epoch: Path, namespace: StoredNamespace, now: float) -> Iterator[G
                 yield Garbage(path, "set aside", why, _size(path), namespace.root)
         for path in sorted(directory.glob("*.kvb")) if namespace.problem else ():
             if _BLOCK_NAME.fullmatch(path.name):
-                yield Garbage(path, "unknown namespace", _UNKNOWN, _size(path), namespace.root)
+                yield Garbage(path, UNKNOWN, _UNKNOWN_WHY, _size(path), namespace.root)
 
 
 def _orphans(directory: Path, now: float, namespace: str) -> Iterator[Garbage]:
     for path in sorted(directory.glob(".*")):
-        if not path.name.startswith((".tmp-", ".probe-")):
-            continue
         with contextlib.suppress(FileNotFoundError):
-            age = now - path.lstat().st_mtime
-            if age > ORPHAN_AGE_S:
-                why = f"its writer left it {age / ORPHAN_AGE_S:.0f} h ago"
-                yield Garbage(path, "temporary", why, _size(path), namespace)
+            if _is_orphan(path, now):
+                why = f"its writer left it {(now - path.lstat().st_mtime) / 3600:.0f} h ago"
+                yield Garbage(path, TEMPORARY, why, _size(path), namespace)
+
+
+def _is_orphan(path: Path, now: float) -> bool:
+    facts = path.lstat()
+    is_directory = stat.S_ISDIR(facts.st_mode)
+    if not (is_directory or stat.S_ISREG(facts.st_mode)) or not is_ours(path.name, directory=is_directory):
+        return False
+    return is_orphan(path.name, now - facts.st_mtime)
 
 
 def _marks(root: Path) -> list[tuple[re.Match[str], Path]]:
@@ -172,8 +224,8 @@ def _block_files_of(epoch: Path) -> Iterator[Path]:
 
 def _only_ours(root: Path) -> bool:
     """Whether a namespace's directory holds nothing of others."""
-    ours = {"namespace.json"} | {path.name for _, path in _marks(root)}
-    return all(name in ours or name.startswith((".tmp-", ".probe-")) for name in os.listdir(root))
+    ours = {DESCRIPTION} | {path.name for _, path in _marks(root)}
+    return all(name in ours or is_ours(name, directory=(root / name).is_dir()) for name in os.listdir(root))
 
 
 def _size(path: Path) -> int:

@@ -24,12 +24,16 @@ class Exported:
         bytes: their bytes.
         broken: block files that were left out, because they are not whole.
         gone: block files that were evicted meanwhile.
+        unreadable: block files that were left out, because the disk or their permissions refuse them.
+        trouble: what the first of those met; empty without one.
     """
 
     blocks: int
     bytes: int
     broken: int
     gone: int
+    unreadable: int = 0
+    trouble: str = ""
 
 
 def export_namespace(namespace: StoredNamespace, path: Path, done: Callable[[int], object]) -> Exported:
@@ -51,17 +55,23 @@ def export_namespace(namespace: StoredNamespace, path: Path, done: Callable[[int
     writer = f"{socket.gethostname()} kvdepot {_native.__version__}"
     header = ExportHeader(namespace.root, namespace.facts, namespace.layout, namespace.epoch, int(time.time()), writer)
     part = path.with_name(f"{path.name}.part-{os.getpid()}")
-    broken = gone = 0
+    broken = gone = unreadable = 0
+    trouble = ""
     try:
-        with open(part, "xb") as opened:
+        # Like the blocks: what a model was asked is nobody else's to read.
+        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(handle, "wb") as opened:
             export = ExportWriter(opened, header)
             for file in files:
                 try:
                     payload = _payload(file, key_id, shard_bytes)
                 except FileNotFoundError:
                     gone += 1
-                except (BrokenBlockError, OSError):
+                except BrokenBlockError:
                     broken += 1
+                except OSError as error:
+                    unreadable += 1
+                    trouble = trouble or f"{file.path}: {error.strerror}"
                 else:
                     export.add(ExportedBlock(bytes.fromhex(file.hash), max(0, int(file.used_unix_s)), payload))
                 done(file.bytes)
@@ -76,7 +86,7 @@ def export_namespace(namespace: StoredNamespace, path: Path, done: Callable[[int
         raise _failed(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
         part.unlink(missing_ok=True)
-    return Exported(totals.blocks, totals.bytes, broken, gone)
+    return Exported(totals.blocks, totals.bytes, broken, gone, unreadable, trouble)
 
 
 def _payload(file: BlockFile, key_id: str, shard_bytes: tuple[int, ...]) -> bytes:

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,6 +32,7 @@ from kvdepot.engines.sglang import KVDepotHiCache, engine, room
 from kvdepot.engines.sglang.leases import LEASE_S
 from kvdepot.engines.sglang.pages import Pages
 from kvdepot.engines.sglang.room import Room
+from kvdepot.errors import ConfigError
 
 UNTIL_S = 60.0
 Open = Callable[..., KVDepotHiCache]
@@ -162,6 +164,25 @@ def test_one_rank_writes_latent_attention_for_all(opened: Open) -> None:
     assert ranks[0].batch_set_v1(names(1), pools[0].indices(0)) == [True]
     assert ranks[1].batch_get_v1(names(1), pools[1].indices(3)) == [True]
     assert pools[1].page(3).tobytes() == pools[0].page(0).tobytes()
+
+
+def test_a_draft_with_heads_is_refused_where_one_rank_writes(opened: Open) -> None:
+    backend = opened(MLATokenToKVPoolHost(), is_mla_model=True, tp_size=2)
+    with pytest.raises(ConfigError, match="pool draft"):
+        backend.register_mem_host_pool_v2(MHATokenToKVPoolHost(), "draft")
+
+
+def test_requests_with_one_prefix_hold_it_each_and_ranks_share_the_room(opened: Open) -> None:
+    pool = MHATokenToKVPoolHost()
+    backend, rank = opened(pool), opened(pool, tp_size=2)
+    for one in (backend, rank):
+        one.batch_set_v1(names(2), pool.indices(0, 1))
+        assert [one.batch_exists(names(2)), one.batch_exists(names(2)), one._room.held()] == [2, 2, 2]
+        one.batch_get_v1(names(2), pool.indices(0, 1))
+        assert one._room.held() == 1
+        one.batch_get_v1(names(2), pool.indices(0, 1))
+        assert one._room.held() == 0
+    assert backend._room._leases.size_max == 2 * rank._room._leases.size_max
 
 
 def hybrid(opened: Open, policy: str) -> tuple[KVDepotHiCache, dict[str, Any], Callable[..., Transfer]]:
@@ -297,6 +318,29 @@ def test_what_is_cleared_is_gone_for_every_engine(opened: Open) -> None:
     assert [one.batch_exists(names(2)) for one in (backend, other)] == [0, 0]
     assert other.batch_set_v1(names(2), pool.indices(0, 1)) == [True, True]
     assert backend.batch_exists(names(2)) == 2
+
+
+def test_a_clear_and_what_follows_it_wait_for_no_depot(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang clears on its scheduler's thread; the depot may take as long as ``timeout_ms``."""
+    pool = MHATokenToKVPoolHost()
+    backend, may_end = opened(pool), threading.Event()
+    reset, threads = backend._clearing._send, []
+
+    def late() -> bool:
+        threads.append(threading.current_thread())
+        return may_end.wait(UNTIL_S) and reset()
+
+    monkeypatch.setattr(backend._clearing, "_send", late)
+    backend.batch_set_v1(names(2), pool.indices(0, 1))
+    assert not backend.clear()
+    assert backend.batch_exists(names(2)) == 0
+    assert backend.batch_get_v1(names(2), pool.indices(0, 1)) == [False, False]
+    assert backend.batch_set_v1(names(2), pool.indices(0, 1)) == [False, False]
+    may_end.set()
+    assert backend._clearing.confirmed(UNTIL_S)
+    assert backend.batch_exists(names(2)) == 0
+    assert backend.batch_set_v1(names(2), pool.indices(0, 1)) == [True, True]
+    assert threading.current_thread() not in threads
 
 
 def test_other_weights_in_place_turn_it_off(opened: Open, says: Any) -> None:

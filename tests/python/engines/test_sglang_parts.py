@@ -133,10 +133,14 @@ def test_a_hit_is_held_until_all_of_its_pools_have_read_it() -> None:
     assert (claims[0].released, leases.size, leases.room()) == (0, 6, 4)
     leases.read("indexer", [b"last"])
     assert (claims[0].released, leases.size, len(leases)) == (1, 0, 0)
-    # The same question again: one of both is enough.
-    leases.hold(claims[1], b"last", {"kv"}, 6, now_s=1)
-    leases.hold(claims[2], b"last", {"kv"}, 6, now_s=2)
-    assert (claims[1].released, leases.size) == (1, 6)
+    # Two requests with the same prefix: each is read by itself.
+    leases.hold(claims[1], b"last", {"kv", "indexer"}, 4, now_s=1)
+    leases.hold(claims[2], b"last", {"kv", "indexer"}, 4, now_s=2)
+    assert (claims[1].released, claims[2].released, leases.size, len(leases)) == (0, 0, 8, 2)
+    leases.read("kv", [b"last"])
+    leases.read("kv", [b"last"])
+    leases.read("indexer", [b"last"])
+    assert (claims[1].released, claims[2].released, leases.size, len(leases)) == (1, 0, 4, 1)
     # Nobody reads it.
     assert leases.expire(2 + LEASE_S - 0.1) == 0
     assert leases.expire(2 + LEASE_S) == 1
@@ -249,6 +253,7 @@ def test_weights_that_nothing_names_are_refused(told: SimpleNamespace, tmp_path:
 def test_adapters_are_known_by_their_files(told: SimpleNamespace, tmp_path: Path) -> None:
     def with_adapter(seed: int, form: Any) -> str:
         Model(tmp_path / "adapter", seed).make()
+        (tmp_path / "adapter" / "adapter_config.json").write_text('{"lora_alpha": 16}')
         return described(told, Model(tmp_path / "model", arguments={"enable_lora": True, "lora_paths": form}))
 
     path = str(tmp_path / "adapter")
@@ -270,10 +275,98 @@ def test_adapters_are_known_by_their_files(told: SimpleNamespace, tmp_path: Path
         with_adapter(0, forms[0])
 
 
+def test_an_adapter_s_scale_is_in_the_namespace(told: SimpleNamespace, tmp_path: Path) -> None:
+    """SGLang scales by ``lora_alpha / r`` of the configuration, and names the adapter by its name and path."""
+    Model(tmp_path / "adapter").make()
+    model = Model(tmp_path / "model", arguments={"enable_lora": True, "lora_paths": {"one": str(tmp_path / "adapter")}})
+
+    def scaled(alpha: int) -> str:
+        (tmp_path / "adapter" / "adapter_config.json").write_text(f'{{"r": 8, "lora_alpha": {alpha}}}')
+        return described(told, model)
+
+    assert scaled(16) == scaled(16)
+    assert scaled(16) != scaled(32)
+
+
+def test_two_gguf_files_in_one_directory_are_two_models(told: SimpleNamespace, tmp_path: Path) -> None:
+    def of(name: str) -> str:
+        file = str(tmp_path / "model" / name)
+        return described(told, Model(tmp_path / "model", arguments={"model_path": file, "quantization": "gguf"}))
+
+    (tmp_path / "model").mkdir()
+    for name, value in (("m-Q4_K.gguf", 4), ("m-Q8_0.gguf", 8)):
+        (tmp_path / "model" / name).write_bytes(bytes([value]) * 512)
+    assert of("m-Q4_K.gguf") != of("m-Q8_0.gguf")
+    before = of("m-Q4_K.gguf")
+    (tmp_path / "model" / "m-Q8_0.gguf").write_bytes(bytes(512))
+    assert of("m-Q4_K.gguf") == before
+
+
+def test_experts_of_other_files_are_in_the_namespace(told: SimpleNamespace, tmp_path: Path) -> None:
+    experts = tmp_path / "experts" / "_layer_0"
+
+    def with_experts(path: str = str(tmp_path / "experts"), options: Options = OPTIONS, **arguments: Any) -> str:
+        arguments = {"kt_weight_path": path, "kt_method": "AMXINT4", **arguments}
+        return described(told, Model(tmp_path / "model", arguments=arguments), options=options)
+
+    with pytest.raises(ConfigError, match=r"--kt-weight-path .*set weights_version"):
+        with_experts()
+    experts.mkdir(parents=True)
+    (experts / "INT4_down_0_.kt").write_bytes(bytes(512))
+    found = [described(told, Model(tmp_path / "model")), with_experts(), with_experts(kt_method="AMXINT8")]
+    found.append(with_experts(kt_num_gpu_experts=4))
+    (experts / "INT4_down_0_.kt").write_bytes(b"\1" * 512)
+    found.append(with_experts())
+    assert len(set(found)) == len(found)
+    with_experts(str(tmp_path / "nowhere"), Options(OPTIONS.config, "v1"))
+    # Without experts of their own the method says nothing, and namespaces stay as they are.
+    assert described(told, Model(tmp_path / "model", arguments={"kt_method": "AMXINT4"})) == found[0]
+
+
+def test_both_types_of_a_state_are_in_the_namespace(told: SimpleNamespace, tmp_path: Path) -> None:
+    """The pool's own ``dtype`` is that of one half only; bfloat16 and float16 have the same sizes."""
+
+    def state(**types: str) -> str:
+        pool = IndexerPoolHost()
+        pool.__dict__.update({"conv_dtype": "torch.bfloat16", "temporal_dtype": "torch.bfloat16"} | types)
+        return described(told, Model(tmp_path / "model"), pool, "mamba")
+
+    assert len({state(), state(temporal_dtype="torch.float16"), state(conv_dtype="torch.float16")}) == 3
+
+
 def test_pages_in_pieces_of_several_ranks_are_refused() -> None:
     with pytest.raises(ConfigError, match="tp_lcm_size"):
         facts.refuse_unsupported(Storage({}, tp_lcm_size=8))
     facts.refuse_unsupported(Storage({}))
+
+
+def test_a_draft_with_heads_beside_latent_attention_is_refused() -> None:
+    """SGLang has rank 0 alone write it, and the ranks' lengths are intersected: never a hit."""
+    two = Storage({}, is_mla_model=True, tp_size=2)
+    with pytest.raises(ConfigError, match=r"pool draft: .*--tp-size 1"):
+        facts.refuse_pool("draft", MHATokenToKVPoolHost(), two)
+    for pool, storage in (
+        (MHATokenToKVPoolHost(), Storage({}, is_mla_model=True)),
+        (MHATokenToKVPoolHost(), Storage({}, tp_size=2)),
+        (MLATokenToKVPoolHost(), two),
+        (IndexerPoolHost(), two),
+    ):
+        facts.refuse_pool("draft", pool, storage)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "arguments", "storage"),
+    [
+        (1, {}, {}),
+        (8, {"tp_size": 4, "pp_size": 2}, {"tp_size": 4, "pp_size": 2}),
+        (8, {"tp_size": 16, "nnodes": 2}, {"tp_size": 16}),
+        (8, {"tp_size": 4, "dp_size": 2}, {"tp_size": 4}),
+        (8, {"tp_size": 8, "dp_size": 8, "enable_dp_attention": True}, {}),
+        (4, {}, {"tp_size": 2, "attn_cp_size": 2}),
+    ],
+)
+def test_ranks_of_a_node(ranks: int, arguments: dict[str, Any], storage: dict[str, Any]) -> None:
+    assert engine.ranks_of_node(SimpleNamespace(**arguments), Storage({}, **storage)) == ranks
 
 
 def test_releases_tell_themselves_in_different_ways(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,41 @@ def test_a_directory_without_weights_has_none(tmp_path: Path) -> None:
     assert weights_digest(tmp_path) == ""
 
 
+def test_a_file_is_a_model_of_its_own(tmp_path: Path) -> None:
+    """Two quantizations side by side, as GGUF files lie: vLLM and SGLang are told one of them."""
+
+    def digest(name: str) -> object:
+        model = SimpleNamespace(model=str(tmp_path / name), revision=None)
+        return weights_facts(model, SimpleNamespace(load_format="auto", download_dir=None))["weights_digest"]
+
+    (tmp_path / "m-Q4_K.gguf").write_bytes(bytes(512))
+    alone = digest("m-Q4_K.gguf")
+    # As before there were two: the directory's, so namespaces that are in use stay.
+    assert alone == weights_digest(tmp_path) != ""
+    assert digest(".") == alone
+    (tmp_path / "m-Q8_0.gguf").write_bytes(b"\1" * 512)
+    assert digest("m-Q4_K.gguf") == alone != digest("m-Q8_0.gguf")
+
+
+@pytest.mark.parametrize("beside", ["m-00002-of-00002.gguf", "mmproj-f16.gguf"])
+def test_what_belongs_to_a_file_is_digested_with_it(tmp_path: Path, beside: str) -> None:
+    for name in ("m-00001-of-00002.gguf", "other-00002-of-00002.gguf", beside):
+        (tmp_path / name).write_bytes(bytes(512))
+    before = weights_digest(tmp_path / "m-00001-of-00002.gguf")
+    (tmp_path / "other-00002-of-00002.gguf").write_bytes(b"\1" * 512)
+    assert weights_digest(tmp_path / "m-00001-of-00002.gguf") == before
+    (tmp_path / beside).write_bytes(b"\1" * 512)
+    assert weights_digest(tmp_path / "m-00001-of-00002.gguf") != before
+
+
+def test_digests_of_ordinary_directories_stay(tmp_path: Path) -> None:
+    """Another digest finds nothing of what was stored before."""
+    for name in ("model-00001-of-00002.bin", "model-00002-of-00002.bin", "config.json"):
+        (tmp_path / name).write_bytes(bytes(range(256)) * 4)
+    safetensors(tmp_path / "model.safetensors", bytes(range(256)) * 64)
+    assert weights_digest(tmp_path) == "f57e77325319d16425313d0d3b0271b7"
+
+
 def test_layers_are_named_in_short_and_without_ambiguity() -> None:
     names = [f"model.layers.{index}.self_attn.attn" for index in range(32)]
     assert layer_ranges(names) == ["model.layers.{0-31}.self_attn.attn"]

@@ -17,7 +17,8 @@ from sglang.srt.mem_cache import hicache_storage
 from kvdepot.engines.counters import Counters
 from kvdepot.engines.resets import Resets
 from kvdepot.engines.sglang import engine
-from kvdepot.engines.sglang.facts import engine_facts, pool_facts, refuse_unsupported
+from kvdepot.engines.sglang.clearing import Clearing
+from kvdepot.engines.sglang.facts import engine_facts, pool_facts, refuse_pool, refuse_unsupported
 from kvdepot.engines.sglang.hits import ALL_PAGES, KV, TRAILING_PAGES, common, leading, restorable
 from kvdepot.engines.sglang.keys import page_hashes
 from kvdepot.engines.sglang.options import read_extra_config
@@ -59,7 +60,9 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
         self._empty: set[str] = set()
         self._rates: dict[Verb, list[tuple[int, float]]] = {"load": [], "dump": []}
         self._closed = False
-        self._room = Room(options.config, self._counters)
+        ranks = engine.ranks_of_node(self._arguments, storage_config)
+        self._room = Room(options.config, self._counters, ranks=ranks)
+        self._clearing = Clearing(self._resets, self._room.reset)
         if not engine.hashes_know_adapters() and not options.salt:
             logger.warning(
                 "kvdepot: SGLang %s leaves a request's cache_salt out of its page hashes: tenants share pages, unless "
@@ -110,11 +113,17 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
 
     def batch_get_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:  # noqa: ARG002
         """Loads pages of several pools; says for each which came."""
-        return {one.name: self._moved("load", _name(one.name), one.keys, one.host_indices) for one in transfers}
+        until_s = self._room.until()
+        return {
+            one.name: self._moved("load", _name(one.name), one.keys, one.host_indices, until_s) for one in transfers
+        }
 
     def batch_set_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:  # noqa: ARG002
         """Stores pages of several pools; says for each which were stored."""
-        return {one.name: self._moved("dump", _name(one.name), one.keys, one.host_indices) for one in transfers}
+        until_s = self._room.until()
+        return {
+            one.name: self._moved("dump", _name(one.name), one.keys, one.host_indices, until_s) for one in transfers
+        }
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> Any:  # noqa: ARG002
         """Loads a page into a tensor of its bytes; the tensor, or ``None`` for a miss."""
@@ -122,7 +131,9 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
 
     def batch_get(self, keys: list[str], target_locations: Any = None, target_sizes: Any = None) -> list[Any]:  # noqa: ARG002
         """Loads pages into tensors; ``None`` for each miss."""
-        return [self.get(key, target) for key, target in zip(keys, target_locations or (), strict=False)]
+        until_s = self._room.until()
+        pairs = zip(keys, target_locations or (), strict=False)
+        return [target if self._flat("load", key, target, until_s) else None for key, target in pairs]
 
     def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:  # noqa: ARG002
         """Stores a page out of a tensor of its bytes; whether it was stored."""
@@ -137,20 +148,26 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
     ) -> bool:
         """Stores pages; whether all were stored."""
         tensors = values if values is not None else target_locations or ()
-        return len(tensors) == len(keys) and all(map(self.set, keys, tensors))
+        until_s = self._room.until()
+        return len(tensors) == len(keys) and all(
+            self._flat("dump", key, tensor, until_s) for key, tensor in zip(keys, tensors, strict=True)
+        )
 
     # The rest.
 
     def clear(self) -> bool:
         """Makes all pages of this model and rank unreachable, for every engine and in every tier.
 
-        Until the depot has confirmed that, everything is a miss here.
+        Until the depot has confirmed that, everything is a miss here. Waits ``CLEAR_S`` for it at most: SGLang calls
+        this on its scheduler's thread. What SGLang has queued, and not handed over yet, is stored afterwards.
 
         Returns:
-            Whether it has; otherwise it is asked again with every call.
+            Whether it has; otherwise it is asked again in the background.
         """
+        if self._closed:
+            return False
         self._resets.clear()
-        return self._answered("reset", 1, self._settled, missed=False)
+        return self._clearing.confirmed()
 
     def get_stats(self) -> Any:
         """Pages and rates of the batches since the last call, as SGLang's metrics want them; ``None`` without those."""
@@ -172,14 +189,16 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
         return self._counters.snapshot()
 
     def close(self) -> None:
-        """Waits for what runs, as long as ``timeout_ms`` allows, and detaches. Idempotent."""
+        """Waits for what runs, ``CALL_S`` at most, and detaches. Idempotent."""
         self._closed = True
+        self._clearing.close()
         self._room.close()
 
     def _register(self, name: str, pool: Any) -> None:
         known = self._room.pages(name)
         if known is not None and known.pool is pool:
             return
+        refuse_pool(name, pool, self._storage)
         pages = Pages.of(pool, name)
         if pages is None:
             self._empty.add(name)
@@ -214,36 +233,31 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
         )
         return False
 
-    def _settled(self) -> bool:
-        """Whether nothing from before a clear is found; asks the depot for what it has not confirmed yet."""
-        number = self._resets.attempt(time.monotonic())
-        if number is not None and self._room.reset():
-            self._resets.confirm(number)
-        return self._resets.settled
-
     def _prefix(self, hashes: list[bytes]) -> int:
-        if not self._settled() or KV in self._empty:
+        if not self._clearing.settled() or KV in self._empty:
             return 0
-        found = self._room.lookup_on_prefix(KV, hashes)
+        until_s = self._room.until()
+        found = self._room.lookup_on_prefix(KV, hashes, until_s)
         held = 0
         while held < found:
             asked = hashes[held : min(found, held + CLAIM_PAGES)]
-            units = self._room.hold({KV: 0}, asked, within_part=True)
+            units = self._room.hold({KV: 0}, asked, until_s)
             if units != len(asked):
                 # What is not held is still found, most often: a get that finds less returns what leads.
                 held += units or 0
-                found = held + self._room.lookup_on_prefix(KV, hashes[held:found])
+                found = held + self._room.lookup_on_prefix(KV, hashes[held:found], until_s)
                 break
             held += units
         self._count_question(len(hashes), found)
         return found
 
     def _common(self, hashes: list[bytes], transfers: Sequence[Any]) -> Any:
-        if not self._settled():
+        if not self._clearing.settled():
             return hicache_storage.PoolTransferResult(0, {})
+        until_s = self._room.until()
         pages = len(hashes)
         if KV not in self._empty:
-            pages = leading(self._room.lookup(KV, hashes))
+            pages = leading(self._room.lookup(KV, hashes, until_s))
         verdicts = [np.ones(pages + 1, dtype=bool)]
         hits: dict[Any, int] = {KV: pages} if pages else {}
         windows = {} if KV in self._empty else {KV: 0}
@@ -252,14 +266,14 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
             if name in self._empty or policy not in (ALL_PAGES, TRAILING_PAGES):
                 continue
             window = 0 if policy == ALL_PAGES else max(1, len(one.keys or ()))
-            verdict = restorable(self._room.lookup(name, hashes[:pages]), pages, policy, window)
+            verdict = restorable(self._room.lookup(name, hashes[:pages], until_s), pages, policy, window)
             verdicts.append(verdict)
             hits[one.name] = int(np.flatnonzero(verdict).max(initial=0))
             windows[name] = window
         lengths = common(verdicts) if windows else []
         if lengths:
             # Nothing that is not held: a pool beside the KV must not come back shorter than it.
-            held = self._room.hold(windows, hashes[: lengths[-1]], within_part=False) or 0
+            held = self._room.hold(windows, hashes[: lengths[-1]], until_s) or 0
             lengths = [length for length in lengths if length <= held]
         longest = lengths[-1] if lengths else 0
         self._count_question(len(hashes), longest)
@@ -269,7 +283,9 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
         self._counters.add("asked", asked)
         self._counters.add("hit", found)
 
-    def _moved(self, verb: Verb, name: str, keys: Sequence[str] | None, host_indices: Any) -> list[bool]:
+    def _moved(
+        self, verb: Verb, name: str, keys: Sequence[str] | None, host_indices: Any, until_s: float | None = None
+    ) -> list[bool]:
         count = len(keys or ())
         if name in self._empty:
             return [True] * count
@@ -283,28 +299,30 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
             if pages is None or host_indices is None:
                 self._counters.trouble("unknown_pool", f"pool {name} is not open, or no indices were given", count)
                 return missed
-            return self._move(verb, name, hashes, pages.addresses(host_indices, count))
+            return self._move(verb, name, hashes, pages.addresses(host_indices, count), until_s)
 
         return self._answered(verb, count, move, missed)
 
-    def _move(self, verb: Verb, name: str, hashes: list[bytes], addresses: Any) -> list[bool]:
+    def _move(self, verb: Verb, name: str, hashes: list[bytes], addresses: Any, until_s: float | None) -> list[bool]:
         missed = [False] * len(hashes)
         generation = self._resets.generation
-        if not self._settled() or (verb == "dump" and not self._resets.begin(generation)):
+        if not self._clearing.settled() or (verb == "dump" and not self._resets.begin(generation)):
             return missed
         began_s = time.monotonic()
         current = False
         try:
-            ended = self._room.move(verb, name, hashes, addresses)
+            ended = self._room.move(verb, name, hashes, addresses, until_s)
         finally:
             current = self._resets.end(generation) if verb == "dump" else generation == self._resets.generation
             if verb == "load":
                 self._room.read(name, hashes)
+            if not current:
+                self._clearing.settled()  # a reset is due
         pages = self._room.pages(name)
         self._rate(verb, sum(ended), pages.bytes if pages else 0, time.monotonic() - began_s)
         return ended if current else missed
 
-    def _flat(self, verb: Verb, key: str, tensor: Any) -> bool:
+    def _flat(self, verb: Verb, key: str, tensor: Any, until_s: float | None = None) -> bool:
         """Moves a page between the depot and a tensor that has its pieces one after another."""
 
         def move() -> bool:
@@ -318,7 +336,7 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
                 return False
             begins = np.concatenate(([0], np.cumsum(pages.sizes)[:-1])).astype(np.uint64)
             addresses = (begins + np.uint64(tensor.data_ptr())).reshape(1, -1)
-            return self._move(verb, KV, page_hashes([key]), addresses)[0]
+            return self._move(verb, KV, page_hashes([key]), addresses, until_s)[0]
 
         return self._answered(verb, 1, move, missed=False)
 

@@ -62,6 +62,18 @@ def weight_version(arguments: Any) -> str:
     return current_weights(arguments).removeprefix(model_path(arguments)).strip()
 
 
+def ranks_of_node(arguments: Any, storage: Any) -> int:
+    """How many ranks of this engine a node has at most, with its data-parallel replicas."""
+
+    def size(source: Any, name: str) -> int:
+        return max(1, int(getattr(source, name, None) or 1))
+
+    replicas = 1 if getattr(arguments, "enable_dp_attention", False) else size(arguments, "dp_size")
+    told = size(storage, "tp_size") * size(storage, "pp_size") * size(storage, "attn_cp_size")
+    ranks = max(size(arguments, "tp_size") * size(arguments, "pp_size"), told) * replicas
+    return -(-ranks // size(arguments, "nnodes"))
+
+
 def hashes_know_adapters() -> bool:
     """Whether page hashes are seeded with a request's adapter and salt: since 0.5.23, and not up to 0.5.17."""
     try:

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from kvdepot.engines.adapter_files import content_digest
 from kvdepot.engines.sglang import engine
 from kvdepot.engines.sglang.options import Options
 from kvdepot.engines.sglang.pages import Pages
-from kvdepot.engines.weights import local_directory, weights_digest
+from kvdepot.engines.weights import WEIGHT_SUFFIXES, local_directory, local_weights, tree_digest, weights_digest
 from kvdepot.errors import config_error
 
 FORMAT = 1
@@ -54,6 +55,9 @@ COMPUTE_ARGUMENTS = (
 )
 """Arguments of SGLang that change what KV has in it; one that a release does not have is left out."""
 
+EXPERT_ARGUMENTS = ("kt_method", "kt_num_gpu_experts", "kt_max_deferred_experts_per_token")
+"""How KTransformers computes experts; without ``kt_weight_path`` they say nothing."""
+
 GEOMETRY = (
     "head_num",
     "head_dim",
@@ -68,6 +72,8 @@ GEOMETRY = (
     "head_group_num",
     "num_mamba_layers",
     "storage_format_tag",
+    "conv_dtype",
+    "temporal_dtype",
 )
 """What host pools tell of their tensors."""
 
@@ -96,6 +102,12 @@ def engine_facts(options: Options) -> dict[str, object]:
     scales = getattr(arguments, "quantization_param_path", None)
     if scales:
         facts["scales"] = _file_digest(scales)
+    experts = getattr(arguments, "kt_weight_path", None)
+    if experts:
+        facts["experts"] = {
+            "weights": _experts_digest(str(experts), options),
+            **{name: _text(getattr(arguments, name, "")) for name in EXPERT_ARGUMENTS},
+        }
     draft = getattr(arguments, "speculative_draft_model_path", None)
     if draft:
         facts["draft"] = _digest_or_refuse(
@@ -148,6 +160,20 @@ def refuse_unsupported(storage: Any) -> None:
         raise config_error("tp_lcm_size: kvdepot stores the pages of a rank whole: remove it")
 
 
+def refuse_pool(name: str, pool: Any, storage: Any) -> None:
+    """Refuses a pool whose pages are asked for on ranks where SGLang never writes them: no hit would ever be whole.
+
+    Raises:
+        ConfigError: a pool with heads beside latent attention, of which rank 0 alone writes, and several ranks.
+    """
+    if getattr(storage, "is_mla_model", False) and _rank(storage, "tp")[1] > 1 and _has_heads(pool):
+        raise config_error(
+            f"pool {name}: of a model with latent attention SGLang writes rank 0's pages alone, and this pool's heads "
+            "differ between ranks, so nothing would be a hit: start with --tp-size 1, or with a draft model that has "
+            "latent attention, too"
+        )
+
+
 def _weights_facts(arguments: Any, options: Options) -> dict[str, object]:
     model = engine.model_path(arguments)
     return {
@@ -169,8 +195,8 @@ def _digest_or_refuse(model: str, revision: str | None, arguments: Any, options:
     if load_format in FILE_FORMATS:
         cache = getattr(arguments, "download_dir", None)
         for file in ("config.json", "model.safetensors.index.json", "model.safetensors"):
-            directory = local_directory(str(model), revision, file, cache)
-            if directory is not None and (digest := weights_digest(directory)):
+            place = local_weights(str(model), revision, file, cache)
+            if place is not None and (digest := weights_digest(place)):
                 return digest
         why = "no files of its weights are found on this machine"
     else:
@@ -180,6 +206,26 @@ def _digest_or_refuse(model: str, revision: str | None, arguments: Any, options:
     raise config_error(
         f"{what} {model}: {why}, so its KV cannot be told from another model's: set weights_version in the extra "
         "config to a name that no other weights have"
+    )
+
+
+def _experts_digest(path: str, options: Options) -> str:
+    """Digest of the experts' weights that KTransformers takes from files of its own.
+
+    Raises:
+        ConfigError: they are not there or cannot be read, and there is no ``weights_version``.
+    """
+    why = "no files are there"
+    try:
+        if digest := tree_digest(Path(path)):
+            return digest
+    except OSError as error:
+        why = f"cannot be read: {error}"
+    if options.weights_version:
+        return f"{path}@{options.weights_version}"
+    raise config_error(
+        f"--kt-weight-path {path}: {why}, so KV of its experts cannot be told from others': set weights_version in the "
+        "extra config to a name that no other weights have"
     )
 
 
@@ -207,10 +253,14 @@ def _adapters(arguments: Any) -> dict[str, str]:
     found = {"": "on"}
     for name, path in _named_paths(getattr(arguments, "lora_paths", None) or ()):
         directory = local_directory(path, None, "adapter_config.json")
-        digest = weights_digest(directory) if directory is not None else ""
+        try:
+            # Whole, with its configuration: SGLang scales by what is said there (`lora_alpha / r`).
+            digest = content_digest(directory, WEIGHT_SUFFIXES) if directory and weights_digest(directory) else b""
+        except OSError as error:
+            raise config_error(f"adapter {name}: {path}: cannot be read: {error}") from error
         if not digest:
             raise config_error(f"adapter {name}: {path}: no files of it on this machine, so its KV cannot be named")
-        found[name] = digest
+        found[name] = digest.hex()[:32]
     return found
 
 
@@ -230,7 +280,11 @@ def _named_paths(adapters: Any) -> Iterable[tuple[str, str]]:
 
 def _is_sharded(name: str, pool: Any) -> bool:
     """Whether a pool belongs to its rank even where the model's KV is the same on all: state, and drafts with heads."""
-    return name in SHARDED_POOLS or any("MHA" in kind.__name__ for kind in type(pool).__mro__)
+    return name in SHARDED_POOLS or _has_heads(pool)
+
+
+def _has_heads(pool: Any) -> bool:
+    return any("MHA" in kind.__name__ for kind in type(pool).__mro__)
 
 
 def _rank(storage: Any, kind: str) -> list[int]:

@@ -33,34 +33,36 @@ class Lease:
 
 
 class Leases:
-    """Claims by the hash of their last page, oldest first; all together hold ``size_max`` bytes at most."""
+    """Claims by the hash of their last page, oldest first; all together hold ``size_max`` bytes at most.
+
+    Requests with the same prefix have a claim each, and a read ends one of them. What two hold counts twice.
+    """
 
     def __init__(self, size_max: int) -> None:
         self.size_max = size_max
         self.size = 0
-        self._held: dict[bytes, Lease] = {}
+        self._held: dict[bytes, list[Lease]] = {}
 
     def __len__(self) -> int:
-        return len(self._held)
+        return sum(map(len, self._held.values()))
 
     def room(self) -> int:
         """How many bytes more may be held."""
         return max(0, self.size_max - self.size)
 
     def hold(self, claim: Held, last: bytes, pools: Iterable[str], size: int, now_s: float) -> None:
-        """Holds a claim until ``last`` was read in all of ``pools``; the one that was held for that page goes."""
-        self._let_go(last)
-        self._held[last] = Lease(claim, set(pools), size, now_s + LEASE_S)
+        """Holds a claim until ``last`` was read in all of ``pools``, beside what is held for that page already."""
+        self._held.setdefault(last, []).append(Lease(claim, set(pools), size, now_s + LEASE_S))
         self.size += size
 
     def read(self, pool: str, hashes: Iterable[bytes]) -> None:
-        """These pages of a pool were read, or could not be."""
-        for name in hashes:
-            lease = self._held.get(name)
+        """These pages of a pool were read, or could not be, by one request."""
+        for last in hashes:
+            lease = next((one for one in self._held.get(last, ()) if pool in one.pools), None)
             if lease is not None:
                 lease.pools.discard(pool)
                 if not lease.pools:
-                    self._let_go(name)
+                    self._let_go(last, lease)
 
     def expire(self, now_s: float) -> int:
         """Lets go what was held too long; says how many claims."""
@@ -71,13 +73,16 @@ class Leases:
         self._drop(lambda _: True)
 
     def _drop(self, over: Callable[[Lease], bool]) -> int:
-        names = [name for name, lease in self._held.items() if over(lease)]
-        for name in names:
-            self._let_go(name)
-        return len(names)
+        ended = [(last, lease) for last, leases in self._held.items() for lease in leases if over(lease)]
+        for last, lease in ended:
+            self._let_go(last, lease)
+        return len(ended)
 
-    def _let_go(self, name: bytes) -> None:
-        lease = self._held.pop(name, None)
-        if lease is not None:
-            self.size -= lease.size
-            lease.claim.release()
+    def _let_go(self, last: bytes, lease: Lease) -> None:
+        left = [one for one in self._held[last] if one is not lease]
+        if left:
+            self._held[last] = left
+        else:
+            del self._held[last]
+        self.size -= lease.size
+        lease.claim.release()

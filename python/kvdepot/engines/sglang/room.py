@@ -1,13 +1,14 @@
 """The depot below one rank of SGLang: one attachment, a namespace for each host pool, and the hits that are held.
 
-Nothing here raises for an operational failure: what fails is a miss, and counted. Every call is bounded: lookups and
-claims by ``call_timeout_ms`` and ``CLAIM_S``, dumps and loads by ``timeout_ms``.
+Nothing here raises for an operational failure: what fails is a miss, and counted. Every call is bounded: a lookup, dump
+or load by ``CALL_S`` or ``timeout_ms``, whichever is shorter, a claim by ``call_timeout_ms`` and ``CLAIM_S``.
 """
 
+import bisect
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -21,13 +22,21 @@ from kvdepot.engines.sglang.leases import Leases
 from kvdepot.engines.sglang.pages import Pages
 from kvdepot.logs import set_up_logging
 
+CALL_S = 3.0
+"""How long one lookup, dump or load may take, and how long after the beginning of SGLang's call another may begin.
+
+So a call ends within twice that. SGLang gives its threads 10 s to end when it flushes, and kills itself when they have
+not.
+"""
+LOOKUP_PAGES = 4096
+"""How many pages one lookup asks for: the depot takes no more at a time, and each batch has ``CALL_S`` anew."""
 GLANCE_MS = 500
 """How long an engine that starts no depot looks for one before it goes on."""
 CLAIM_S = 1.0
 """How long blocks of a hit may take to come into the pool, or to be found in a tier, before it is cut."""
 CLAIM_POLL_MS = 2
 HELD_PART = 4
-"""One part of so many of the pool is held for hits at most: dumps need room, too."""
+"""One part of so many of the pool is held for hits at most, by all ranks of a node together: dumps need room, too."""
 FULL = ("busy", "no_space")
 """Why a dump fails when nothing is broken: others use the depot. It is tried again."""
 FULL_AGAIN_S = 0.05
@@ -48,9 +57,20 @@ class Room:
     """Looks up, claims, dumps and loads pages by the names of SGLang's pools. Any number of threads may use it."""
 
     def __init__(
-        self, config: KVDepotConfig, counters: Counters, connect: Callable[[KVDepotConfig], Any] | None = None
+        self,
+        config: KVDepotConfig,
+        counters: Counters,
+        connect: Callable[[KVDepotConfig], Any] | None = None,
+        *,
+        ranks: int = 1,
     ) -> None:
         """Attaches to the node's depot, which is started when none answers.
+
+        Args:
+            config: how to reach it, and how long to wait.
+            counters: count what fails.
+            connect: attaches; ``None`` = to the depot of ``config``.
+            ranks: of this engine on this node, which all hold hits in the same pool.
 
         Raises:
             ConfigError: the pool that would be started does not fit the machine.
@@ -63,6 +83,12 @@ class Room:
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._leases = Leases(0)
+        self._ranks = max(1, ranks)
+        self._call_ms = min(config.timeout_ms, int(CALL_S * 1e3))
+
+    def until(self) -> float:
+        """When the last lookup, claim or task of a call that begins now may begin, by ``time.monotonic``."""
+        return time.monotonic() + self._call_ms / 1e3
 
     @property
     def attached(self) -> bool:
@@ -77,7 +103,7 @@ class Room:
         """
         layout = [[1, list(pages.sizes)]]
         namespace = self._depot.open_namespace(json.dumps(facts, sort_keys=True), json.dumps(layout))
-        store = self._depot.store(namespace, timeout_ms=self._config.timeout_ms, copy_json=self._config.copy_json(None))
+        store = self._depot.store(namespace, timeout_ms=self._call_ms, copy_json=self._config.copy_json(None))
         with self._lock:
             self._leases.clear()
             before = self._pools.get(name)
@@ -90,54 +116,66 @@ class Room:
         pool = self._pools.get(name)
         return pool.pages if pool else None
 
-    def lookup(self, name: str, hashes: Sequence[bytes]) -> npt.NDArray[np.bool_]:
-        """Which pages the depot has, in its pool or a tier."""
+    def lookup(self, name: str, hashes: Sequence[bytes], until_s: float) -> npt.NDArray[np.bool_]:
+        """Which pages the depot has, in its pool or a tier; none when it is later than ``until_s``."""
         found: npt.NDArray[np.bool_] = np.zeros(len(hashes), dtype=bool)
-        pool = self._pool(name, len(hashes))
+        pool = self._pool(name, len(hashes), until_s)
         if pool is not None and len(hashes):
             try:
-                found = np.asarray(pool.store.lookup(hashes), dtype=bool)
+                for begin in self._in_time(len(hashes), until_s):
+                    part = hashes[begin : begin + LOOKUP_PAGES]
+                    found[begin : begin + len(part)] = np.asarray(pool.store.lookup(part), dtype=bool)
             except Exception as error:  # noqa: BLE001 - a miss
                 self._counters.trouble("lookup_error", f"a lookup failed: {error!r}", len(hashes))
         return found
 
-    def lookup_on_prefix(self, name: str, hashes: Sequence[bytes]) -> int:
-        """How many leading pages the depot has."""
-        pool = self._pool(name, len(hashes))
+    def lookup_on_prefix(self, name: str, hashes: Sequence[bytes], until_s: float) -> int:
+        """How many leading pages the depot has; none when it is later than ``until_s``."""
+        pool = self._pool(name, len(hashes), until_s)
         if pool is None or not hashes:
             return 0
+        found = 0
         try:
-            return int(pool.store.lookup_on_prefix(hashes))
+            for begin in self._in_time(len(hashes), until_s):
+                found += int(pool.store.lookup_on_prefix(hashes[begin : begin + LOOKUP_PAGES]))
+                if found < min(begin + LOOKUP_PAGES, len(hashes)):
+                    break
         except Exception as error:  # noqa: BLE001 - a miss
             self._counters.trouble("lookup_error", f"a lookup failed: {error!r}", len(hashes))
-            return 0
+        return found
 
-    def hold(self, windows: Mapping[str, int], hashes: Sequence[bytes], *, within_part: bool) -> int | None:
-        """Brings a hit into the pool, and holds it there until its pools have read it.
+    def hold(self, windows: Mapping[str, int], hashes: Sequence[bytes], until_s: float) -> int | None:
+        """Brings a hit into the pool, and holds it there until its pools have read it: as much as there is room for.
 
         Args:
             windows: names of the pools, each with the pages that it needs at the hit's end; 0 = all.
             hashes: the pages that are asked for.
-            within_part: holds no more than this rank's part of the pool has room for.
+            until_s: no later than this.
 
         Returns:
             How many leading pages are held, or on their way; ``None`` when nothing was tried.
         """
-        pools = {name: self._pool(name, len(hashes)) for name in windows}
+        pools = {name: self._pool(name, len(hashes), until_s) for name in windows}
         if not hashes or not pools or any(pool is None for pool in pools.values()):
             return None
         opened = {name: pool for name, pool in pools.items() if pool is not None}
-        page_bytes = sum(pool.pages.bytes for pool in opened.values())
+
+        def size(units: int) -> int:
+            """Bytes that a hit of so many pages holds."""
+            return sum(pool.pages.bytes * min(windows[name] or units, units) for name, pool in opened.items())
+
+        part = self._leases.size_max or self._held_bytes_max()
         with self._lock:
             self._counters.add("leases_expired", self._leases.expire(time.monotonic()))
-            self._leases.size_max = self._leases.size_max or self._held_bytes_max(page_bytes * len(hashes))
-            fits = self._leases.room() // page_bytes if within_part else len(hashes)
+            self._leases.size_max = part
+            # Where the depot does not tell its pool, one hit is held at a time, and it is asked again.
+            room = self._leases.room() if part else max(0, size(len(hashes)) - self._leases.size)
+        fits = bisect.bisect_right(range(1, len(hashes) + 1), room, key=size)
         if fits < len(hashes):
             self._counters.add("not_leased", len(hashes) - fits)
             hashes = hashes[:fits]
             if not hashes:
                 return None
-        size = sum(pool.pages.bytes * (windows[name] or len(hashes)) for name, pool in opened.items())
         try:
             claim = self._depot.claim(
                 [([pool.namespace], windows[name], 1) for name, pool in opened.items()],
@@ -153,24 +191,39 @@ class Room:
             claim.release()
             return 0
         with self._lock:
-            self._leases.hold(claim, hashes[units - 1], opened, size, time.monotonic())
+            self._leases.hold(claim, hashes[units - 1], opened, size(units), time.monotonic())
         self._counters.add("leased", units)
         return units
 
-    def move(self, verb: Verb, name: str, hashes: Sequence[bytes], addresses: npt.NDArray[np.uint64]) -> list[bool]:
-        """Dumps or loads pages; says which came through. When it returns nothing copies from or to them any more."""
+    def move(
+        self,
+        verb: Verb,
+        name: str,
+        hashes: Sequence[bytes],
+        addresses: npt.NDArray[np.uint64],
+        until_s: float | None = None,
+    ) -> list[bool]:
+        """Dumps or loads pages; says which came through. When it returns nothing copies from or to them any more.
+
+        Args:
+            verb: which of both.
+            name: the pool.
+            hashes: the pages.
+            addresses: of their pieces, one row a page.
+            until_s: no task begins later than this; ``None`` = as ``until`` says.
+        """
+        until_s = self.until() if until_s is None else until_s
         ended = np.zeros(len(hashes), dtype=bool)
-        pool = self._pool(name, len(hashes))
+        pool = self._pool(name, len(hashes), until_s)
         if pool is None or not hashes:
             return [bool(one) for one in ended]
         rest = np.arange(len(hashes))
-        until_s = time.monotonic() + self._config.timeout_ms / 1e3
         while len(rest):
             failed, kinds = self._moved(verb, pool, [hashes[row] for row in rest.tolist()], addresses[rest])
             ended[np.delete(rest, failed)] = True
             rest = rest[failed]
             again = verb == "dump" and bool(kinds) and all(kind in FULL for kind in kinds)
-            if not (again and self.attached and time.monotonic() < until_s) or self._closing.wait(FULL_AGAIN_S):
+            if not (again and self.attached) or self._closing.wait(FULL_AGAIN_S) or time.monotonic() >= until_s:
                 for kind, count in kinds.items():
                     self._counters.trouble(f"{verb}_{kind}", f"{count} pages of a {verb} failed: {kind}", count)
                 break
@@ -202,16 +255,16 @@ class Room:
             return len(self._leases)
 
     def close(self) -> None:
-        """Waits for tasks under way, as long as their time limit, and detaches. Idempotent."""
+        """Waits for tasks under way, each of which ends in time, and detaches. Idempotent."""
         self._closing.set()
         with self._lock:
             self._leases.clear()
             pools, self._pools = list(self._pools.values()), {}
         for pool in pools:
-            pool.store.close(self._config.timeout_ms)
+            pool.store.close(self._call_ms)
         self._depot.close()
 
-    def _pool(self, name: str, pages: int) -> Pool | None:
+    def _pool(self, name: str, pages: int, until_s: float) -> Pool | None:
         pool = self._pools.get(name)
         if pool is None:
             self._counters.trouble("unknown_pool", f"pool {name} is not open", pages)
@@ -219,7 +272,21 @@ class Room:
         if not self._depot.attached:
             self._counters.trouble("no_depot", f"no depot answers: {self._depot.trouble or 'none yet'}", pages)
             return None
+        if time.monotonic() >= until_s:
+            self._too_late(pages)
+            return None
         return pool
+
+    def _in_time(self, pages: int, until_s: float) -> Iterator[int]:
+        """Where each batch of a lookup begins; the rest of them is a miss from ``until_s`` on."""
+        for begin in range(0, pages, LOOKUP_PAGES):
+            if begin and time.monotonic() >= until_s:
+                self._too_late(pages - begin)
+                return
+            yield begin
+
+    def _too_late(self, pages: int) -> None:
+        self._counters.trouble("too_late", f"a call has taken {self._call_ms} ms: the rest of it is a miss", pages)
 
     def _arrived(self, claim: Any) -> int:
         """Pages of a claim that are in the pool, or all on their way there."""
@@ -245,16 +312,17 @@ class Room:
         except Exception as error:  # noqa: BLE001 - a miss
             self._counters.trouble(f"{verb}_error", f"a {verb} failed: {error!r}", len(hashes))
             return every, {}
-        # Ends at `timeout_ms`; the pages are SGLang's again only then.
+        # Ends at the store's `timeout_ms`; the pages are SGLang's again only then.
         task.wait(None)
         return np.asarray(task.failed(1), dtype=np.int64), dict(task.failures(1))
 
-    def _held_bytes_max(self, size: int) -> int:
+    def _held_bytes_max(self) -> int:
+        """This rank's share of the part of the pool that may be held; 0 when the depot does not tell."""
         try:
             pool_bytes = int(json.loads(self._depot.stats_json())["depot"]["pool_bytes"])
         except (KeyError, TypeError, ValueError, _native.KVDepotError):
-            return size
-        return max(1, pool_bytes // HELD_PART)
+            return 0
+        return max(1, pool_bytes // (HELD_PART * self._ranks)) if pool_bytes else 0
 
 
 def attach(config: KVDepotConfig) -> Any:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvdepot.engines.adapter_files import adapter_files, content_digest
 from kvdepot.engines.vllm.log import connector_logger
 from kvdepot.engines.weights import local_directory
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
 
 logger = connector_logger()
-
-READ_BYTES = 1 << 20
 
 Signature = tuple[tuple[str, int, int, int], ...]
 """Of an adapter's files: name, size, and the times of the last change of content and of inode."""
@@ -83,26 +82,8 @@ def adapter_directory(path: str) -> Path:
 
 def signature_of(directory: Path) -> Signature:
     """What changes when a file of the adapter does, without reading it."""
-    stats = ((path.name, path.stat()) for path in _files(directory))
+    stats = ((path.name, path.stat()) for path in adapter_files(directory))
     return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in stats)
-
-
-def content_digest(directory: Path) -> bytes:
-    """Digest of all files, whole: adapters are small, and every value counts."""
-    digest = hashlib.sha256()
-    for path in _files(directory):
-        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
-        with path.open("rb") as file:
-            while part := file.read(READ_BYTES):
-                digest.update(part)
-    return digest.digest()
-
-
-def _files(directory: Path) -> list[Path]:
-    files = [path for path in sorted(directory.iterdir()) if path.is_file() and path.name.startswith("adapter")]
-    if not files:
-        raise FileNotFoundError(f"no adapter in {directory}")
-    return files
 
 
 def with_adapter(hashes: Sequence[bytes], adapter: bytes) -> list[bytes]:

@@ -13,7 +13,7 @@ from kvdepot.engines.vllm.groups import Group
 from kvdepot.engines.vllm.pages import GroupPages
 from kvdepot.engines.vllm.ranks import Rank
 from kvdepot.engines.vllm.slices import HeadSlices
-from kvdepot.engines.weights import local_directory, weights_digest
+from kvdepot.engines.weights import local_weights, weights_digest
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -90,8 +90,8 @@ def names_weights(facts: dict[str, object]) -> bool:
 def _files_digest(model: Any, cache: str | None) -> str:
     # vLLM downloads the weights to `cache`, and not the configuration.
     for file in ("config.json", "model.safetensors.index.json", "model.safetensors"):
-        directory = local_directory(model.model, getattr(model, "revision", None), file, cache)
-        if directory is not None and (digest := weights_digest(directory)):
+        place = local_weights(model.model, getattr(model, "revision", None), file, cache)
+        if place is not None and (digest := weights_digest(place)):
             return digest
     return ""
 

@@ -1,0 +1,100 @@
+"""What the process of a depot says of itself: its command line and, of one's own user's, its environment."""
+
+import json
+import os
+import pwd
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+from kvdepot.cli import wire
+from kvdepot.config import KVDepotConfig, load_config
+from kvdepot.config.machine import Machine
+from kvdepot.errors import KVDepotError
+
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class DepotProcess:
+    """A process ``kvdepot serve``.
+
+    Attributes:
+        pid: its number.
+        directories: of its Posix tier; empty without that tier, ``None`` = nobody can tell.
+        socket: what its command line or configuration says; empty = a default one.
+    """
+
+    pid: int
+    directories: tuple[str, ...] | None
+    socket: str
+
+
+def serving() -> Iterator[DepotProcess]:
+    """The processes ``kvdepot serve`` of this machine, of every user whose command lines can be read."""
+    for entry in sorted(PROC.iterdir()):
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with suppress(OSError):
+                words = _words(int(entry.name))
+                if any(os.path.basename(one) == "kvdepot" and two == "serve" for one, two in pairwise(words)):
+                    yield process(int(entry.name))
+
+
+def process(pid: int) -> DepotProcess:
+    """What is known of a depot's process."""
+    try:
+        options = _options(_words(pid))
+        socket = _beside(pid, options["--socket"]) if "--socket" in options else ""
+    except OSError:
+        return DepotProcess(pid, None, "")
+    try:
+        if "--core-json" in options:
+            tier = json.loads(options["--core-json"]).get("posix") or {}
+            return DepotProcess(pid, tuple(str(one) for one in tier.get("directories") or ()), socket)
+        machine = replace(Machine.here(), environ=_environ(pid))
+        file = options.get("--config")
+        if wire.wanted_by(options) and wire.memory_only(file, machine.environ):
+            return DepotProcess(pid, (), socket)
+        config = load_config(file and _beside(pid, file), machine=machine, owns_pool=False)
+        return DepotProcess(pid, tuple(posix_directories(config, machine)), socket or config.socket or "")
+    except (OSError, KeyError, ValueError, TypeError, AttributeError, KVDepotError):
+        return DepotProcess(pid, None, socket)
+
+
+def posix_directories(config: KVDepotConfig, machine: Machine | None = None) -> list[str]:
+    """The directories of a configuration's Posix tier; none without that tier."""
+    if "Posix" not in config.tiers:
+        return []
+    values = {setting.key: setting.value for setting in config.effective(machine)}
+    found = values["directories"]
+    return [str(one) for one in (found if isinstance(found, list | tuple) else [found])]
+
+
+def _words(pid: int) -> list[str]:
+    return (PROC / str(pid) / "cmdline").read_bytes().decode("utf-8", "surrogateescape").split("\0")
+
+
+def _options(words: Sequence[str]) -> dict[str, str]:
+    """Options as ``--name value`` and ``--name=value``; of a switch the value is whatever stands behind it."""
+    found = {}
+    for word, following in pairwise([*words, ""]):
+        if word.startswith("--"):
+            name, is_, value = word.partition("=")
+            found[name] = value if is_ else following
+    return found
+
+
+def _environ(pid: int) -> Mapping[str, str]:
+    try:
+        lines = (PROC / str(pid) / "environ").read_bytes().decode("utf-8", "surrogateescape").split("\0")
+    except PermissionError:
+        # Another user's: its home directory is known, and most depots have no variables.
+        return {"HOME": pwd.getpwuid((PROC / str(pid)).stat().st_uid).pw_dir}
+    return dict(line.split("=", 1) for line in lines if "=" in line)
+
+
+def _beside(pid: int, path: str) -> str:
+    """A path as that process sees it."""
+    return path if os.path.isabs(path) else os.path.join(os.readlink(PROC / str(pid) / "cwd"), path)

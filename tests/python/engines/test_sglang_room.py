@@ -1,0 +1,230 @@
+"""How long a call may take and how much of the pool it may hold, with a depot and a clock that are stood in for."""
+
+import json
+import logging
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from sglang_parts import IndexerPoolHost, MHATokenToKVPoolHost
+
+from kvdepot.config import load_config
+from kvdepot.engines.counters import Counters
+from kvdepot.engines.resets import Resets
+from kvdepot.engines.sglang import room
+from kvdepot.engines.sglang.clearing import Clearing
+from kvdepot.engines.sglang.pages import Pages
+from kvdepot.engines.sglang.room import CALL_S, HELD_PART, LOOKUP_PAGES, Room
+
+UNTIL_S = 60.0
+
+
+class Clock:
+    """Stands until somebody is slow."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(room, "time", made)
+    return made
+
+
+class SlowStore:
+    """Has every page; each call takes as long as it may."""
+
+    def __init__(self, clock: Clock, timeout_ms: int) -> None:
+        self.clock, self.timeout_ms = clock, timeout_ms
+        self.calls: list[str] = []
+        self.missing = 0
+
+    def _late(self, call: str) -> None:
+        self.calls.append(call)
+        self.clock.now_s += self.timeout_ms / 1e3
+
+    def lookup(self, hashes: list[bytes]) -> list[int]:
+        self._late("lookup")
+        return [1] * len(hashes)
+
+    def lookup_on_prefix(self, hashes: list[bytes]) -> int:
+        self._late("lookup_on_prefix")
+        return len(hashes) - self.missing
+
+    def dump(self, hashes: list[bytes], shards: Any, addresses: Any, keep: Any) -> Any:
+        self._late("dump")
+        failed = np.arange(len(hashes), dtype=np.int64)
+        return SimpleNamespace(
+            wait=lambda _: True, failed=lambda _: failed, failures=lambda _: {"no_space": len(hashes)}
+        )
+
+    load = dump
+
+
+class Depot:
+    """Holds what is claimed, as long as there are pages to be had."""
+
+    attached, trouble = True, ""
+
+    def __init__(self, clock: Clock, pool_bytes: int) -> None:
+        self.clock, self.pool_bytes = clock, pool_bytes
+        self.stores: list[SlowStore] = []
+
+    def open_namespace(self, facts: str, layout: str) -> None: ...
+
+    def store(self, namespace: Any, *, timeout_ms: int, copy_json: str) -> SlowStore:
+        self.stores.append(SlowStore(self.clock, timeout_ms))
+        return self.stores[-1]
+
+    def stats_json(self) -> str:
+        return json.dumps({"depot": {"pool_bytes": self.pool_bytes}} if self.pool_bytes else {})
+
+    def claim(self, groups: Any, hashes: list[bytes], *, skip: int, limit: int) -> Any:
+        return SimpleNamespace(wait=lambda _: (True, len(hashes), len(hashes)), release=lambda: None)
+
+
+PAGE_BYTES = MHATokenToKVPoolHost().page(0).size
+SIDE_BYTES = IndexerPoolHost().page(0).size
+
+
+def opened(clock: Clock, pool_bytes: int = 0, **options: Any) -> tuple[Room, Depot, Counters]:
+    depot = Depot(clock, pool_bytes)
+    counters = Counters(lambda: logging.getLogger("test"))
+    config = load_config({"timeout_ms": options.pop("timeout_ms", 30_000)})
+    made = Room(config, counters, lambda _: depot, **options)
+    for name, pool in (("kv", MHATokenToKVPoolHost()), ("side", IndexerPoolHost())):
+        pages = Pages.of(pool, name)
+        assert pages is not None
+        made.open(name, pages, {})
+    return made, depot, counters
+
+
+HASHES = [bytes([number]) for number in range(100)]
+
+
+@pytest.mark.parametrize(("timeout_ms", "most_s"), [(30_000, CALL_S), (500, 0.5)])
+def test_a_call_ends_long_before_sglang_gives_its_threads_up(clock: Clock, timeout_ms: int, most_s: float) -> None:
+    """Its reset waits 10 s for them and then kills SGLang, and its own patience with a hit may end before ours."""
+    made, depot, counters = opened(clock, timeout_ms=timeout_ms)
+    assert {store.timeout_ms for store in depot.stores} == {most_s * 1e3}
+    until_s = made.until()
+    assert until_s == clock.now_s + most_s
+    began_s = clock.now_s
+    assert made.lookup("kv", HASHES, until_s).all()
+    # The rest of a call that is late is a miss, and nobody is asked for it.
+    assert not made.lookup("side", HASHES, until_s).any()
+    assert made.lookup_on_prefix("kv", HASHES, until_s) == 0
+    assert made.hold({"kv": 0}, HASHES, until_s) is None
+    addresses = np.zeros((len(HASHES), 1), dtype=np.uint64)
+    assert not any(made.move("load", "side", HASHES, addresses, until_s))
+    assert [store.calls for store in depot.stores] == [["lookup"], []]
+    assert counters.snapshot()["too_late"] == 4 * len(HASHES)
+    # A dump that finds no room: its second task does not begin when the time has passed.
+    assert not any(made.move("dump", "side", HASHES, addresses))
+    assert depot.stores[1].calls == ["dump"]
+    assert clock.now_s - began_s == 2 * most_s
+    assert 2 * CALL_S < 10
+
+
+def test_a_long_lookup_ends_in_time_between_its_batches(clock: Clock) -> None:
+    made, depot, counters = opened(clock)
+    hashes = [number.to_bytes(16, "little") for number in range(2 * LOOKUP_PAGES + 1)]
+    assert made.lookup_on_prefix("kv", hashes, clock.now_s + 1.5 * CALL_S) == 2 * LOOKUP_PAGES
+    assert made.lookup("side", hashes, clock.now_s + CALL_S).tolist() == [True] * LOOKUP_PAGES + [False] * (
+        LOOKUP_PAGES + 1
+    )
+    assert [len(store.calls) for store in depot.stores] == [2, 1]
+    assert counters.snapshot()["too_late"] == LOOKUP_PAGES + 2
+    # What is missing ends a prefix.
+    depot.stores[0].missing = 7
+    assert made.lookup_on_prefix("kv", hashes, clock.now_s + 10 * CALL_S) == LOOKUP_PAGES - 7
+
+
+def test_all_ranks_together_hold_a_part_of_the_pool(clock: Clock) -> None:
+    pool_bytes = 32 * PAGE_BYTES * HELD_PART
+    for ranks, most in ((1, 32), (4, 8)):
+        made, _, counters = opened(clock, pool_bytes, ranks=ranks)
+        assert made.hold({"kv": 0}, HASHES, made.until()) == most
+        assert counters.snapshot()["not_leased"] == len(HASHES) - most
+
+
+def test_a_hit_of_several_pools_has_no_more_room_than_others(clock: Clock) -> None:
+    made, _, _ = opened(clock, HELD_PART * (10 * PAGE_BYTES + 10 * SIDE_BYTES))
+    assert made.hold({"kv": 0, "side": 0}, HASHES, made.until()) == 10
+    assert made.hold({"kv": 0, "side": 0}, HASHES, made.until()) is None
+    # A window takes its own pages only.
+    made, _, _ = opened(clock, HELD_PART * (10 * PAGE_BYTES + 2 * SIDE_BYTES))
+    assert made.hold({"kv": 0, "side": 2}, HASHES, made.until()) == 10
+
+
+def test_a_pool_that_was_not_told_is_asked_for_again(clock: Clock) -> None:
+    made, depot, _ = opened(clock)
+    assert made.hold({"kv": 0}, HASHES[:2], made.until()) == 2
+    assert made.hold({"kv": 0}, HASHES[2:4], made.until()) is None
+    depot.pool_bytes = HELD_PART * 12 * PAGE_BYTES
+    assert made.hold({"kv": 0}, HASHES[4:], made.until()) == 10
+
+
+class Resetting:
+    """A depot that confirms a reset when it is told to."""
+
+    def __init__(self) -> None:
+        self.begun, self.may_end = threading.Event(), threading.Event()
+        self.threads: list[str] = []
+
+    def send(self) -> bool:
+        self.threads.append(threading.current_thread().name)
+        self.begun.set()
+        return self.may_end.wait(UNTIL_S)
+
+
+def test_a_reset_blocks_no_thread_of_sglang() -> None:
+    resets, depot = Resets(), Resetting()
+    clearing = Clearing(resets, depot.send)
+    try:
+        assert clearing.settled()
+        assert not depot.threads
+        resets.clear()
+        assert not clearing.confirmed(0)
+        assert depot.begun.wait(UNTIL_S)
+        assert not clearing.settled()
+        depot.may_end.set()
+        assert clearing.confirmed(UNTIL_S)
+        assert clearing.settled()
+        assert set(depot.threads) == {"kvdepot-clear"}
+    finally:
+        depot.may_end.set()
+        clearing.close(UNTIL_S)
+
+
+def test_a_reset_that_fails_is_sent_again() -> None:
+    resets, answers = Resets(), [False, RuntimeError("a panic"), True]
+
+    def send() -> bool:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    clearing = Clearing(resets, send)
+    resets.clear()
+    assert clearing.confirmed(UNTIL_S)
+    assert not answers
+    # A dump that was under way at a clear, and ended after it.
+    generation = resets.generation
+    assert resets.begin(generation)
+    resets.clear()
+    answers += [True, True]
+    assert not clearing.confirmed(0)
+    assert not resets.end(generation)
+    assert clearing.confirmed(UNTIL_S)
+    clearing.close(UNTIL_S)
+    clearing.close(UNTIL_S)
+    assert not clearing._thread or not clearing._thread.is_alive()
