@@ -63,8 +63,7 @@ def damage(files: list[Path], seed: int) -> None:
         file.write_bytes(content)
 
 
-# Two ranks on two processors keep the depot from running at times: `--full` only (docs/design.md, What is not there).
-@pytest.mark.parametrize(("kind", "ranks", "layerwise"), combinations(("llama", 1, True)))
+@pytest.mark.parametrize(("kind", "ranks", "layerwise"), combinations(("llama", 1, True), ("gemma3", 2, False)))
 def test_pool_of_a_tenth_of_the_working_set(lab: Lab, kind: str, ranks: int, layerwise: bool) -> None:
     """Blocks are evicted and fetched all the time; hits larger than the pool are cut, not thrashed."""
     options = {"use_layerwise": layerwise, "pool_gb": BYTES_OF_MANY[kind] / 10 / (1 << 30)}
