@@ -4,7 +4,8 @@
 A phase names what it does in ``do``, a method of ``Run``:
 
 - ``generate``: ``name``, ``prompts`` (each a list of parts, see ``prompt``), ``max_tokens``, ``one_by_one``,
-  ``settle`` (the depot's socket: what a batch dumped is in files before the next batch), ``until_cached`` (again until the first prompt had that hit: an answer that is late is a miss), ``adapter``
+  ``settle`` (the depot's socket: what a batch dumped is in files before the next batch), ``until_cached`` (again
+  until the first prompt had that hit: an answer that is late is a miss), ``adapter``
   (number and path), ``kv_transfer_params``
 - ``train_adapter``: a LoRA adapter of ``seed`` is written to ``path``
 - ``score``: ``name``, ``prompts``, ``tokens`` (the answers): by how much their tokens are less likely than the best
