@@ -4,7 +4,8 @@
 A phase names what it does in ``do``, a method of ``Run``:
 
 - ``generate``: ``name``, ``prompts`` (each a list of parts, see ``prompt``), ``max_tokens``, ``one_by_one``,
-  ``until_cached`` (again until the first prompt had that hit: an answer that is late is a miss), ``adapter``
+  ``settle`` (the depot's socket: what a batch dumped is in files before the next batch), ``until_cached`` (again
+  until the first prompt had that hit: an answer that is late is a miss), ``adapter``
   (number and path), ``kv_transfer_params``
 - ``train_adapter``: a LoRA adapter of ``seed`` is written to ``path``
 - ``score``: ``name``, ``prompts``, ``tokens`` (the answers): by how much their tokens are less likely than the best
@@ -47,6 +48,7 @@ METRICS = (
     "vllm:num_preemptions",
     "vllm:external_prefix_cache_hits",
     "vllm:prompt_tokens_cached_by_source",
+    "vllm:kvdepot_dump_failed_blocks",
     "vllm:kvdepot_hit_tokens",
     "vllm:kvdepot_lite_asked_tokens",
     "vllm:kvdepot_lite_ceiling_tokens",
@@ -56,7 +58,7 @@ METRICS = (
     "vllm:kvdepot_params_unknown",
     "vllm:spec_decode_num_accepted_tokens",
 )
-LABELS = ("source", "reason", "size")
+LABELS = ("source", "reason", "size", "kind")
 ENGINE = {
     "dtype": "float32",
     "enforce_eager": True,
@@ -174,11 +176,11 @@ class Run:
         batches = [[one] for one in prompts] if phase.get("one_by_one") else [prompts]
         began = time.monotonic()
         for _ in range(TRIES):
-            outputs = [
-                out
-                for batch in batches
-                for out in self.llm.generate(batch, sampling, use_tqdm=False, lora_request=adapter)
-            ]
+            outputs = []
+            for batch in batches:
+                outputs += self.llm.generate(batch, sampling, use_tqdm=False, lora_request=adapter)
+                if "settle" in phase:
+                    with_depot(phase["settle"], lambda depot: depot.drain(60_000))
             if phase.get("until_cached", 0) <= outputs[0].num_cached_tokens:
                 break
         self.results[phase["name"]] = {

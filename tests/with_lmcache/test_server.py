@@ -13,8 +13,9 @@ from chunks import until
 from conftest import settings
 
 from tools.lab.depot import DepotHome
+from tools.lab.rounds import ROOT
 from tools.lmcache.server import CHUNK_TOKENS, LMCacheServer, depot_adapter
-from tools.lmcache.vllm import ROOT, Engine
+from tools.lmcache.vllm import Engine
 
 PROMPT = {"seed": 1, "count": 2, "tokens": 1030}
 WHOLE = [1030 // int(CHUNK_TOKENS) * int(CHUNK_TOKENS)] * 2

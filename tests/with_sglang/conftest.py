@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tools.lab.depot import DepotHome
-from tools.sglang.engine import ROOT
+from tools.lab.rounds import ROOT
 
 MISSING = [name for name in ("sglang", "torch") if importlib.util.find_spec(name) is None]
 collect_ignore_glob = ["standin/*", *(["test_*.py"] if MISSING else [])]

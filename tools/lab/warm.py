@@ -192,6 +192,9 @@ def _become(order: dict[str, Any], answers: int) -> None:
     # Ranks are forked, too, which is vLLM's own way but on CPUs: there each would import everything again.
     executor = importlib.import_module("vllm.v1.executor.multiproc_executor")
     executor.get_mp_context = lambda: multiprocessing.get_context("fork")  # type: ignore[attr-defined]
+    # Ranks that wait for each other by sched_yield keep all others from running for up to 30 s on two processors
+    # (docs/operate.md, "The depot gets no processor"). This is how vLLM waits under older Pythons.
+    importlib.import_module("vllm.distributed.utils").USE_SCHED_YIELD = False  # type: ignore[attr-defined]
     # vLLM has handed its stream to its log handlers already; both write to the same descriptors.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     importlib.import_module(order["module"]).main(order["argument"])

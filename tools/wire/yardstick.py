@@ -35,10 +35,10 @@ def _receive(end: socket.socket, buffer: memoryview) -> bool:
 def stream_bytes_per_s(seconds: float) -> float:
     """One connection, one way; sender and receiver are threads that the system calls let run beside each other."""
     near, far = _connected()
-    end_s = time.monotonic() + seconds
 
     def fill() -> None:
-        data = bytes(CHUNK_BYTES)
+        data, end_s = bytes(CHUNK_BYTES), time.monotonic() + seconds
+        near.sendall(data)  # a rate of nothing would be no yardstick
         while time.monotonic() < end_s:
             near.sendall(data)
         near.shutdown(socket.SHUT_WR)
