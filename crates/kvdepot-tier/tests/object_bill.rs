@@ -3,6 +3,7 @@
 
 mod bucket_server;
 
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -134,6 +135,20 @@ fn past_epochs_are_deleted_and_no_other_s() {
 }
 
 #[test]
+fn what_a_reset_during_a_sweep_leaves_is_deleted_as_well() {
+    let server = BucketServer::start();
+    let mut bench = open(&server, |_| {});
+    bench.write_all(2);
+    server.plan(|request| if request.query.contains_key("list-type") { Act::Hold } else { Act::Serve });
+    bench.epoch = bench.tier.advance_and_wait(&bench.spec, 0).unwrap();
+    until("the bucket is being listed", || server.with(|bucket| bucket.held > 0));
+    bench.write_all(3);
+    bench.tier.advance_and_wait(&bench.spec, 0).unwrap();
+    server.serve_all();
+    until("all go", || server.names("/blocks/").is_empty());
+}
+
+#[test]
 fn a_depot_that_begins_after_a_crash_deletes_what_lies_in_past_epochs() {
     let server = BucketServer::start();
     let bench = open(&server, |config| config.sweep = false);
@@ -151,6 +166,33 @@ fn a_bucket_that_is_not_there_opens_no_namespace() {
     let tier = ObjectTier::open(config).unwrap();
     let error = tier.open_and_wait(&spec("one", BlockLayout::new(vec![vec![100]]).unwrap()), 0).unwrap_err();
     assert!(error.to_string().contains("no such bucket"), "{error}");
+}
+
+/// In a process of its own: the environment of this one is shared by all its tests.
+#[test]
+fn keys_of_a_file_do_without_the_environment_s_token() {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "with_the_environment_s_token", "--ignored"])
+        .env("AWS_SESSION_TOKEN", "of-other-keys")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+}
+
+#[test]
+#[ignore = "a part of keys_of_a_file_do_without_the_environment_s_token"]
+fn with_the_environment_s_token() {
+    assert_eq!(std::env::var("AWS_SESSION_TOKEN").unwrap(), "of-other-keys");
+    let server = BucketServer::start();
+    let (send, signed) = std::sync::mpsc::channel();
+    server.plan(move |request| {
+        let has = |name: &str| request.headers.contains_key(name);
+        let _ = send.send((has("authorization"), has("x-amz-security-token")));
+        Act::Serve
+    });
+    open(&server, |_| {}).write_all(1);
+    assert_eq!(signed.recv().unwrap(), (true, false));
 }
 
 #[test]

@@ -238,7 +238,11 @@ impl Shared {
         let path = self.names.trial(fresh_number());
         let wrong = UpdateVersion { e_tag: Some("\"kvdepot-no-such-tag\"".to_owned()), version: None };
         let put = |mode| self.put_when(&path, "kvdepot: may be deleted\n", mode, deadline);
-        put(PutMode::Create).await.map_err(Fault::into_error)?;
+        match put(PutMode::Create).await {
+            // Nobody else has this name: it was an earlier try, which was not answered.
+            Ok(()) | Err(Fault::Conflict(_)) => {}
+            Err(fault) => return Err(fault.into_error()),
+        }
         let mut kept = true;
         for mode in [PutMode::Create, PutMode::Update(wrong)] {
             match put(mode).await {

@@ -28,6 +28,12 @@ pub(crate) enum Act {
     ServeAndHang,
     /// It is not served, and nothing is sent.
     Hang,
+    /// It is served when `serve_all` says so.
+    Hold,
+    /// It is served, and the connection ends without an answer.
+    ServeAndClose,
+    /// It is not served, and the connection ends.
+    Close,
     /// It is served, and the connection ends after so many bytes of the answer's body.
     Cut(usize),
     /// It is served without a look at its conditions.
@@ -47,6 +53,8 @@ pub(crate) struct Bucket {
     pub(crate) uploads: BTreeMap<String, BTreeMap<u32, Vec<u8>>>,
     tags: u64,
     plan: Option<Plan>,
+    /// Requests that wait for `serve_all`.
+    pub(crate) held: u32,
     /// Lines of the bill.
     pub(crate) served: BTreeMap<String, u64>,
     connections: Vec<TcpStream>,
@@ -55,8 +63,8 @@ pub(crate) struct Bucket {
 
 struct Inner {
     bucket: Mutex<Bucket>,
-    /// Signalled when the server stops.
-    stopped: Condvar,
+    /// Signalled when the server stops, and when it serves all.
+    changed: Condvar,
 }
 
 /// The server; it ends when it is dropped, and its objects outlive `stop`.
@@ -69,7 +77,7 @@ pub(crate) struct BucketServer {
 
 impl BucketServer {
     pub(crate) fn start() -> Self {
-        let inner = Arc::new(Inner { bucket: Mutex::default(), stopped: Condvar::new() });
+        let inner = Arc::new(Inner { bucket: Mutex::default(), changed: Condvar::new() });
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let keys = tempfile::NamedTempFile::new().unwrap();
@@ -100,7 +108,7 @@ impl BucketServer {
     pub(crate) fn stop(&mut self) {
         let Some(accepting) = self.accepting.take() else { return };
         self.inner.bucket.lock().is_stopping = true;
-        self.inner.stopped.notify_all();
+        self.inner.changed.notify_all();
         let _ = TcpStream::connect(self.address);
         accepting.join().unwrap();
         for connection in std::mem::take(&mut self.inner.bucket.lock().connections) {
@@ -142,6 +150,7 @@ impl BucketServer {
 
     pub(crate) fn serve_all(&self) {
         self.inner.bucket.lock().plan = None;
+        self.inner.changed.notify_all();
     }
 
     pub(crate) fn with<T>(&self, look: impl FnOnce(&mut Bucket) -> T) -> T {
@@ -165,21 +174,32 @@ impl Inner {
         while let Some(request) = Request::read(&mut connection) {
             let mut bucket = self.bucket.lock();
             let act = bucket.plan.as_mut().map_or(Act::Serve, |plan| plan(&request));
+            if act == Act::Hold {
+                bucket.held += 1;
+                while !bucket.is_stopping && bucket.plan.is_some() {
+                    self.changed.wait(&mut bucket);
+                }
+                bucket.held -= 1;
+            }
             let response = match act {
                 Act::Refuse(status) => Response::new(
                     status,
                     format!("<Error><Code>Test{status}</Code><Token>secret</Token></Error>"),
                 ),
-                Act::Hang => Response::new(200, String::new()),
+                Act::Hang | Act::Close => Response::new(200, String::new()),
                 _ => bucket.serve(&request, act == Act::IgnoreConditions),
             };
             if matches!(act, Act::Hang | Act::ServeAndHang) {
                 while !bucket.is_stopping {
-                    self.stopped.wait(&mut bucket);
+                    self.changed.wait(&mut bucket);
                 }
                 return;
             }
             drop(bucket);
+            if matches!(act, Act::Close | Act::ServeAndClose) {
+                let _ = connection.shutdown(std::net::Shutdown::Both);
+                return;
+            }
             let cut = if let Act::Cut(bytes) = act { Some(bytes) } else { None };
             if response.write(&mut connection, &request, cut).is_none() || cut.is_some() {
                 let _ = connection.shutdown(std::net::Shutdown::Both);
