@@ -289,6 +289,31 @@ fn a_write_that_ends_during_a_removal_leaves_no_belief() {
 }
 
 #[test]
+fn what_was_said_of_a_block_before_its_removal_is_not_believed_after_it() {
+    let server = BucketServer::start();
+    open(&server, |_| {}).write_all(2);
+    let bench = open(&server, |_| {});
+    server.plan(|request| {
+        let asks = request.is_block() && matches!(request.method.as_str(), "GET" | "HEAD");
+        if asks { Act::ServeAndHold } else { Act::Serve }
+    });
+    let (send, found) = std::sync::mpsc::channel();
+    let done = Box::new(move |count| drop(send.send(count)));
+    bench.tier.probe(vec![bench.key(0)], Bench::soon(), done);
+    let read = bench.begin_read(1, bench.slot(), Bench::soon());
+    until("both are answered", || server.with(|bucket| bucket.held == 2));
+    bench.remove(0).unwrap();
+    bench.remove(1).unwrap();
+    server.serve_all();
+    Bench::answer(&found).unwrap();
+    let _ = Bench::answer(&read);
+    for n in 0..2 {
+        assert_ne!(bench.peek(n), Presence::Present);
+        assert_eq!(bench.write(n).unwrap(), Written::New);
+    }
+}
+
+#[test]
 fn writes_that_fail_hold_back_no_reset_and_no_removal() {
     let server = BucketServer::start();
     let bench = open(&server, |_| {});

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kvdepot_tier::ObjectConfig;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 pub(crate) use http::{Request, Response};
 
@@ -30,6 +30,8 @@ pub(crate) enum Act {
     Hang,
     /// It is served when `serve_all` says so.
     Hold,
+    /// It is served, and the answer is sent when `serve_all` says so.
+    ServeAndHold,
     /// It is served, and the connection ends without an answer.
     ServeAndClose,
     /// It is not served, and the connection ends.
@@ -170,16 +172,20 @@ impl Drop for BucketServer {
 }
 
 impl Inner {
+    fn hold(&self, bucket: &mut MutexGuard<'_, Bucket>) {
+        bucket.held += 1;
+        while !bucket.is_stopping && bucket.plan.is_some() {
+            self.changed.wait(bucket);
+        }
+        bucket.held -= 1;
+    }
+
     fn talk(&self, mut connection: TcpStream) {
         while let Some(request) = Request::read(&mut connection) {
             let mut bucket = self.bucket.lock();
             let act = bucket.plan.as_mut().map_or(Act::Serve, |plan| plan(&request));
             if act == Act::Hold {
-                bucket.held += 1;
-                while !bucket.is_stopping && bucket.plan.is_some() {
-                    self.changed.wait(&mut bucket);
-                }
-                bucket.held -= 1;
+                self.hold(&mut bucket);
             }
             let response = match act {
                 Act::Refuse(status) => Response::new(
@@ -189,6 +195,9 @@ impl Inner {
                 Act::Hang | Act::Close => Response::new(200, String::new()),
                 _ => bucket.serve(&request, act == Act::IgnoreConditions),
             };
+            if act == Act::ServeAndHold {
+                self.hold(&mut bucket);
+            }
             if matches!(act, Act::Hang | Act::ServeAndHang) {
                 while !bucket.is_stopping {
                     self.changed.wait(&mut bucket);
