@@ -99,30 +99,29 @@ class Handler(BaseHTTPRequestHandler):
             self._refuse(404, "NoSuchBucket")
         elif self.command == "GET" and "list-type" in asked:
             self._list(asked.get("prefix", [""])[0], asked.get("delimiter", [""])[0])
-        elif self.command in {"GET", "HEAD"}:
-            value = self.objects.get(name)
-            if value is None:
-                self._refuse(404, "NoSuchKey")
-            else:
-                self._answer(200, value, ETag=tag(value))
-        elif self.command == "PUT" and not asked:
-            conditions: dict[str, Any] = {
-                "unless_there": "If-None-Match" in self.headers,
-                "while_tag": self.headers.get("If-Match"),
-            }
-            if self.objects.put(name, body, **conditions):
-                self._answer(200, ETag=tag(body))
-            else:
-                self._refuse(412, "PreconditionFailed")
-        elif self.command == "DELETE" and not asked:
-            self.objects.delete(name)
-            self._answer(204)
         elif self.command == "POST" and "delete" in asked:
             for found in re.findall("<Key>(.*?)</Key>", body.decode()):
                 self.objects.delete(found)
             self._answer(200, b"<DeleteResult></DeleteResult>")
-        else:
+        elif asked:
             self._refuse(501, "NotImplemented")
+        else:
+            self._serve_object(name, body)
+
+    def _serve_object(self, name: str, body: bytes) -> None:
+        if self.command == "PUT":
+            none, same = "If-None-Match" in self.headers, self.headers.get("If-Match")
+            if self.objects.put(name, body, unless_there=none, while_tag=same):
+                self._answer(200, ETag=tag(body))
+            else:
+                self._refuse(412, "PreconditionFailed")
+        elif self.command == "DELETE":
+            self.objects.delete(name)
+            self._answer(204)
+        elif (value := self.objects.get(name)) is None:
+            self._refuse(404, "NoSuchKey")
+        else:
+            self._answer(200, value, ETag=tag(value))
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve  # noqa: N815 - the names of the base class
 
