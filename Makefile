@@ -94,6 +94,10 @@ standin-verbs:
 	@$(STEP) "build the stand-in" cargo build --quiet --locked -p kvdepot-standin-verbs
 	@mkdir -p $(dir $(STANDIN_VERBS)) && cp target/debug/libkvdepot_standin_verbs.so $(STANDIN_VERBS)
 
+.PHONY: site
+site: setup ## Build the documentation as a site (ARGS: --out DIR)
+	@$(STEP) "documentation site" $(BIN)/python -m tools.site $(ARGS)
+
 ##@ Check
 
 .PHONY: test
@@ -163,6 +167,7 @@ lint: setup $(CARGO_DENY) ## Check format, lints, types, stubs, spelling and lic
 	@$(STEP) "mypy" $(BIN)/mypy
 	@$(STEP) "stubs match the module" $(BIN)/python -m mypy.stubtest kvdepot._native --mypy-config-file pyproject.toml
 	@$(STEP) "pictures belong to their figures" $(BIN)/python -m tools.plots.first_token --check
+	@$(STEP) "documentation site" $(BIN)/python -m tools.site
 	@$(STEP) "typos" $(BIN)/typos
 
 .PHONY: ptx-check

@@ -60,6 +60,9 @@ CORE = '{{"pipeline":"Cache","pool_bytes":16777216}}'
 RUNS: tuple[Run | Serve, ...] = (
     Run("make help", "make help", says="make setup"),
     Run("make wheel", "make wheel", says=".whl"),
+    Run(
+        "make site", 'make site ARGS="--out {tmp}/site" && cat {tmp}/site/reference/commands.html', says="kvdepot serve"
+    ),
     Run("version", "kvdepot --version", says="version"),
     Run("config check", "kvdepot config check {root}/tests/data/seeds/000_pipeline.yaml", says="good"),
     Run("config check --json", "kvdepot config check --json {root}/tests/data/seeds/000_pipeline.yaml", json=True),
@@ -68,6 +71,9 @@ RUNS: tuple[Run | Serve, ...] = (
     Run("config keys", "kvdepot config keys", says="pool_gb"),
     Run("config keys --json", "kvdepot config keys --json", json=True),
     Run("config keys --markdown", "kvdepot config keys --markdown", says="| `pool_gb` |"),
+    Run("completion bash", 'eval "$(kvdepot completion bash)" && complete -p kvdepot', says="_kvdepot_completion"),
+    Run("completion zsh", "kvdepot completion zsh", says="compdef"),
+    Run("completion fish", "kvdepot completion fish > {tmp}/kvdepot.fish && cat {tmp}/kvdepot.fish", says="complete"),
     Run("compat list", "kvdepot compat list", says="ucm"),
     Run("compat list --json", "kvdepot compat list --json", json=True),
     Run("compat install", "kvdepot compat install ucm && kvdepot compat remove ucm", says="removed"),
@@ -378,6 +384,7 @@ DRY = {
 SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "kvdepot config keys": ("config keys",),
     "make wheel": ("make wheel",),
+    "make site": ("make site",),
     "make demo": ("make demo",),
     "make bench-engine": ("make bench-engine",),
     'make bench-engine ARGS="--rounds 2 --repeats 4"': ("make bench-engine",),
@@ -402,6 +409,7 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "kvdepot bench store --only traces": ("bench store --only traces",),
     "kvdepot trace replay conversation_trace.jsonl --capacity 1000,5000,10000,20000,50000": ("trace replay",),
     "kvdepot bench copy": ("bench copy", "bench copy --json"),
+    "kvdepot completion --help": ("completion bash", "completion zsh", "completion fish"),
     "kvdepot compat install ucm": ("compat install",),
     "kvdepot compat install infinistore": ("compat install",),
     "kvdepot compat list": ("compat list", "compat list --json"),

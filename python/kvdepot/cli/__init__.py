@@ -11,6 +11,7 @@ from kvdepot.errors import ConfigError, KVDepotError
 VERBS: Mapping[str, str] = {
     "bench": "kvdepot.cli.bench",
     "compat": "kvdepot.cli.compat",
+    "completion": "kvdepot.cli.completion",
     "config": "kvdepot.cli.config",
     "depots": "kvdepot.cli.depots",
     "doctor": "kvdepot.cli.doctor",
