@@ -30,20 +30,20 @@ def load_config(
     """Reads a configuration and checks all of it.
 
     Args:
-            source: path of a YAML file, a dict like such a file, a configuration (returned as it is), or ``None`` for
-                defaults sized to the machine. Files and dicts may be in our own spelling (``docs/configuration.md``) or
-                in the seeds' (``ucm_connectors``). Environment variables (``KVDEPOT_POOL_GB``) override a file's keys
-                and defaults, but not the keys of a dict, which the program itself sets. With a dict that has a
-                pipeline, variables of tiers that are not in it are ignored.
-            machine: machine that sizes are checked against; this machine when left out.
-            owns_pool: whether the pool will be of this machine's memory. False for a process that attaches to a depot:
-                it checks the pool's size only if it may start that depot itself (``start_depot``).
+        source: path of a YAML file, a dict like such a file, a configuration (returned as it is), or ``None`` for
+            defaults sized to the machine. Files and dicts may be in our own spelling (``docs/configuration.md``) or
+            in the seeds' (``ucm_connectors``). Environment variables (``KVDEPOT_POOL_GB``) override a file's keys
+            and defaults, but not the keys of a dict, which the program itself sets. With a dict that has a
+            pipeline, variables of tiers that are not in it are ignored.
+        machine: machine that sizes are checked against; this machine when left out.
+        owns_pool: whether the pool will be of this machine's memory. False for a process that attaches to a depot:
+            it checks the pool's size only if it may start that depot itself (``start_depot``).
 
     Returns:
-            The configuration; ``origins`` has the file and line of each key that was set.
+        The configuration; ``origins`` has the file and line of each key that was set.
 
     Raises:
-            ConfigError: every mistake found, one per line, each with file, line, key, value and what to do.
+        ConfigError: every mistake found, one per line, each with file, line, key, value and what to do.
     """
     machine = machine or Machine.here()
     if isinstance(source, KVDepotConfig):
