@@ -1,4 +1,4 @@
-"""``kvdepot export``: a namespace's blocks as one file."""
+"""``kvdepot export``: writes a namespace's blocks to one file."""
 
 import dataclasses
 import sys

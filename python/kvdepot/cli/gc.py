@@ -1,4 +1,4 @@
-"""``kvdepot gc``: removes what no depot will read again from a stopped depot's directories."""
+"""``kvdepot gc``: removes files from a stopped depot's directories that no depot will read again."""
 
 import dataclasses
 import sys
@@ -86,7 +86,7 @@ def _check_unused(user: RunningDepot | None) -> None:
 
 
 def _remove(going: list[Garbage], places: list[Path], config: KVDepotConfig | None) -> tuple[int, list[str]]:
-    """The bytes that were freed, and what could not be removed."""
+    """Removes garbage. Returns the bytes that were freed, and an error for each file that could not be removed."""
     freed, failures = 0, []
     looked: float | None = None
     with progress("gc", sum(one.bytes for one in going), hidden=False) as done:

@@ -1,4 +1,4 @@
-"""``kvdepot inspect``: what a block file says of itself, and whether it is whole."""
+"""``kvdepot inspect``: shows a block file's header, and whether the file is intact."""
 
 import dataclasses
 import sys
@@ -55,7 +55,7 @@ def command(file: str, as_json: bool) -> None:
 
 
 def _problem(path: Path, data: bytes) -> str:
-    """What is wrong with the file, by its namespace's description; an empty string when nothing is."""
+    """Returns what is wrong with the file, by its namespace's description; empty if nothing is."""
     for parent in path.absolute().parents:
         if (parent / "namespace.json").is_file():
             namespace = next(one for one in find_namespaces([parent.parent]) if one.root == parent.name)

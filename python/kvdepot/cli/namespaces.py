@@ -1,4 +1,4 @@
-"""``kvdepot namespaces``: what the directories hold, and which facts keep two namespaces apart."""
+"""``kvdepot namespaces``: lists the namespaces in the directories, and the facts in which two of them differ."""
 
 import json
 
