@@ -28,7 +28,7 @@ COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 @click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration file; defaults without one.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(file: str | None, as_json: bool) -> None:
-    r"""Checks this machine and a configuration, and shows devices and copy engines. Exit status 1 when a check fails.
+    """Checks this machine and a configuration, and shows devices and copy engines. Exit status 1 when a check fails.
 
     Needs no root and no running depot. In each directory of the Posix tier a few files are written for a moment, to
     see which I/O works there. Every line that is not ok says why it matters and how to mend it.

@@ -35,7 +35,7 @@ LOOK_AGAIN_S = 1.0
 def command(
     directories: tuple[str, ...], file: str | None, dry_run: bool, apply_: bool, unknown: bool, as_json: bool
 ) -> None:
-    r"""Finds what a stopped depot's directories hold in vain, and why; --apply removes it.
+    """Finds what a stopped depot's directories hold in vain, and why; --apply removes it.
 
     That is: blocks of earlier epochs, broken blocks that were set aside, temporary files whose writer is gone,
     and namespaces without blocks. Blocks that a depot would find stay, and so does what says that a namespace was

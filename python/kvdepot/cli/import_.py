@@ -42,7 +42,7 @@ def command(
     timeout: float,
     as_json: bool,
 ) -> None:
-    r"""Stores the blocks of FILE, made by `kvdepot export`, that the depot does not have.
+    """Stores the blocks of FILE, made by `kvdepot export`, that the depot does not have.
 
     All checksums of FILE are compared before the first block is stored, so that a file that was cut or damaged changes
     nothing. The blocks go through the depot that runs with this configuration, or into a stopped one's directories.

@@ -19,7 +19,7 @@ SUFFIXES = (".kvb", ".bad")
 @click.argument("file", type=click.Path(dir_okay=False))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(file: str, as_json: bool) -> None:
-    r"""Shows the header of a block FILE, and checks the file as a depot does. Exit status 1 when it is broken.
+    """Shows the header of a block FILE, and checks the file as a depot does. Exit status 1 when it is broken.
 
     \b
     kvdepot inspect /mnt/nvme0/kvdepot/3f2a…/e0/5c/5c17….kvb

@@ -28,7 +28,7 @@ STEP_S = 0.5
 def command(
     file: str | None, socket: str | None, block_bytes: int | None, all_depots: bool, timeout: float, as_json: bool
 ) -> None:
-    r"""Ends a running depot in order: it writes blocks that are in no tier yet, then its process ends.
+    """Ends a running depot in order: it writes blocks that are in no tier yet, then its process ends.
 
     Engines that are attached go on without it, and start another one when they look again. Exit status 1 when a depot
     has not ended within --timeout; it goes on ending.

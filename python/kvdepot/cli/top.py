@@ -37,7 +37,7 @@ CLEAR = "\x1b[H\x1b[2J"
 @click.option("--once", is_flag=True, help="Look twice, print once and end.")
 @click.option("--json", "as_json", is_flag=True, help="Print one look as JSON and end.")
 def command(sockets: tuple[str, ...], interval: float, once: bool, as_json: bool) -> None:
-    r"""Shows pool, blocks and rates of the depots of this user, refreshed until Ctrl-C.
+    """Shows pool, blocks and rates of the depots of this user, refreshed until Ctrl-C.
 
     Reads the HTTP socket beside each depot's own (`SOCKET.http`). Rates are blocks and bytes a second since the look
     before; read and write are those of the tiers.
