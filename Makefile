@@ -69,6 +69,10 @@ bench-handover: vllm-env ## Measure a vLLM that takes the KV of another one from
 bench-thrash: vllm-env ## Send concurrent hits that exceed the pool
 	@$(VLLM_VENV)/bin/python -m benches.engine.thrash $(ARGS)
 
+.PHONY: bench-waiting
+bench-waiting: vllm-env ## Measure the scheduler's steps while a thousand requests wait
+	@$(VLLM_VENV)/bin/python -m benches.engine.waiting $(ARGS)
+
 .PHONY: bench-wire-faults
 bench-wire-faults: infinistore-env standin-verbs ## Send malformed traffic to our wire door and to InfiniStore's
 	@$(WITH_STANDIN) $(INFINISTORE_VENV)/bin/python -m benches.wire.faults $(ARGS)

@@ -43,7 +43,7 @@ class Serve:
     stat: str = "kvdepot stat --socket {tmp}/depot.sock --json"
 
 
-VLLM_BENCHES = ("engine", "overhead", "handover", "thrash")
+VLLM_BENCHES = ("engine", "overhead", "handover", "thrash", "waiting")
 TINY = "--repeats 1 --tokens 64"
 CUDA = {"LD_LIBRARY_PATH": "{standin_cuda}", "XDG_CACHE_HOME": "{tmp}"}
 CERTIFICATE = (
@@ -329,6 +329,12 @@ RUNS: tuple[Run | Serve, ...] = (
         json=True,
     ),
     Run(
+        "make bench-waiting",
+        'make bench-waiting ARGS="--requests 20 --running 2 --tokens 65 --answer-tokens 2 --steps 20 --rounds 1 '
+        '--systems misses --set hit_ratio=1.0 --json"',
+        json=True,
+    ),
+    Run(
         "make bench-wire-faults",
         'make bench-wire-faults ARGS="--server kvdepot --logs {tmp} --json garbage_in_delete"',
         json=True,
@@ -350,6 +356,7 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
     "bench-overhead": ("-m", "benches.engine.overhead"),
     "bench-handover": ("-m", "benches.engine.handover"),
     "bench-thrash": ("-m", "benches.engine.thrash"),
+    "bench-waiting": ("-m", "benches.engine.waiting"),
     "bench-wire-faults": ("-m", "benches.wire.faults"),
     "bench-wire": ("-m", "benches.wire.throughput"),
     "first-gpu-hour": ("-m", "tools.first_gpu_hour"),
@@ -391,6 +398,7 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "make bench-overhead": ("make bench-overhead",),
     "make bench-handover": ("make bench-handover",),
     "make bench-thrash": ("make bench-thrash",),
+    "make bench-waiting": ("make bench-waiting",),
     "make bench-wire": ("make bench-wire",),
     'make test-engine ARGS="--full --kills 20"': ("test-engine --full",),
     ".venv-vllm/bin/python -m pytest -o filterwarnings=default -o timeout=900 tests/engine --native=fake": (

@@ -175,6 +175,7 @@ class Lookup:
         claim: holds the hit's leases until it is released.
         local_tokens: local hit that the claim was made for.
         hit: last hit reported to the scheduler.
+        polled_step: step of the scheduler in which the claim was polled last; None before the first poll.
     """
 
     def __init__(
@@ -191,6 +192,7 @@ class Lookup:
         self.local_tokens = local_tokens
         self.started_s = started_s
         self.hit: Hit | None = None
+        self.polled_step: int | None = None
         self._bounds = bounds
         self._geometry = geometry
         self._patience = patience

@@ -11,7 +11,7 @@ from kvdepot.engines.vllm.drafts import Drafts
 from kvdepot.engines.vllm.groups import Geometry
 from kvdepot.engines.vllm.loadplan import LeasedLoad, planned_blocks
 from kvdepot.engines.vllm.log import connector_logger, log_hit
-from kvdepot.engines.vllm.lookup import MISSES, Hit, HitLimits, IdleTime, Lookup, Miss, Patience, Pending
+from kvdepot.engines.vllm.lookup import MISSES, PENDING, Hit, HitLimits, IdleTime, Lookup, Miss, Patience, Pending
 from kvdepot.engines.vllm.meta import Load, LoadReport, RankNamespaces, StepMetadata
 from kvdepot.engines.vllm.namespaces import EngineNamespaces
 from kvdepot.engines.vllm.options import ConnectorOptions
@@ -21,6 +21,7 @@ from kvdepot.engines.vllm.requests import RequestState
 from kvdepot.engines.vllm.saveplan import SavePlan
 from kvdepot.engines.vllm.stats import DepotStats
 from kvdepot.engines.vllm.taint import Taint
+from kvdepot.engines.vllm.turns import Turns
 from kvdepot.engines.vllm.witnesses import Witnesses
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class SchedulerSide:
         self._step = StepMetadata()
         self._load_ids = 0
         self._idle = IdleTime()
+        self._turns = Turns()
         self._rates = Rates()
         self._witnesses = Witnesses(ranks)
         self._taint = Taint()
@@ -143,11 +145,11 @@ class SchedulerSide:
             return state.miss or Miss("unknown")
         if state.lookup is None:
             begun = self._claim(state, local_tokens, now_s)
-            if isinstance(begun, Miss):
+            if not isinstance(begun, Lookup):
                 return begun
             state.lookup = begun
         known = state.lookup.hit is not None  # then the request waits for admission
-        answer = state.lookup.poll(now_s, self._idle)
+        answer = self._poll(state.lookup, now_s)
         if not known and not isinstance(answer, Pending):
             self.stats.observe("lookup_seconds", time.monotonic() - state.lookup.started_s)
             given = answer.tokens if isinstance(answer, Hit) else 0
@@ -160,11 +162,26 @@ class SchedulerSide:
                 return Miss("no_depot")
         return answer
 
-    def _claim(self, state: RequestState, local_tokens: int, now_s: float) -> Lookup | Miss:
+    def _poll(self, lookup: Lookup, now_s: float) -> Pending | Miss | Hit:
+        """Polls a claim, if this step may: always a new one and one that has settled, the others in turn."""
+        last_step, lookup.polled_step = lookup.polled_step, self._turns.step
+        if last_step is None:
+            answer = lookup.poll(now_s, self._idle)
+            if isinstance(answer, Pending):
+                self._turns.claim_is_pending()
+            return answer
+        if lookup.hit is None and not self._turns.may_poll(last_step):
+            lookup.polled_step = last_step
+            return PENDING
+        return lookup.poll(now_s, self._idle)
+
+    def _claim(self, state: RequestState, local_tokens: int, now_s: float) -> Lookup | Pending | Miss:
         """Claims the blocks that the engine does not have, if there are any."""
         bounds = self._limits.bounds(state.request, local_tokens, state.ask.load_tokens_max)
         if isinstance(bounds, Miss):
             return bounds
+        if not self._turns.may_claim():
+            return PENDING
         self.stats.add("claims")
         state.asked_tokens = (bounds.limit - bounds.skip) * self._geometry.hash_tokens
         self.stats.add("asked_tokens", state.asked_tokens)
@@ -255,6 +272,7 @@ class SchedulerSide:
         """``build_connector_meta``: returns everything that the workers have to do in this step."""
         step, self._step = self._step, StepMetadata()
         self._idle.begin_step(output.total_num_scheduled_tokens == 0)
+        self._turns.next_step()
         step.decoding = any(
             output.num_scheduled_tokens[name] <= DECODE_TOKENS_MAX for name in output.scheduled_cached_reqs.req_ids
         )
