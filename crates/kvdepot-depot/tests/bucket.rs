@@ -32,6 +32,7 @@ fn start(server: &BucketServer, disk: Option<&Path>) -> (Depot, OpenNamespace) {
     });
     if let Some(disk) = disk {
         config["pipeline"] = "Cache|Posix|Object".into();
+        config["placement"] = serde_json::json!({"Posix": {"promote": true}});
         config["posix"] = serde_json::json!({"directories": [disk], "free_floor_percent": 0});
     }
     let depot = Depot::start_private(DepotConfig::from_json(&config.to_string()).unwrap()).unwrap();
@@ -95,6 +96,7 @@ fn a_depot_on_an_empty_disk_has_what_another_one_stored() {
     server.plan(
         |request| if request.method == "GET" && request.is_block() { Act::Refuse(500) } else { Act::Serve },
     );
+    second.direct().evict_to_percent(0.0);
     assert_eq!(load(&second, namespace, 6), [true; 6]);
 }
 
