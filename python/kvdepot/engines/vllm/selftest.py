@@ -49,7 +49,7 @@ def self_test(
     No copy may be in flight, and nothing may compute. The pages' content is restored.
 
     Raises:
-        SelfTestError: other bytes of a group came back than were dumped.
+        SelfTestError: a group's bytes did not survive the round trip.
         PlacementError: a layer's tensor is not where vLLM's configuration of the cache has it.
     """
     if not depot.attached:
