@@ -60,7 +60,7 @@ class Engine:
         raise RuntimeError("vLLM did not reset its prefix cache: blocks are still in use")
 
     def crowd(self, name: str, prompts: list[list[int]], max_tokens: int, steps: int) -> None:
-        """Adds all prompts, then times the scheduler in so many steps; the rest of the requests is aborted."""
+        """Adds all prompts, then times the scheduler in ``steps`` steps; the remaining requests are aborted."""
         engine: Any = self._llm.llm_engine
         scheduler = engine.engine_core.engine_core.scheduler
         sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)

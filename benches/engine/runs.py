@@ -78,14 +78,14 @@ class Sent:
 
 @dataclass(frozen=True)
 class Crowd:
-    """Steps of an engine for which many requests wait.
+    """Steps of an engine with many waiting requests.
 
     Attributes:
-        schedule_ms: time of the scheduler's part of each step.
+        schedule_ms: milliseconds of the scheduler's part of each step.
         running: requests that ran in each step.
         waiting: requests that waited before each step.
-        took_s: time of all steps.
-        done: requests that ended in them.
+        took_s: seconds of all steps.
+        done: number of requests that ended in them.
     """
 
     schedule_ms: tuple[float, ...]
@@ -143,7 +143,7 @@ def send(name: str, prompts: Prompts, *, max_tokens: int = 8, together: bool = F
 
 
 def crowd(name: str, prompts: Prompts, *, max_tokens: int, steps: int) -> Step:
-    """Adds all prompts, and times the scheduler in so many steps."""
+    """Adds all prompts, and times the scheduler in a number of steps."""
     return {"do": "crowd", "name": name, "prompts": list(prompts), "max_tokens": max_tokens, "steps": steps}
 
 
