@@ -75,7 +75,7 @@ class Lab:
             shutil.rmtree(path, ignore_errors=True)
 
     def conflicts(self) -> list[float]:
-        """Returns the largest difference between bytes dumped twice under one key (fake core only)."""
+        """Returns the largest difference of each block that was dumped twice with other bytes (fake core only)."""
         path = Path(self.socket + ".fake") / "conflicts"
         return [float(line.split()[0]) for line in path.read_text().splitlines()] if path.exists() else []
 

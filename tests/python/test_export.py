@@ -284,7 +284,7 @@ def test_an_export_that_lacks_blocks_is_no_success(exported: tuple[Path, Path, l
     directory, file, _ = exported
     first = min(directory.rglob("*.kvb"))
     first.rename(first.with_suffix(".moved"))
-    first.symlink_to(first.with_suffix(".moved"))  # which nobody follows
+    first.symlink_to(first.with_suffix(".moved"))  # which must not be followed
     shown = run("export", "", file, "--directory", directory, "--force", status=1)
     assert "1 blocks were left out, because their files cannot be read" in shown
     assert str(first) in shown

@@ -313,7 +313,7 @@ def test_nothing_is_sealed_of_a_step_whose_forward_broke_off(layers: tuple[str, 
     with pytest.raises(MemoryError):
         step_of(side, blocks(1, 2), layers, MemoryError("no room for the next layer's output"))
     assert store.calls == ([("begin", [1, 2])] if layers else [])
-    assert store.next_task.shards == ([0, 0] if layers else [])  # handed over, and waited for: nobody reads the pages
+    assert store.next_task.shards == ([0, 0] if layers else [])  # submitted, and waited for: nothing reads the pages
     assert store.next_task.waits == 0
     assert dropped(store)
 
