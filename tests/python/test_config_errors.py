@@ -118,7 +118,7 @@ FLAT = [
     ("pipeline: Cache|Slab\nslab_path: relative", "must be an absolute path"),
     ("pipeline: Cache|Slab\nslab_path: /s\nslab_segment_mb: 0", "slab_segment_mb"),
     ("slab_path: /s", "has no use in the pipeline Cache|Posix"),
-    # what comes later
+    # planned features
     (
         "copy_engine: batch\ncopy_engines_forbidden: [batch]",
         "copy_engine: is forbidden by copy_engines_forbidden: write auto, or allow it there, got 'batch'",
@@ -137,7 +137,7 @@ FLAT = [
     ("pipeline: Cache|Object\nobject_url: s3://b\nobject_tls_ca_file: /c", "add object_endpoint"),
     ("pipeline: Cache|Object\nobject_url: s3://b\nobject_part_mb: 4", "greater than or equal to 5"),
     ("object_url: s3://b", "has no use in the pipeline Cache|Posix"),
-    # what is no configuration
+    # not a configuration
     ("", ": is empty"),
     ("# only a comment\n", ": is empty"),
     ("a: [", ":1: is no YAML"),

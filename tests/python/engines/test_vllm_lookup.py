@@ -1,4 +1,4 @@
-"""One lookup: what is answered when, and why a request was given nothing."""
+"""One lookup: which answer comes when, and why a request was given nothing."""
 
 import logging
 from types import SimpleNamespace
@@ -72,7 +72,7 @@ def test_blocks_of_a_tier_count_no_more_than_the_hit() -> None:
 
 
 def why(side: SchedulerSide, req: Any, local: int = 0, external: int | None = None) -> str:
-    """The reason that is counted when the request is admitted."""
+    """Returns the reason that is counted when the request is admitted."""
     tokens, _ = side.match(req, local)
     side.allocated(req, pages(list(range(1, 20))), (tokens or 0) if external is None else external)
     (reason,) = side.stats.data["misses"]
