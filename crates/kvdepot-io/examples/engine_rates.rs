@@ -2,8 +2,7 @@
 //!
 //! In every round each engine writes the same files, drops them from the page cache, and reads them. Rows are medians:
 //! GB/s, its ratio to the yardstick of the same round, and processor time per GB.
-//! over the yardstick's of the same round, and processor time a GB.
-#![allow(clippy::unwrap_used, clippy::print_stdout)] // a measurement that cannot go on shall panic, and tells what it found
+#![allow(clippy::unwrap_used, clippy::print_stdout)] // a failing measurement panics, and results go to stdout
 
 use std::collections::BTreeMap;
 use std::fs::File;

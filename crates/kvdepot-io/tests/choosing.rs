@@ -1,6 +1,6 @@
 //! P10 of the choice among I/O engines: an engine that the system lacks or forbids is replaced by an available one, and
 //! one line says so.
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 mod common;
 

@@ -1,6 +1,6 @@
 //! P1, P2, P4 and P7 of every I/O engine: every request completes in bounded time, files are complete, a stuck thread
 //! blocks no other, and memory is not returned while it can still be written.
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 mod common;
 

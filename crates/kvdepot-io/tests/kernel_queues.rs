@@ -1,6 +1,6 @@
 //! The behaviour of a kernel queue that engines rely on: every operation completes exactly once, with its result, and
 //! its token identifies its memory until then.
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 use std::fs::File;
 use std::io::Write;

@@ -152,7 +152,7 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+    #![allow(clippy::unwrap_used)] // a failing test panics
 
     use super::*;
 

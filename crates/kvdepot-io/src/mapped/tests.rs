@@ -1,5 +1,5 @@
 //! Both kinds of access behave the same.
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 use std::time::Duration;
 

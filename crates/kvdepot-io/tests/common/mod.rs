@@ -1,5 +1,5 @@
 //! Tools shared by the tests of I/O engines.
-#![allow(dead_code, clippy::unwrap_used)] // each test uses its part; a test that cannot go on shall panic
+#![allow(dead_code, clippy::unwrap_used)] // each test uses a part; a failing test panics
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};

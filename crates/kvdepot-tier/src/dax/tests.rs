@@ -1,5 +1,5 @@
 //! Properties of the parts that do no I/O.
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 use std::collections::{BTreeMap, HashMap};
 
