@@ -49,7 +49,7 @@ impl CompletionChannel {
         Ok(channel)
     }
 
-    /// Takes an event if there is one: the token of its completion queue.
+    /// Takes an event if there is one. Returns the token of its completion queue.
     pub fn take(&self) -> Result<Option<usize>> {
         let (mut cq, mut token) = (std::ptr::null_mut(), std::ptr::null_mut());
         let table = self.inner.context.table();

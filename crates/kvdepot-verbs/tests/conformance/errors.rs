@@ -10,7 +10,6 @@ use crate::lab::{Lab, content, each, each_standin, gather, gather_ok};
 
 /// Posts `bad` between two good requests. The first succeeds, `bad` fails with `status`, the rest is flushed, and the
 /// connection is over.
-/// flushed, and the connection is over.
 fn fails_with(lab: &Lab, operation: Operation<'_>, target: &Buffer, status: WcStatus) {
     let cq = lab.cq(64);
     let qp = lab.loopback(&cq);
