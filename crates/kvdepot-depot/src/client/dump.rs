@@ -220,10 +220,10 @@ pub(crate) fn begin(
     Ok(Some(sink))
 }
 
-/// Dropped in this order: the leases, the registration, the mapping, the task. The work keeps the engine.
+/// Held by the engine until the device has finished the batch, even if nothing waits for it.
 pub(crate) struct Sink {
-    // In this order: what ends leases, what is registered, what is mapped, who is told. The work keeps the engine.
-    /// The lane of a copy that failed.
+    // Dropped in this order: the leases, the registration, the mapping, the task. The work keeps the engine.
+    /// The lane of a failed copy.
     lane: Mutex<Option<Lane>>,
     _pool: Arc<RegisteredPool>,
     _slots: Vec<SlotBuf>,
