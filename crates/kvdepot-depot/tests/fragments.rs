@@ -58,7 +58,7 @@ fn stat(session: &Session, name: &str) -> u64 {
 #[test]
 fn blocks_in_many_pieces_are_acquired_in_as_many_answers_as_it_takes() {
     let pages = 2 * BLOCKS * SLOT_RUNS_MAX;
-    // Space for the last one: part of a pool is kept from dumps for the tiers' sake, and there are no tiers here.
+    // There is space for the last block: dirty blocks may fill only a part of a pool, but without tiers there are none.
     let config = serde_json::json!({
         "pipeline": "Cache", "pool_bytes": pages as u64 * PAGE, "timeout_ms": 10_000, "eviction": "lru",
     });
