@@ -68,13 +68,13 @@ pub enum Request<'a> {
     Hello { magic: u64, version: u32, pid: u32 },
     /// Opens a namespace.
     OpenNamespace { canonical: Cow<'a, str> },
-    /// Which blocks exist, in pool or tier.
+    /// Finds out which blocks exist, in pool or tier.
     Lookup {
         namespace: NamespaceHandle,
         #[serde(borrow)]
         hashes: Hashes<'a>,
     },
-    /// How many leading blocks exist in all of the namespaces.
+    /// Counts the leading blocks that exist in all of the namespaces.
     LookupPrefix {
         namespaces: Vec<NamespaceHandle>,
         #[serde(borrow)]

@@ -331,7 +331,7 @@ fn every_crash_between_writes_over_other_files_is_survived() {
     check_all(Setup { shared: false, sharded: false, engine: EngineKind::Psync });
 }
 
-/// What an engine on kernel queues does in what order; a device in memory has no descriptors to queue.
+/// The order of operations of an engine on kernel queues; a device in memory has no descriptors to queue.
 #[test]
 fn every_crash_between_writes_of_other_engines_is_survived() {
     for engine in [EngineKind::Aio, EngineKind::IoUring] {

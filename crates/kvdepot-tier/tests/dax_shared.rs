@@ -90,7 +90,7 @@ fn line(geometry: &Geometry, copy: u64) -> u64 {
     geometry.epochs_at() + copy * EPOCH_BYTES as u64
 }
 
-/// What happens to a copy.
+/// Damage to a copy.
 type Loss = fn(&mut [u8]);
 const LOSSES: [(&str, Loss); 2] =
     [("zero", |line| line[..EPOCH_BYTES].fill(0)), ("damage", |line| line[30] ^= 1)];

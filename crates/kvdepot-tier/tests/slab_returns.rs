@@ -53,7 +53,7 @@ fn faulty(memory: &MemoryVolume, faults: &Faults) -> FaultVolume {
     FaultVolume::new(Arc::new(memory.clone()), faults.clone())
 }
 
-/// What is on the medium now.
+/// Returns what is on the medium now.
 fn image(memory: &MemoryVolume) -> Vec<u8> {
     memory.crash(memory.operations(), |_| Kept::All)
 }

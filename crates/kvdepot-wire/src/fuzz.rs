@@ -113,7 +113,7 @@ pub fn fuzz_replies(data: &[u8]) {
     }
 }
 
-/// What a visitor may say to a server that wants a token: nothing but the proof lets it in.
+/// Messages of a visitor to a server that wants a token: nothing but the proof lets it in.
 pub fn fuzz_server_handshake(data: &[u8]) {
     let token = Token::new(b"a token of tests").expect("long enough");
     let mut handshake = ServerHandshake::new(Some(token));
@@ -128,7 +128,7 @@ pub fn fuzz_server_handshake(data: &[u8]) {
     assert!(!handshake.is_over(), "nobody guesses a proof");
 }
 
-/// What a false server may say to a client that knows a token.
+/// Messages of a false server to a client that knows a token.
 pub fn fuzz_client_handshake(data: &[u8]) {
     let token = Token::new(b"a token of tests").expect("long enough");
     let mut handshake =

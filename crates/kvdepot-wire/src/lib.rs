@@ -1,7 +1,7 @@
 //! The codec of the wire door's frames: bytes in, values out, on both sides. No sockets, no clock, no threads. No
 //! length sent by a peer is trusted.
 //!
-//! Two protocols share one frame, drawn in `docs/wire.md`: InfiniStore's ([`infini`]), whose requests are answered in
+//! Two protocols share one frame, shown in `docs/wire.md`: InfiniStore's ([`infini`]), whose requests are answered in
 //! order, and ours ([`own`]), whose requests carry ids. Payloads follow their frame and are not part of it, so they can
 //! be received straight into their final memory.
 //!

@@ -70,7 +70,7 @@ impl Work {
         batch
     }
 
-    /// Applies all copies from `from` to `to`, which is the expected content of the target.
+    /// Applies all copies to `to`, which then has the expected content of the target.
     pub(crate) fn expect(&self, to: &mut [u8], from: &[u8], direction: Direction) {
         for place in self.groups.iter().flatten() {
             let (source, target) = match direction {

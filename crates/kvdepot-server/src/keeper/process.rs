@@ -1,4 +1,4 @@
-//! The keeper's process; [`super`] draws the conversation.
+//! The keeper's process; [`super`] shows the conversation.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};

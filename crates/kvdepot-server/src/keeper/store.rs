@@ -6,7 +6,7 @@
 //! ```text
 //!   kvdepot-pool       the pool's memory
 //!   kvdepot-ledger     the ledger; without it the pool is of no use
-//!   kvdepot-client-N   a client that may copy: its pidfd, or where it has none something that is no pidfd
+//!   kvdepot-client-N   a client that may copy: its pidfd, or a placeholder if it has none
 //! ```
 //!
 //! It does not report whether it had space. So the ledger counts the clients, and those that did not come back are

@@ -21,7 +21,7 @@ struct Stored {
     id: Option<NamespaceId>,
 }
 
-/// What must be written: one copy, or both.
+/// A pending write: one copy, or both.
 #[derive(Clone, Debug)]
 pub(super) struct Change {
     pub(super) at: u64,
@@ -33,7 +33,7 @@ pub(super) struct Change {
 }
 
 impl Change {
-    /// What must be written once this change is on the medium: the other copy.
+    /// Returns what must be written once this change is on the medium: the other copy.
     pub(super) fn other(&self, epochs: &Epochs) -> Option<Self> {
         let other = epochs.at(self.place, Some(1 - self.copy), self.record);
         self.has_other.then_some(Self { has_other: false, ..other })
@@ -118,7 +118,7 @@ impl Epochs {
         self.repairs.extend(changes);
     }
 
-    /// What must be written before anything else, so that a later opening finds the same.
+    /// Takes what must be written before anything else, so that a later opening finds the same.
     pub(super) fn take_repairs(&mut self) -> Vec<Change> {
         std::mem::take(&mut self.repairs)
     }
@@ -138,7 +138,7 @@ impl Epochs {
         self.roots.get(&ANY_ROOT).map_or(0, |stored| stored.epoch)
     }
 
-    /// What must be written to put a namespace into this epoch.
+    /// Returns what must be written to put a namespace into this epoch.
     pub(super) fn change(&self, record: EpochRecord) -> Result<Change> {
         if let Some(stored) = self.roots.get(&record.root) {
             return Ok(self.at(stored.place, Some(stored.next), record));

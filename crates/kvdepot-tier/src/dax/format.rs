@@ -17,7 +17,7 @@ const LOOKED_AT_BYTES: u64 = 1 << 20;
 /// Bytes read or zeroed at a time.
 const STEP_BYTES: u64 = 1 << 20;
 
-/// What a medium holds.
+/// The content of an open medium.
 pub(super) struct Opened {
     pub(super) geometry: Geometry,
     pub(super) epochs: Epochs,

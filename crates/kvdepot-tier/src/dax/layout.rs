@@ -178,7 +178,7 @@ fn id_at(bytes: &[u8], at: usize) -> NamespaceId {
     NamespaceId(out)
 }
 
-/// What 64 bytes of a table contain.
+/// The content of 64 bytes of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry<T> {
     /// Nothing was written, or the entry was cleared.
@@ -208,7 +208,7 @@ impl<T> Entry<T> {
 /// The header of a slot: which block begins at its unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Which block (P8).
+    /// The block's key (P8).
     pub key: BlockKey,
     /// Grows with every written block: of two for the same key or the same place, the later one counts.
     pub generation: u64,

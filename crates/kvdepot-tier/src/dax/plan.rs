@@ -22,7 +22,7 @@ pub(super) struct Run {
     pub(super) spans: Vec<Span>,
 }
 
-/// What one worker copies.
+/// The work of one worker.
 pub(super) type Region = Vec<Run>;
 /// Regions that are copied in parallel; the next wave begins when all have ended.
 pub(super) type Wave = Vec<Region>;

@@ -7,7 +7,7 @@ use kvdepot_core::NamespaceId;
 use super::layout::{Entry, Geometry, Header};
 use super::slots::Slots;
 
-/// What a medium holds.
+/// The blocks found on a medium.
 #[derive(Debug)]
 pub(super) struct Recovered {
     pub(super) slots: Slots,

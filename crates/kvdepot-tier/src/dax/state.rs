@@ -50,7 +50,7 @@ struct Events {
     lost: Vec<BlockKey>,
 }
 
-/// What the lock protects.
+/// The state under the lock.
 pub(super) struct State {
     pub(super) slots: Slots,
     /// Open namespaces by the id of their current epoch.

@@ -297,7 +297,7 @@ fn geometry_fits_every_size() {
     }
 }
 
-/// How long the lock is held while space is made.
+/// Bounds the time for which the lock is held while space is made.
 #[test]
 fn room_is_looked_for_in_few_steps() {
     let fill = |slots: &mut Slots, count: u64| {

@@ -48,7 +48,7 @@ pub struct PosixConfig {
     /// The longest time that opening or advancing a namespace waits for the file system, if its caller waits that long.
     /// Not read from JSON.
     pub open_wait: Duration,
-    /// How block files are moved.
+    /// The engine that reads and writes block files.
     pub engine: EngineKind,
     /// Whether the pool's memory outlives a killed process (`pool_keep_s`), set by the depot: then io_uring is not
     /// used.

@@ -65,7 +65,7 @@ fn highest(marks: &[Mark]) -> u32 {
     marks.iter().map(|mark| mark.epoch()).max().unwrap_or(0)
 }
 
-/// What one directory stores about a namespace.
+/// One directory's record of a namespace.
 #[derive(Debug)]
 struct Here {
     file: Option<NamespaceFile>,
@@ -87,7 +87,7 @@ impl Here {
     }
 }
 
-/// What all directories store about a namespace.
+/// All directories' records of a namespace.
 #[derive(Debug)]
 pub(super) struct Stored {
     here: Vec<Here>,

@@ -24,14 +24,14 @@ const HEADROOM_PART: u64 = 256;
 /// The smallest number of files that makes the headroom worth having.
 const HEADROOM_FILES_MIN: u64 = 32;
 
-/// What to give up next.
+/// The next thing to give up.
 pub(super) enum Victim {
     Leaving(BlockKey),
     Bad(BadFile),
     Cold(Box<Taken>),
 }
 
-/// Where a block can be written.
+/// The place for a block's bytes.
 #[derive(Debug)]
 pub(super) enum Room {
     /// Into a new file.

@@ -38,7 +38,7 @@ struct Slot {
     links: Links,
     /// The scan that saw it last; 0 = none.
     seen: u32,
-    /// Which of the tier's directories holds it.
+    /// Index of the tier's directory that holds it.
     directory: u8,
 }
 
@@ -58,7 +58,7 @@ impl Slot {
     };
 }
 
-/// What is known about one file.
+/// The data of one file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     /// Bytes charged for the file.
@@ -327,7 +327,7 @@ impl Index {
         }
     }
 
-    /// What is known about the file in an occupied slot.
+    /// Returns key and data of the file in an occupied slot.
     pub(super) fn at(&self, slot: u32) -> (BlockKey, Entry) {
         let Slot { number, hash, .. } = *self.slots.get(slot);
         let space = self.spaces[number as usize].as_ref().expect("a file's namespace keeps its number");

@@ -10,7 +10,7 @@ use super::index::{Entry, Taken, time_of};
 use super::space::Space;
 use super::state::{Shared, State};
 
-/// How far the removal of a file has come.
+/// The progress of a file's removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Leave {
     /// Nobody has started on it.

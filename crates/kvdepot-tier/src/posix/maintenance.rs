@@ -13,7 +13,7 @@ use super::state::{PIECE, Shared, State};
 use super::unlinker::ReclaimJob;
 use super::waste::RetireJob;
 
-/// What the two background threads have been asked to do.
+/// The pending work of the two background threads.
 #[derive(Debug)]
 pub(super) struct Chores {
     /// Whether to search the directories for namespaces.

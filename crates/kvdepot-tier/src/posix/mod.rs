@@ -1,7 +1,7 @@
 //! The tier of block files in directories: local disks and network mounts.
 //!
 //! One file per block, named by its key and published by rename (P1); `docs/format.md` shows the layout. The truth is
-//! what lies on the disk; the index only saves look-ups. It is filled from a checkpoint and by a scan, both in the
+//! what lies on the disk; the index only saves lookups there. It is filled from a checkpoint and by a scan, both in the
 //! background.
 
 mod capacity;
@@ -59,7 +59,7 @@ pub const ENTRY: TierEntry = TierEntry {
 /// ends when its device responds.
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// What sweeps have removed since the tier was opened.
+/// Totals of what sweeps have removed since the tier was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SweepReport {
     /// Temporary files of dead writers (P4).

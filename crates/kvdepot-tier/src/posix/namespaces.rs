@@ -30,7 +30,7 @@ struct Wanted {
     request: u64,
 }
 
-/// Which thread opens or moves which namespace.
+/// Namespaces that are being opened or moved, or must be.
 #[derive(Debug, Default)]
 pub(super) struct Namespaces {
     inner: Mutex<Inner>,

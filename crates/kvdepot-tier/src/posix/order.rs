@@ -19,7 +19,7 @@ impl Links {
     pub(super) const NONE: Self = Self { previous: NONE, next: NONE };
 }
 
-/// Where an order keeps its links: in the slots of the index.
+/// The place where an order keeps its links: the slots of the index.
 pub(super) trait LinkStore {
     fn links(&mut self, slot: u32) -> &mut Links;
 }

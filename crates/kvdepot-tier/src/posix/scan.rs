@@ -30,7 +30,7 @@ const STAT_THREADS: usize = 8;
 /// The fewest files that a thread examines.
 const STATS_PER_THREAD: usize = 64;
 
-/// What is left to scan of a namespace.
+/// The rest of a namespace's scan.
 #[derive(Debug)]
 pub(super) struct ScanJob {
     pub(super) space: Arc<Space>,

@@ -64,7 +64,7 @@ impl Space {
         self.block_dir(hash).join(format!("{hash}{BLOCK_SUFFIX}"))
     }
 
-    /// Where a corrupt block's file is kept.
+    /// Returns the path where a corrupt block's file is kept.
     pub(super) fn bad_path(&self, hash: BlockHash) -> PathBuf {
         self.block_dir(hash).join(format!("{hash}{BAD_SUFFIX}"))
     }
@@ -96,7 +96,7 @@ pub(super) fn is_shard_dir(name: &str) -> bool {
     name.len() == 2 && name.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// Which of `count` directories holds a block: its hash as a big-endian number, modulo `count`.
+/// Returns which of `count` directories holds a block: its hash as a big-endian number, modulo `count`.
 pub(super) fn home(hash: BlockHash, count: usize) -> usize {
     usize::try_from(u128::from_be_bytes(hash.0) % count as u128).expect("less than `count`")
 }

@@ -113,7 +113,7 @@ pub(super) struct Shared {
     pub(super) host: String,
     /// How far each device's clock is ahead of ours, in seconds.
     pub(super) skew_s: Vec<i64>,
-    /// Which thread opens or moves which namespace.
+    /// Namespaces that are being opened or moved, or must be.
     pub(super) namespaces: Namespaces,
     /// Identifies the directories that belong together, in the recorded totals.
     pub(super) total_set: BlockHash,
@@ -150,7 +150,7 @@ impl std::fmt::Debug for State {
     }
 }
 
-/// What is known about the directories before they are scanned.
+/// The initial knowledge about the directories, before they are scanned.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Prior {
     /// Upper bound of the bytes of all block files, if there is one.

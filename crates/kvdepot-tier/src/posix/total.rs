@@ -107,7 +107,7 @@ impl Shared {
         self.lock().total = recorded;
     }
 
-    /// What the maintenance thread writes when the tier is closed.
+    /// Writes the checkpoint and the total when the tier is closed.
     pub(super) fn save_at_end(&self) {
         let (counted, until) = {
             let state = self.lock();

@@ -24,7 +24,7 @@ const FAILURES_MAX: usize = 32;
 /// Files that are claimed together.
 const UNLINKS: usize = 32;
 
-/// What a scan found of past epochs.
+/// Something that a scan found of past epochs.
 #[derive(Debug)]
 pub(super) enum ReclaimJob {
     /// A directory of an earlier epoch, to be removed with everything in it.

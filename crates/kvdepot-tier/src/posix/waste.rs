@@ -75,7 +75,7 @@ impl State {
         left.epoch = left.epoch.max(space.epoch);
     }
 
-    /// Releases the set-aside files of a past epoch: they go with the epoch's directory.
+    /// Counts the set-aside files of a past epoch as waste: they go with the epoch's directory.
     pub(super) fn retire_bad(&mut self, space: &Space) {
         let dir = epoch_dir(space.root, space.epoch);
         let Some(kept) = self.bad.get_mut(&space.root) else { return };

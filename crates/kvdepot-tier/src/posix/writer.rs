@@ -16,7 +16,7 @@ use super::state::Shared;
 use crate::format::{Writer, seal};
 use crate::{Done, WriteItem, Written};
 
-/// What becomes of a call to write.
+/// The decision about a call to write.
 enum Admitted {
     /// This call writes.
     Write(Arc<Space>),

@@ -27,7 +27,7 @@ const FAILURES_MAX: u32 = 3;
 /// How long removals wait after a failed write.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// What the append thread does next.
+/// The next step of the append thread.
 enum Step {
     /// Write this batch: removals first.
     Write(Batch),

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 #[derive(Debug)]
 pub(super) struct Commit<T> {
     waiting: VecDeque<T>,
-    /// How many of them the running sync covers.
+    /// Number of groups that the running sync covers.
     covered: Option<usize>,
 }
 

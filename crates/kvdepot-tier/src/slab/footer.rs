@@ -31,7 +31,7 @@ pub(super) struct Row {
     pub(super) tag: u32,
 }
 
-/// What the last page of a segment says about the rows before it.
+/// The last page of a segment, which describes the rows before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Trailer {
     pub(super) sequence: u64,

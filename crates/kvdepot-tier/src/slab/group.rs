@@ -39,7 +39,7 @@ pub(super) struct Entry {
     pub(super) tag: u32,
 }
 
-/// Where a group stands.
+/// The position of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) medium: MediumId,

@@ -18,7 +18,7 @@ const NONE: u32 = u32::MAX;
 /// In `Slot::pages`: a crash may have torn the record.
 const UNPROVEN: u32 = 1 << 31;
 
-/// Where a record lies.
+/// The position of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) segment: u32,
@@ -28,7 +28,7 @@ pub(super) struct Place {
     pub(super) tag: u32,
 }
 
-/// What is known about a block.
+/// The data of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Known {
     pub(super) place: Place,

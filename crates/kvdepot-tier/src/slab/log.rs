@@ -13,7 +13,7 @@ use super::index::Place;
 use super::shape::{PAGE, Shape};
 use super::superblock::MediumId;
 
-/// Where the next group of a segment goes.
+/// The end of a segment's groups, where the next one goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tail {
     /// Bytes of the segment already used.
@@ -34,7 +34,7 @@ pub(super) struct Group {
     /// Offset from the medium's beginning.
     pub(super) offset: u64,
     pub(super) head: AlignedBuf,
-    /// Where each entry's record goes; unused for a removal.
+    /// The place of each entry's record; unused for a removal.
     pub(super) places: Vec<Place>,
     /// Bytes in total.
     pub(super) bytes: u64,

@@ -54,7 +54,7 @@ pub const ENTRY: TierEntry = TierEntry {
 /// The longest time that dropping a tier waits for queued work; if the medium hangs longer, that work is lost.
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// What a Slab tier has done since it was opened.
+/// The counters of a Slab tier since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SlabStats {
     /// Bytes of records accepted for writing: blocks with their headers.

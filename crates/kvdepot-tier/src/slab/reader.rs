@@ -12,7 +12,7 @@ use super::spaces::Space;
 use super::state::Shared;
 use crate::{Done, Fetched, ReadItem, format};
 
-/// How often a read follows a block that moves while it is read.
+/// Attempts to read a block that moves while it is read.
 const TRIES_MAX: usize = 3;
 
 struct Reading {

@@ -13,7 +13,7 @@ use super::shape::PAGE;
 use super::table::Row;
 use crate::format::header_tag;
 
-/// What was found.
+/// The result of a recovery.
 #[derive(Debug)]
 pub(super) struct Recovered {
     pub(super) index: Index,
@@ -31,7 +31,7 @@ struct Life {
     rows: Vec<footer::Row>,
     /// From this row on a crash may have torn the records.
     proven: usize,
-    /// Where the next group goes; `None` = the segment is full.
+    /// The place for the next group; `None` = the segment is full.
     tail: Option<Tail>,
 }
 

@@ -61,17 +61,17 @@ impl Shape {
         self.segment_at(self.segments)
     }
 
-    /// Where one of the two superblocks begins.
+    /// Offset of one of the two superblocks.
     pub(super) const fn superblock_at(copy: u64) -> u64 {
         copy * PAGE
     }
 
-    /// Where one of the two tables of namespaces begins.
+    /// Offset of one of the two tables of namespaces.
     pub(super) const fn table_at(&self, copy: u64) -> u64 {
         2 * PAGE + copy * self.table_bytes
     }
 
-    /// Where a segment begins.
+    /// Offset of a segment.
     pub(super) const fn segment_at(&self, segment: u64) -> u64 {
         2 * PAGE + 2 * self.table_bytes + segment * self.segment_bytes
     }

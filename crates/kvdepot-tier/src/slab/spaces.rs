@@ -34,9 +34,9 @@ impl Space {
 
 #[derive(Debug)]
 struct Namespace {
-    /// What the medium stores; `None` = nothing yet.
+    /// The row that the medium stores; `None` = nothing yet.
     stored: Option<Row>,
-    /// What it shall store, and the namespace to whose id that belongs.
+    /// The row that it shall store, and the namespace to whose id that belongs.
     wanted: Option<(Row, Arc<NamespaceSpec>)>,
     /// Whether to open it once that is stored.
     opens: bool,
@@ -52,7 +52,7 @@ pub(super) struct Spaces {
     over: Vec<NamespaceId>,
 }
 
-/// What must be done to open a namespace.
+/// The work needed to open a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Opening {
     /// Nothing: it is open in this epoch.

@@ -21,14 +21,14 @@ const END: usize = 64;
 /// A medium's id, drawn when it is formatted: what an earlier medium left at the same place is ignored.
 pub(super) type MediumId = [u8; 16];
 
-/// What a medium is.
+/// The description of a medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Superblock {
     pub(super) id: MediumId,
     pub(super) shape: Shape,
 }
 
-/// What a page that should be a superblock turns out to be.
+/// The state of a page that should be a superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
     /// One of ours, intact.
@@ -88,7 +88,7 @@ impl Superblock {
     }
 }
 
-/// What two pages say about a medium: `None` means it was never formatted, or not to the end.
+/// Decides from both pages what a medium is: `None` means it was never formatted, or not to the end.
 ///
 /// The second page is written and synced first, so a medium whose first page is blank has no blocks.
 pub(super) fn decide(first: Found, second: Found) -> Result<Option<Superblock>> {

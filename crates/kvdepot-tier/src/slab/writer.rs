@@ -19,7 +19,7 @@ use crate::{Done, WriteItem, Written};
 /// The most removals waiting for a failing medium, after which it gets no more blocks: each failed write adds one.
 const REMOVALS_MAX: usize = 1 << 16;
 
-/// What becomes of a call to write.
+/// The decision about a call to write.
 enum Admitted {
     /// This call writes, under this token.
     Write(Arc<Space>, u64),

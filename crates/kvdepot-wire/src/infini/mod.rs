@@ -27,7 +27,7 @@ pub mod op {
     pub const RDMA_READ: u8 = b'A';
 }
 
-/// The status code of an answer.
+/// Status codes of answers.
 pub mod code {
     /// Success.
     pub const FINISH: i32 = 200;

@@ -1,4 +1,4 @@
-//! Our own protocol: ids, batches, checksums, namespaces, a token. Drawn in `docs/wire.md`.
+//! Our own protocol: ids, batches, checksums, namespaces, a token. See `docs/wire.md`.
 
 mod handshake;
 mod request;

@@ -97,9 +97,9 @@ pub enum Request<'a> {
     Auth { proof: [u8; PROOF_BYTES] },
     /// Opens a namespace by its canonical description.
     Open { canonical: &'a str },
-    /// Which blocks exist.
+    /// Asks which blocks exist.
     Exists { namespace: NamespaceId, hashes: Hashes<'a> },
-    /// How many leading blocks exist.
+    /// Asks how many leading blocks exist.
     Prefix { namespace: NamespaceId, hashes: Hashes<'a> },
     /// Send blocks, read from tiers within `wait_ms` where needed. Answered by one `Block` for each, in any order.
     Get { namespace: NamespaceId, wait_ms: u32, hashes: Hashes<'a> },
