@@ -47,9 +47,10 @@ pub trait CopyEngine: Send + Sync + Debug {
     /// deadline that is after the last report, so whatever keeps the memory valid belongs in the sink (P1). A load is
     /// reported when nothing is written any more, however late.
     ///
-    /// # Safety Until the engine has dropped `sink`, every op's device and host range must stay valid. No other code
-    /// may write to a range that is read, or touch a range that is written. Device memory of a dump that failed at its
-    /// deadline may be written nevertheless: the dump's bytes are undefined then.
+    /// # Safety
+    /// Until the engine has dropped `sink`, every op's device and host range must stay valid. No other code may write
+    /// to a range that is read, or touch a range that is written. Device memory of a dump that failed at its deadline
+    /// may be written nevertheless: the dump's bytes are undefined then.
     unsafe fn run(&self, batch: CopyBatch, sink: Arc<dyn GroupSink>) -> Result<()>;
 
     /// Returns whether a load can be in flight after its batch's deadline. Then callers that wait for one need their
@@ -66,8 +67,8 @@ pub trait CopyEngine: Send + Sync + Debug {
     /// Registers host memory for faster copies, in the background, until the returned value is dropped. Batches may use
     /// that memory, or any other, before, during and after. Does nothing for engines that copy all memory alike.
     ///
-    /// # Safety The memory must stay mapped until the registration is dropped, and no batch that uses it may be in
-    /// flight then.
+    /// # Safety
+    /// The memory must stay mapped until the registration is dropped, and no batch that uses it may be in flight then.
     unsafe fn register_pool(&self, _base: *mut u8, _len: usize) -> Result<PoolRegistration> {
         Ok(PoolRegistration::none())
     }
@@ -76,7 +77,8 @@ pub trait CopyEngine: Send + Sync + Debug {
     /// not. In other memory, an engine whose registration would make pages resident skips the missing ones and returns
     /// to them later.
     ///
-    /// # Safety As for `register_pool`.
+    /// # Safety
+    /// As for `register_pool`.
     unsafe fn register_reserved_pool(&self, base: *mut u8, len: usize) -> Result<PoolRegistration> {
         // SAFETY: the caller's contract.
         unsafe { self.register_pool(base, len) }
@@ -85,8 +87,9 @@ pub trait CopyEngine: Send + Sync + Debug {
     /// Registers device memory, the engine's KV cache, for faster copies until the returned value is dropped. Does
     /// nothing for engines that copy all memory alike.
     ///
-    /// # Safety The memory must not be freed before the registration is dropped, and the registration must not be
-    /// dropped while a batch that uses it is in flight.
+    /// # Safety
+    /// The memory must not be freed before the registration is dropped, and the registration must not be dropped while
+    /// a batch that uses it is in flight.
     unsafe fn register_device(&self, _address: u64, _len: usize) -> Result<DeviceMemory> {
         Ok(DeviceMemory::none())
     }

@@ -45,8 +45,9 @@ pub(crate) struct Known {
 impl Pools {
     /// Adds a pool, without touching or mapping any of it.
     ///
-    /// # Safety The range is a readable mapping that stays in place until the returned value was dropped, and no copy
-    /// into or out of it is in flight then.
+    /// # Safety
+    /// The range is a readable mapping that stays in place until the returned value was dropped, and no copy into or
+    /// out of it is in flight then.
     pub(crate) unsafe fn add(self: &Arc<Self>, base: *mut u8, len: usize) -> Known {
         let windows = Arc::new(Windows {
             base: base.expose_provenance(),

@@ -37,7 +37,8 @@ impl Range {
 /// Calls `register` for every piece once it is resident, with pauses as long as the calls, until all are registered or
 /// the work is stopped.
 ///
-/// # Safety The range is mapped until this returns.
+/// # Safety
+/// The range is mapped until this returns.
 pub(crate) unsafe fn register(
     range: Range,
     progress: &Progress,

@@ -8,7 +8,8 @@ const LOOK_BYTES: usize = 2 << 20;
 /// Returns whether all pages of a range are resident; the check must not make them so. Huge pages of hugetlb that this
 /// process has not touched count as missing, even if another process has touched them.
 ///
-/// # Safety The range is mapped.
+/// # Safety
+/// The range is mapped.
 pub(crate) unsafe fn is_resident(base: usize, len: usize) -> bool {
     let page = page_bytes();
     // mincore(2) requires the start of a page.

@@ -64,8 +64,9 @@ impl EngineSpec {
 
     /// Starts the engine.
     ///
-    /// # Errors `Config` for an engine that does not fit the memory; `Unavailable` or `Unsupported` if the machine
-    /// lacks something that it needs, which the error names.
+    /// # Errors
+    /// `Config` for an engine that does not fit the memory; `Unavailable` or `Unsupported` if the machine lacks
+    /// something that it needs, which the error names.
     pub fn open(&self) -> Result<Arc<dyn CopyEngine>> {
         self.check_forbidden()?;
         let unfit =

@@ -6,7 +6,8 @@ pub(crate) const STREAM_BYTES_MIN: u64 = 4 << 20;
 
 /// Copies `len` bytes past the cache where the processor supports it, else like `memcpy`.
 ///
-/// # Safety Both ranges must be valid for `len` bytes and must not overlap.
+/// # Safety
+/// Both ranges must be valid for `len` bytes and must not overlap.
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
     if len >= 4096 && std::arch::is_x86_feature_detected!("avx2") {

@@ -64,7 +64,8 @@ impl Buffer {
 
     /// Copies `bytes` into the buffer at `offset`.
     ///
-    /// # Panics When they do not fit.
+    /// # Panics
+    /// When they do not fit.
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         self.check(offset, bytes.len());
         // SAFETY: inside of the pages, as checked; a device that writes there at the same time only garbles the bytes.
@@ -73,7 +74,8 @@ impl Buffer {
 
     /// Copies bytes at `offset` out of the buffer.
     ///
-    /// # Panics When the range is not inside.
+    /// # Panics
+    /// When the range is not inside.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) {
         self.check(offset, bytes.len());
         // SAFETY: as for `write`.

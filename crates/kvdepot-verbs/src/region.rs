@@ -66,8 +66,9 @@ unsafe impl Sync for Mr {}
 impl Mr {
     /// Registers `len` bytes at `address` of this process's memory.
     ///
-    /// # Safety Until the region is dropped the range must stay mapped. The device and, as `access` allows, peers may
-    /// read and write it at any time: no reference to bytes that a work request writes may be alive meanwhile.
+    /// # Safety
+    /// Until the region is dropped the range must stay mapped. The device and, as `access` allows, peers may read and
+    /// write it at any time: no reference to bytes that a work request writes may be alive meanwhile.
     pub unsafe fn register(pd: &Pd, address: *mut u8, len: usize, access: Access) -> Result<Self> {
         // SAFETY: the caller's contract.
         unsafe { Self::register_as(pd, MemoryOf::Host, address as u64, len, access, None) }
@@ -75,7 +76,8 @@ impl Mr {
 
     /// Like `register`, for memory that `owner` keeps mapped. `owner` is dropped after the registration has ended.
     ///
-    /// # Safety As for `register`, except that the range stays mapped while `owner` lives.
+    /// # Safety
+    /// As for `register`, except that the range stays mapped while `owner` lives.
     pub unsafe fn register_owned(
         pd: &Pd,
         address: *mut u8,
@@ -102,7 +104,8 @@ impl Mr {
 
     /// Registers a GPU's memory by its address, which needs a peer memory module in the kernel.
     ///
-    /// # Safety As for `register`; the range is one of the GPU's addresses.
+    /// # Safety
+    /// As for `register`; the range is one of the GPU's addresses.
     pub unsafe fn register_peer(pd: &Pd, address: u64, len: usize, access: Access) -> Result<Self> {
         // SAFETY: the caller's contract.
         unsafe { Self::register_as(pd, MemoryOf::Peer, address, len, access, None) }
@@ -138,7 +141,8 @@ impl Mr {
 
     /// Registers `len` bytes of a dma-buf from `offset` on, under addresses from `address` on.
     ///
-    /// # Safety As for `register`, for the memory behind the dma-buf. The descriptor itself may be closed afterwards.
+    /// # Safety
+    /// As for `register`, for the memory behind the dma-buf. The descriptor itself may be closed afterwards.
     pub unsafe fn register_dmabuf(
         pd: &Pd,
         fd: BorrowedFd<'_>,

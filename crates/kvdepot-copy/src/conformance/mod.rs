@@ -71,7 +71,8 @@ impl GroupSink for Collect {
 
 /// Runs the suite. `device(len)` allocates device memory of `len` bytes.
 ///
-/// # Panics When the engine breaks a rule.
+/// # Panics
+/// When the engine breaks a rule.
 pub fn check<D: DeviceMemory>(engine: &dyn CopyEngine, device: impl Fn(usize) -> D) {
     for seed in 0..8 {
         round_trip(engine, &device, seed);

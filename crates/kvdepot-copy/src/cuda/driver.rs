@@ -35,7 +35,8 @@ macro_rules! entry_points {
         impl Table {
             /// Finds the entry points. Also returns the driver's version and the result of the call that queried it.
             ///
-            /// # Safety The library is a CUDA driver, or behaves like one.
+            /// # Safety
+            /// The library is a CUDA driver, or behaves like one.
             unsafe fn find(library: &Library) -> Result<(Self, c_int, CuResult)> {
                 // SAFETY: each type is the one that cuda.h gives to that name; the library is never unloaded.
                 unsafe {
@@ -116,7 +117,8 @@ unsafe fn symbol<T: Copy>(library: &Library, name: &'static str) -> Result<T> {
 
 /// Returns the newest CUDA version that the driver supports, and the result of the query.
 ///
-/// # Safety As for `Table::find`.
+/// # Safety
+/// As for `Table::find`.
 unsafe fn version_of(library: &Library) -> Result<(c_int, CuResult)> {
     type GetVersion = unsafe extern "C" fn(*mut c_int) -> CuResult;
     let mut version = 0;
@@ -128,7 +130,8 @@ unsafe fn version_of(library: &Library) -> Result<(c_int, CuResult)> {
 /// Returns the function of CUDA `version`, unless the driver is older: up to 12.9 a driver would answer with the ABI
 /// that it has.
 ///
-/// # Safety `find` is the driver's `cuGetProcAddress_v2`.
+/// # Safety
+/// `find` is the driver's `cuGetProcAddress_v2`.
 unsafe fn versioned(find: GetProcAddress, name: &str, version: c_int, driver: c_int) -> Option<*mut c_void> {
     if driver < version {
         return None;

@@ -163,7 +163,8 @@ impl Lane {
 
     /// Queues a group piece by piece. The piece that ends it, or that fails, carries its report.
     ///
-    /// # Safety As for `CopyEngine::run`.
+    /// # Safety
+    /// As for `CopyEngine::run`.
     unsafe fn submit_group(
         &self,
         batch: &CopyBatch,

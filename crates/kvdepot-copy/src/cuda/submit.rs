@@ -69,7 +69,8 @@ impl Submitter {
     /// kernel's descriptors and must stay untouched until the stream has completed this work. While the engine is
     /// `decoding` the kernel takes fewer multiprocessors.
     ///
-    /// # Safety Both sides of every range are valid until the stream has completed this work.
+    /// # Safety
+    /// Both sides of every range are valid until the stream has completed this work.
     pub(crate) unsafe fn submit(
         &self,
         method: Method,

@@ -51,7 +51,8 @@ impl Regions {
     /// is cut at the ends of allocations: an adapter takes memory of one allocation only, and allocations are often
     /// adjacent. The context is current.
     ///
-    /// # Safety As for `Mr::register`, for memory of the device.
+    /// # Safety
+    /// As for `Mr::register`, for memory of the device.
     pub(crate) unsafe fn keep(&self, address: u64, len: usize) -> Result<Vec<Arc<Mr>>> {
         let mut kept = self.kept.lock();
         // SAFETY: the caller's contract.
@@ -127,7 +128,8 @@ impl Regions {
     /// Registers memory of the device: as a dma-buf if driver and adapter support it, else by its address (peer
     /// memory). The context is current.
     ///
-    /// # Safety As for `Mr::register`, for memory of the device.
+    /// # Safety
+    /// As for `Mr::register`, for memory of the device.
     pub(crate) unsafe fn register_device(&self, address: u64, len: usize) -> Result<Arc<Mr>> {
         let start = address - address % self.page_bytes;
         let end = (address + len as u64).next_multiple_of(self.page_bytes);
@@ -197,7 +199,8 @@ impl<'a> InUse<'a> {
 
     /// Returns the region of host memory that contains `address`, and how much of `len` bytes it covers.
     ///
-    /// # Safety The range is valid until this value is dropped.
+    /// # Safety
+    /// The range is valid until this value is dropped.
     pub(crate) unsafe fn host(&mut self, address: u64, len: usize) -> Result<(Arc<Mr>, usize)> {
         if let Some(found) = covering(&self.host, address, len) {
             return Ok(found);
@@ -211,7 +214,8 @@ impl<'a> InUse<'a> {
     /// Returns the region of the device's memory that contains `address`, and how much of `len` bytes it covers. The
     /// context is current.
     ///
-    /// # Safety As for `host`.
+    /// # Safety
+    /// As for `host`.
     pub(crate) unsafe fn device(&mut self, address: u64, len: usize) -> Result<(Arc<Mr>, usize)> {
         if let Some(found) = covering(&self.device, address, len) {
             return Ok(found);

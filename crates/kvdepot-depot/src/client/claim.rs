@@ -41,7 +41,8 @@ pub struct Claim {
 impl Claim {
     /// Opens a claim. If the depot is absent, hung or out of step, the claim is settled without a hit.
     ///
-    /// # Errors `Config` for arguments that no depot would accept.
+    /// # Errors
+    /// `Config` for arguments that no depot would accept.
     pub fn open(
         attachment: &Arc<Attachment>,
         groups: &[ClaimGroupSpec],

@@ -131,7 +131,8 @@ impl Store {
 
     /// Sets the location of the engine's pages, for the `…_pages` calls.
     ///
-    /// # Safety The pages must stay allocated until the last clone of the store was dropped.
+    /// # Safety
+    /// The pages must stay allocated until the last clone of the store was dropped.
     pub unsafe fn register_pages(&self, bases: Vec<u64>, strides: Vec<i64>, page_count: u64) -> Result<()> {
         // SAFETY: the caller's contract.
         unsafe { self.register_pieces(bases, strides, page_count, None) }
@@ -140,7 +141,8 @@ impl Store {
     /// Like `register_pages`, for pages that are cut differently from the layout: into pieces of these sizes, shard by
     /// shard.
     ///
-    /// # Safety As for `register_pages`.
+    /// # Safety
+    /// As for `register_pages`.
     pub unsafe fn register_pieces(
         &self,
         bases: Vec<u64>,
@@ -163,8 +165,9 @@ impl Store {
 
     /// Stores page `pages[i]` as block `hashes[i]`, after the device's event (0 = none).
     ///
-    /// # Safety The registered pages must be readable, and not written by other code, from the event until the task is
-    /// done. The event must stay valid, and not be recorded again, until then.
+    /// # Safety
+    /// The registered pages must be readable, and not written by other code, from the event until the task is done. The
+    /// event must stay valid, and not be recorded again, until then.
     pub unsafe fn dump_pages(
         &self,
         hashes: Vec<BlockHash>,
@@ -177,8 +180,9 @@ impl Store {
 
     /// Loads block `hashes[i]` into page `pages[i]`, shard by shard, after the device's event (0 = none).
     ///
-    /// # Safety The registered pages must be writable, and not touched by other code, from the event until the task is
-    /// done. For the event see `dump_pages`.
+    /// # Safety
+    /// The registered pages must be writable, and not touched by other code, from the event until the task is done. For
+    /// the event see `dump_pages`.
     pub unsafe fn load_pages(
         &self,
         hashes: Vec<BlockHash>,
@@ -192,7 +196,8 @@ impl Store {
     /// Like `load_pages`, but waits for blocks that are not in the pool no longer than `patience` after those in the
     /// pool have been copied.
     ///
-    /// # Safety As for `load_pages`.
+    /// # Safety
+    /// As for `load_pages`.
     pub unsafe fn load_pages_within(
         &self,
         hashes: Vec<BlockHash>,
@@ -206,8 +211,8 @@ impl Store {
 
     /// Like `dump_pages`, but a shard is read only after `LayerDump::submit_shard`.
     ///
-    /// # Safety From its submission until the task is done, a shard's memory must be readable and not written by other
-    /// code.
+    /// # Safety
+    /// From its submission until the task is done, a shard's memory must be readable and not written by other code.
     pub unsafe fn begin_dump_pages(&self, hashes: Vec<BlockHash>, pages: &[i64]) -> Result<LayerDump> {
         let mut work = self.page_work(Operation::Dump, hashes, pages, 0)?;
         if work.items.is_empty() {
@@ -222,7 +227,8 @@ impl Store {
 
     /// Stores shard `shards[i]` of block `hashes[i]` from `addresses[i][t]`.
     ///
-    /// # Safety The addressed memory must be readable, and not written by other code, until the task is done.
+    /// # Safety
+    /// The addressed memory must be readable, and not written by other code, until the task is done.
     pub unsafe fn dump(
         &self,
         hashes: Vec<BlockHash>,
@@ -235,7 +241,8 @@ impl Store {
 
     /// Loads shard `shards[i]` of block `hashes[i]` to `addresses[i][t]`.
     ///
-    /// # Safety The addressed memory must be writable, and not touched by other code, until the task is done.
+    /// # Safety
+    /// The addressed memory must be writable, and not touched by other code, until the task is done.
     pub unsafe fn load(
         &self,
         hashes: Vec<BlockHash>,

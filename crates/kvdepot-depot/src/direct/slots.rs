@@ -24,7 +24,8 @@ pub struct WriteSlot {
 }
 
 impl WriteSlot {
-    /// # Safety The memory must be a slot just made for filling, and `lease` the session's lease on it.
+    /// # Safety
+    /// The memory must be a slot just made for filling, and `lease` the session's lease on it.
     pub(super) unsafe fn new(
         session: Arc<Session>,
         lease: LeaseId,

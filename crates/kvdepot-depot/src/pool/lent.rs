@@ -14,7 +14,8 @@ pub(crate) struct Writable(SlotBuf);
 pub(crate) struct Readable(SlotBuf);
 
 impl Writable {
-    /// # Safety The slot must be in the phase `Filling`, and the caller its only dumper, while the value lives.
+    /// # Safety
+    /// The slot must be in the phase `Filling`, and the caller its only dumper, while the value lives.
     pub(crate) const unsafe fn new(buf: SlotBuf) -> Self {
         Self(buf)
     }
@@ -43,7 +44,8 @@ impl Writable {
 }
 
 impl Readable {
-    /// # Safety The slot must be sealed and leased while the value lives: then nothing writes it (P1).
+    /// # Safety
+    /// The slot must be sealed and leased while the value lives: then nothing writes it (P1).
     pub(crate) const unsafe fn new(buf: SlotBuf) -> Self {
         Self(buf)
     }

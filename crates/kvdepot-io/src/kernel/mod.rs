@@ -69,9 +69,10 @@ pub trait KernelQueue: fmt::Debug {
     /// with the error. An error of this call means that the operation was not taken and that the queue is broken: the
     /// operations that it holds may never complete.
     ///
-    /// # Safety Descriptor, pieces and the memory that they name stay valid until the completion has been returned by
-    /// `wait`. No other code touches memory that is read into, or writes to memory that is written. No two incomplete
-    /// operations have the same token.
+    /// # Safety
+    /// Descriptor, pieces and the memory that they name stay valid until the completion has been returned by `wait`. No
+    /// other code touches memory that is read into, or writes to memory that is written. No two incomplete operations
+    /// have the same token.
     unsafe fn push(&mut self, entry: Entry<'_>) -> io::Result<()>;
 
     /// Starts the pushed operations without waiting.

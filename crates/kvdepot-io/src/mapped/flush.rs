@@ -60,7 +60,8 @@ pub(super) const IS_KNOWN: bool = cfg!(target_arch = "x86_64");
 
 /// Writes the cache lines of this memory back.
 ///
-/// # Safety The memory is mapped.
+/// # Safety
+/// The memory is mapped.
 #[allow(unused_variables, reason = "other processors: a device is refused when it is opened")]
 pub(super) unsafe fn flush(start: *const u8, bytes: usize) {
     #[cfg(target_arch = "x86_64")]

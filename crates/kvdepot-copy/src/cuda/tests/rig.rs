@@ -287,7 +287,8 @@ impl StreamDevice for Session {
     }
 }
 
-/// # Safety `len` is at most the memory's length, and nothing writes it.
+/// # Safety
+/// `len` is at most the memory's length, and nothing writes it.
 unsafe fn bytes_of(pinned: &Pinned, len: usize) -> Vec<u8> {
     // SAFETY: the caller's contract.
     unsafe { std::slice::from_raw_parts(pinned.address(), len) }.to_vec()
