@@ -50,7 +50,7 @@ struct Work {
 
 impl HostEngine {
     /// Makes an engine of `threads` threads, the caller included. 0 = the number of processors for loads, which compute
-    /// waits for, and half of them for dumps, which run beside compute; 4 at most.
+    /// waits for, and half of them for dumps, which run alongside compute; 4 at most.
     pub fn new(threads: usize) -> Result<Self> {
         let available = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let chosen = |share: usize| if threads == 0 { share.clamp(1, CHOSEN_THREADS_MAX) } else { threads };

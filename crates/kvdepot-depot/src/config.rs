@@ -69,7 +69,7 @@ pub struct DepotConfig {
     #[serde(default)]
     pub placement: BTreeMap<String, PlacementConfig>,
     /// Settings of tiers by their names in the pipeline, parsed by their registry entries. In the JSON text they are
-    /// beside the other keys, each under its tier's name in lower case.
+    /// next to the other keys, each under its tier's name in lower case.
     #[serde(skip)]
     pub tiers: BTreeMap<&'static str, Value>,
 }

@@ -1,4 +1,4 @@
-//! Unix SEQPACKET sockets: complete frames, descriptors beside them, deadlines.
+//! Unix SEQPACKET sockets: complete frames, attached descriptors, deadlines.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

@@ -1,5 +1,5 @@
 //! Log lines of tasks, in the format that operators of Unified Cache Management search for. The log's writer puts
-//! `[UC][D]` before and `[PID,TID]` behind lines of [`TARGET`].
+//! `[UC][D]` before and `[PID,TID]` after lines of [`TARGET`].
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};

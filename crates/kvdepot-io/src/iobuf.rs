@@ -39,7 +39,7 @@ impl IoBuf {
 
     /// Makes a buffer for writing a header and `used_bytes` of payload, padded to whole pages with zeros.
     ///
-    /// The slot's bytes behind the payload belong to an earlier block and never reach a file (P8): the last, partly
+    /// The slot's bytes after the payload belong to an earlier block and never reach a file (P8): the last, partly
     /// used page is copied.
     pub fn for_write(head: AlignedBuf, body: SlotBuf, used_bytes: usize) -> Option<Self> {
         let page = BLOCK_ALIGN_BYTES as usize;

@@ -89,7 +89,7 @@ impl WriteProgress {
         self.whole
     }
 
-    /// Notes that `count` bytes were written. Bytes behind the last full step are written again.
+    /// Notes that `count` bytes were written. Bytes after the last full step are written again.
     pub(crate) fn went(&mut self, count: usize) -> WriteNext {
         let reached = self.done.saturating_add(count);
         let next = reached / self.step * self.step;

@@ -1,4 +1,4 @@
-//! `Meter`: estimates the hits of depots of several sizes. A thread beside the engine does the counting.
+//! `Meter`: estimates the hits of depots of several sizes. A thread alongside the engine does the counting.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! One depot for each socket: only the process that holds the lock beside the socket may listen on it. The kernel
+//! One depot for each socket: only the process that holds the lock next to the socket may listen on it. The kernel
 //! releases the lock with its holder, so a killed depot leaves a stale socket but never a stale lock (P4).
 
 use std::fs::{File, Metadata, OpenOptions};
@@ -146,7 +146,7 @@ fn lock(path: &Path) -> Result<Option<File>> {
             }
         }
         let failed = |e| Error::io("cannot check the lock beside the socket", e).with("path", path.display());
-        // It was deleted after it was opened: another process would lock a new file beside it.
+        // It was deleted after it was opened: another process would lock a new file next to it.
         if FileId::at(path).map_err(failed)? == Some(FileId::of(&file.metadata().map_err(failed)?)) {
             return Ok(Some(file));
         }

@@ -124,7 +124,7 @@ fn threads(process: Pid) -> Option<Vec<u32>> {
     (!flags.is_empty()).then_some(flags)
 }
 
-/// Returns the ninth field of a line of `/proc/*/stat`, counted from behind the name, which can contain anything.
+/// Returns the ninth field of a line of `/proc/*/stat`, counted from the end of the name, which can contain anything.
 fn flags(stat: &str) -> Option<u32> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(6)?.parse().ok()
 }

@@ -1,5 +1,5 @@
 //! The service manager: it is notified when the depot serves and when it ends, and stores descriptors that should
-//! outlive the process. The protocol is systemd's, `sd_notify(3)`: datagrams of lines, with descriptors beside them.
+//! outlive the process. The protocol is systemd's, `sd_notify(3)`: datagrams of lines, with descriptors attached.
 
 use std::ffi::OsStr;
 use std::io::IoSlice;
@@ -77,7 +77,7 @@ impl Manager {
         }
     }
 
-    /// Stores a descriptor under a name, beside others of that name. The manager does not report whether it had space.
+    /// Stores a descriptor under a name, next to others of that name. The manager does not report whether it had space.
     pub(crate) fn store(&self, name: &str, fd: BorrowedFd<'_>) -> Result<()> {
         // FDPOLL=0: it must not be dropped when it becomes readable, as a pidfd does, because the next depot checks it.
         self.say(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}"), Some(fd))

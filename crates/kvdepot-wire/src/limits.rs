@@ -16,7 +16,7 @@ pub const BATCH_BLOCKS_MAX: usize = BATCH_HASHES_MAX;
 pub const REQUEST_BODY_BYTES_MAX: usize = 128 << 10;
 /// Longest body of an answer of our own protocol.
 pub const RESPONSE_BODY_BYTES_MAX: usize = 1 << 20;
-/// Largest payload behind one frame.
+/// Largest payload that follows one frame.
 pub const PAYLOAD_BYTES_MAX: u64 = BLOCK_BYTES_MAX;
 /// Longest error message of a failure.
 pub const MESSAGE_BYTES_MAX: usize = 4096;

@@ -31,13 +31,13 @@ pub trait StreamDevice: Send + Sync {
     fn memory(&self, len: usize) -> Self::Memory;
     /// Makes a stream for compute.
     fn stream(&self) -> u64;
-    /// Queues a write to `memory`, behind other work where the device can.
+    /// Queues a write to `memory`, after other work where the device can.
     fn write_on(&self, stream: u64, memory: &Self::Memory, bytes: &[u8]);
     /// Queues a read of a part of `memory`; `readings` returns the bytes.
     fn read_on(&self, stream: u64, memory: &Self::Memory, offset: usize, len: usize);
     /// Waits for a stream. Returns the bytes read on it, in order.
     fn readings(&self, stream: u64) -> Vec<Vec<u8>>;
-    /// Records an event behind everything queued so far.
+    /// Records an event after everything queued so far.
     fn record(&self, stream: u64) -> u64;
     /// Waits until the device is idle.
     fn settle(&self);

@@ -50,7 +50,7 @@ impl Work {
             }
             work.groups.push(group);
         }
-        // Never empty, and with bytes behind the last copy that must stay untouched.
+        // Never empty, and with bytes after the last copy that must stay untouched.
         work.device_len += 16;
         work.host_len = (work.host_len + 16).next_multiple_of(PAGE);
         work

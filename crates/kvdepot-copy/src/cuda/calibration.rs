@@ -17,7 +17,7 @@ use crate::cuda::submit::{Method, Submitter};
 use crate::cuda::trust::{self, Distrusted};
 use crate::limit::within;
 
-/// Version of the file. Files of another version are ignored and measured anew.
+/// Version of the file. Files of another version are ignored and measured again.
 const FORMAT: u32 = 4;
 /// Size limit of the file.
 const FILE_BYTES_MAX: u64 = 256 << 10;

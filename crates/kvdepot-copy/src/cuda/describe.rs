@@ -41,7 +41,8 @@ pub struct DeviceReport {
     pub choices: Vec<Choice>,
 }
 
-/// Describes the machine. Makes no context and measures nothing, so it can run beside an engine that needs all memory.
+/// Describes the machine. Makes no context and measures nothing, so it can run alongside an engine that needs all
+/// memory.
 pub fn describe(cache_dir: Option<&Path>) -> Report {
     let cache_dir = cache_dir.map(Path::to_owned);
     let asked = move || describe_with(Driver::load()?, cache_dir.as_deref());

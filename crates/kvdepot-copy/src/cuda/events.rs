@@ -46,7 +46,7 @@ impl EventPool {
 }
 
 impl Event {
-    /// Records the event behind everything queued. The context is current.
+    /// Records the event after everything queued. The context is current.
     pub(crate) fn record(&self, stream: &Stream) -> Result<()> {
         let context = &self.pool.context;
         // SAFETY: both live.

@@ -22,7 +22,7 @@ pub(crate) const TILE_BYTES: usize = 16 << 10;
 pub(crate) const DESCRIPTORS_MAX: usize = 8192;
 /// Number of descriptor buffers of one lane.
 const BUFFERS_MAX: usize = 8;
-/// Few enough for a block to fit beside an engine's own blocks; one of 1,024 needs an almost empty multiprocessor.
+/// Few enough for a block to fit next to an engine's own blocks; one of 1,024 needs an almost empty multiprocessor.
 const THREADS_PER_BLOCK: c_uint = 256;
 const WARPS_PER_BLOCK: usize = 8;
 /// Number of blocks while the engine decodes: enough to saturate a bus, and no more multiprocessors.

@@ -4,7 +4,7 @@
 //! threads read and write host memory. `auto` takes for each group the method that was measured to be fastest. All of
 //! them are one [`CudaEngine`]: the methods differ only in how a group's ranges are passed to the driver (`submit.rs`).
 //!
-//! P3 on a device: a batch's stream waits for the engine's compute event. Every group has an event behind its last
+//! P3 on a device: a batch's stream waits for the engine's compute event. Every group has an event after its last
 //! copy; a thread waits for it before it reports the group, and the engine's compute stream can wait for it, too.
 
 pub mod bench;

@@ -31,7 +31,7 @@ pub enum Method {
 }
 
 impl Method {
-    /// Returns the device and driver resources for ranges copied by this method, and for the event behind them.
+    /// Returns the device and driver resources for ranges copied by this method, and for the event after them.
     pub(crate) fn amount(self, ranges: &[Range]) -> Amount {
         let plain = ranges.iter().filter(|range| self.is_plain(range)).count();
         let together = ranges.len() - plain;

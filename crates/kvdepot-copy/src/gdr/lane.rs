@@ -45,7 +45,7 @@ pub(crate) struct Lane {
 struct Job {
     batch: CopyBatch,
     sink: Arc<dyn GroupSink>,
-    /// An event behind the event of the batch.
+    /// An event after the event of the batch.
     after: Option<Arc<Event>>,
     submitted: Arc<Submitted>,
 }

@@ -6,7 +6,7 @@
 //! with the adapter: the pool and the engine's KV cache in advance, anything else for the duration of a batch.
 //!
 //! P3 here:
-//! - Before: `run` makes its own stream wait for the engine's event and records an event behind that; the lane's thread
+//! - Before: `run` makes its own stream wait for the engine's event and records an event after that; the lane's thread
 //!   waits for the latter before it posts. The engine's event may be reused as soon as `run` has returned.
 //! - After a dump: a completion means that the bytes are in host memory.
 //! - After a load: a completion means that the adapter has finished, but its writes may still be on their way to the

@@ -13,7 +13,7 @@ use crate::cuda::context::Context;
 const HANDLE_DMA_BUF: i32 = 1;
 
 /// Access to pool memory, which only the adapter reads and writes. Bytes may arrive in any order between completions: a
-/// completion is written behind them, and a READ that pushes a load's bytes along the bus never passes them.
+/// completion is written after them, and a READ that pushes a load's bytes along the bus never passes them.
 const HOST_ACCESS: Access = Access { relaxed_ordering: true, ..Access::LOCAL };
 /// Access to the device's memory, which the queue pairs address as a peer's.
 const DEVICE_ACCESS: Access = Access { relaxed_ordering: true, ..Access::ALL };

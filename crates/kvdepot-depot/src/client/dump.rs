@@ -76,7 +76,7 @@ fn dump_chunks(work: &Work, rest: &mut Vec<usize>) -> Result<()> {
         copy(work, &generation, &mut lane, &placed, None)?;
         let leases = placed.iter().map(|placed| placed.lease).collect();
         commit(work, &mut lane, leases, Shards::All)?;
-        // Items that found no space beside this chunk may find it in the chunk's place, once that is committed.
+        // Items that found no space alongside this chunk may find it in the chunk's place, once that is committed.
         if placed.is_empty() {
             full.iter().for_each(|&item| work.fail(item, ErrorKind::NoSpace));
             rest.drain(..now.len());

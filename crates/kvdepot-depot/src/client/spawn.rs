@@ -33,7 +33,7 @@ struct Started {
     pause: Duration,
 }
 
-/// Returns the path of a file beside the socket: `suffix` is `.log` or `.starting`.
+/// Returns the path of a file next to the socket: `suffix` is `.log` or `.starting`.
 fn beside(socket: &Path, suffix: &str) -> PathBuf {
     let mut name = socket.as_os_str().to_owned();
     name.push(suffix);

@@ -32,7 +32,7 @@ pub(crate) struct Population<'a> {
 
 struct Progress {
     next: u64,
-    /// Finished pieces behind an unfinished one.
+    /// Finished pieces after an unfinished one.
     ahead: BTreeSet<u64>,
     reached: u64,
     outcome: Result<()>,

@@ -46,7 +46,7 @@ impl ValueSlot {
     pub fn publish(mut self) -> Result<()> {
         let class_bytes = self.shared.classes[self.class].bytes as usize;
         if self.shared.has_tiers {
-            // The slot may be written to a file: the bytes behind the value must not be those of another one (P8).
+            // The slot may be written to a file: the bytes after the value must not be those of another one (P8).
             let start = self.value_bytes();
             self.slot.io_slices_mut(start, class_bytes).iter_mut().for_each(|piece| piece.fill(0));
         }

@@ -59,7 +59,7 @@ impl DeviceFile for FaultFile {
         let fault = self.faults.strike(FaultOp::Read)?;
         let came = self.inner.read_at(buf, skip, offset)?;
         match fault {
-            // The bytes behind a short count do not matter: the caller reads them again.
+            // The bytes after a short count do not matter: the caller reads them again.
             Some(Fault::Short) if came > 1 => Ok(1 + self.faults.pick(came - 1)),
             Some(Fault::Flip) if came > 0 => {
                 buf.flip_bit((skip + self.faults.pick(came)) * 8 + self.faults.pick(8));

@@ -193,7 +193,7 @@ impl Medium for FileMedium {
         Ok(sum.end())
     }
 
-    /// Flushes the file and checks its length. A write behind the end of a truncated file makes it longer again, so the
+    /// Flushes the file and checks its length. A write past the end of a truncated file makes it longer again, so the
     /// length is checked before anything written counts.
     fn persist(&self) -> Result<()> {
         self.flush()?;

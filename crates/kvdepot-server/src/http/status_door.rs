@@ -1,4 +1,4 @@
-//! The depot's status over HTTP, with or without a wire door: at a Unix socket beside its own, and if requested at a
+//! The depot's status over HTTP, with or without a wire door: at a Unix socket next to its own, and if requested at a
 //! loopback port, which refuses web pages. It is read-only. A depot that cannot open this door serves nevertheless.
 
 use std::convert::Infallible;

@@ -1,4 +1,4 @@
-//! The keeper: a tiny process that holds the pool's memory and its ledger beside the depot, so that they survive a
+//! The keeper: a tiny process that holds the pool's memory and its ledger alongside the depot, so that they survive a
 //! crash of the depot. It does nothing while its depot lives.
 //!
 //! ```text

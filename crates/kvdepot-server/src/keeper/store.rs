@@ -43,7 +43,7 @@ pub(super) enum Store {
 pub(super) struct ManagerStore {
     manager: Manager,
     clients: Mutex<BTreeSet<u64>>,
-    /// Whether it has the earlier depot's pool: a second descriptor of that name would be stored beside it.
+    /// Whether it has the earlier depot's pool: a second descriptor of that name would be stored next to it.
     has_pool: bool,
 }
 

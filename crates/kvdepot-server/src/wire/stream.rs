@@ -230,7 +230,7 @@ impl Stream {
         }
     }
 
-    /// Discards payload, so that the next request is found behind it.
+    /// Discards payload, so that the next request is found after it.
     pub(super) async fn discard(&self, buffer: &mut FrameBuffer, bytes: u64) -> Result<()> {
         let deadline = self.deadline(bytes);
         let mut left = bytes - buffer.skip_payload(bytes);

@@ -31,7 +31,7 @@ pub(super) struct Order {
 }
 
 impl Order {
-    /// Adds a slot behind all others of its second.
+    /// Adds a slot after all others of its second.
     pub(super) fn push(&mut self, store: &mut impl LinkStore, slot: u32, second: u32) {
         let (_, last) = self.seconds.entry(second).or_insert((slot, NONE));
         let previous = std::mem::replace(last, slot);

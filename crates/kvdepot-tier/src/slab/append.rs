@@ -219,7 +219,7 @@ impl Shared {
         let (written, mut answers) = (outcome.is_ok(), Answers::new());
         let mut state = self.lock();
         state.failing = !written;
-        // A walk does not find what was written behind a group that could not be synced.
+        // A walk does not find what was written after a group that could not be synced.
         let outcome = state.doubt.clone().map_or(outcome, Err);
         if self.config.durable && outcome.is_ok() {
             state.commit.written(appended);

@@ -43,7 +43,7 @@ impl<T> Commit<T> {
         self.waiting.drain(..covered).collect()
     }
 
-    /// The sync failed: returns all groups, including those written in the meantime. They lie behind one that may be
+    /// The sync failed: returns all groups, including those written in the meantime. They lie after one that may be
     /// torn, where no walk gets to.
     pub(super) fn fail(&mut self) -> Vec<T> {
         self.covered = None;

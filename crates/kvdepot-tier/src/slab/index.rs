@@ -34,7 +34,7 @@ pub(super) struct Known {
     pub(super) place: Place,
     /// Grows with every use; 0 = not used since it was written.
     pub(super) used: u32,
-    /// Found by a walk after a crash, behind what was synced: it may well be torn.
+    /// Found by a walk after a crash, past what was synced: it may well be torn.
     pub(super) unproven: bool,
 }
 

@@ -94,7 +94,7 @@ impl Superblock {
 pub(super) fn decide(first: Found, second: Found) -> Result<Option<Superblock>> {
     let refuse = |kind, what: &str| Err(Error::new(kind, what.to_owned()));
     match (first, second) {
-        // One of ours beside something else: that is somebody's data, and would be overwritten.
+        // One of ours next to something else: that is somebody's data, and would be overwritten.
         (Found::Whole(_), Found::Foreign) | (Found::Foreign, Found::Whole(_)) => refuse(
             ErrorKind::Config,
             "one of the first two pages of a Slab tier's file or device holds something else, which is left alone: name \

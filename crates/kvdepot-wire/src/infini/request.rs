@@ -56,7 +56,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Appends the frame. The caller sends the value of a `Put` behind it.
+    /// Appends the frame. The caller sends the value of a `Put` after it.
     pub fn encode(&self, out: &mut Vec<u8>) -> Result<()> {
         let body = match self {
             Self::Exchange(info) => info.encode().to_vec(),

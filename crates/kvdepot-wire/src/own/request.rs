@@ -130,7 +130,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Returns the number of payload bytes behind the frame.
+    /// Returns the number of payload bytes after the frame.
     pub const fn payload_bytes(&self) -> u64 {
         match self {
             Self::Put { block_bytes, blocks, .. } => *block_bytes as u64 * blocks.len() as u64,
@@ -138,7 +138,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Appends the frame. The caller sends the payload behind it.
+    /// Appends the frame. The caller sends the payload after it.
     pub fn encode(&self, id: u64, out: &mut Vec<u8>) -> Result<()> {
         let start = out.len();
         out.extend_from_slice(&[0; HEADER_BYTES]);

@@ -59,7 +59,7 @@ impl<'a> Response<'a> {
         }
     }
 
-    /// Returns the number of payload bytes behind the frame.
+    /// Returns the number of payload bytes after the frame.
     pub const fn payload_bytes(&self) -> u64 {
         match self {
             Self::Block { block_bytes, .. } => *block_bytes as u64,
@@ -67,7 +67,7 @@ impl<'a> Response<'a> {
         }
     }
 
-    /// Appends the frame. The caller sends the payload behind it.
+    /// Appends the frame. The caller sends the payload after it.
     pub fn encode(&self, id: u64, out: &mut Vec<u8>) -> Result<()> {
         let start = out.len();
         out.extend_from_slice(&[0; HEADER_BYTES]);

@@ -24,7 +24,7 @@ const REQUESTS_MAX: usize = 1024;
 const KEYS_MAX: usize = 1 << 20;
 /// How long an ending connection waits for the completion of its work requests.
 const ENDING_MAX: Duration = Duration::from_secs(1);
-/// The id of the marker, the work request behind the last one.
+/// The id of the marker, the work request after the last one.
 const MARKER: u64 = (1 << 63) - 1;
 
 /// The resources of a connection, lent by its poller.

@@ -215,7 +215,7 @@ impl Rdma {
         let config = QpConfig {
             srq: Some(srq),
             max_send_sges: self.sges_max,
-            // One more than is used: the marker behind the last work request.
+            // One more than is used: the marker after the last work request.
             ..QpConfig::new(&lane.cq, self.link_requests_max + 1, 0)
         };
         let qp = Qp::new(&self.pd, config)?;

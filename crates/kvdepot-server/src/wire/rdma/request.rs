@@ -50,7 +50,7 @@ pub(super) enum Waits {
 pub(super) enum Outcome {
     /// A status code.
     Code(i32),
-    /// 200, behind the posted WRITEs. The leases end when the answer has been taken.
+    /// 200, after the posted WRITEs. The leases end when the answer has been taken.
     Sent(Vec<Value>),
 }
 
