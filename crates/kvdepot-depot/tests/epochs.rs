@@ -79,7 +79,7 @@ impl Default for Fake {
 }
 
 impl Flaky {
-    /// Executes the calls once as many as wanted have come: a caller that waits for one before the next waits for ever.
+    /// Executes the calls once as many as wanted have come: a caller that waits for one before the next waits forever.
     fn when_all_have_come(&self, done: Done<u32>, work: impl FnOnce(&FakeTier, Done<u32>) + Send + 'static) {
         if self.is_broken.load(Ordering::SeqCst) {
             return done(Err(Error::new(ErrorKind::Io, "broken for a test")));

@@ -129,7 +129,7 @@ impl Lab {
         for (batch, sink) in self.device.try_iter() {
             for op in &batch.ops {
                 let (from, to) = match batch.direction {
-                    // Different bytes from what anybody dumped, so that they show wherever they go.
+                    // Bytes that nobody dumped, so that they show wherever they go.
                     Direction::ToHost => (vec![0xDD; op.len], op.host),
                     Direction::ToDevice => (vec![0; 0], op.host),
                 };

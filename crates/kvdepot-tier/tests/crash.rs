@@ -1,4 +1,4 @@
-//! P1, P4: a process killed at any moment leaves no half-written block visible and no temporary file for ever.
+//! P1, P4: a process killed at any moment leaves no half-written block visible and no temporary file forever.
 #![allow(clippy::unwrap_used)] // a failing test panics
 
 mod common;
@@ -14,7 +14,7 @@ use kvdepot_tier::{PosixTier, Tier};
 
 const CHILD: &str = "KVDEPOT_TEST_CRASH_DIR";
 
-/// Not a test itself: the process that `killed_while_writing` kills. It writes for ever and reports its progress.
+/// Not a test itself: the process that `killed_while_writing` kills. It writes forever and reports its progress.
 #[test]
 fn child() {
     let Ok(dir) = std::env::var(CHILD) else { return };

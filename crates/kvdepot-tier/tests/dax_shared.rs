@@ -158,7 +158,7 @@ fn an_epoch_that_was_skipped_to_is_not_used_again() {
     }
 }
 
-/// No writer of ours creates such a block, but one that cannot be right must not be offered for ever.
+/// No writer of ours creates such a block, but one that cannot be right must not be offered forever.
 #[test]
 fn a_block_of_another_length_is_put_aside() {
     let memory = MemoryMedium::new(vec![0; MEDIUM_BYTES]);

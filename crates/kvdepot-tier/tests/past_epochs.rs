@@ -1,5 +1,5 @@
 //! What a reset or a removal leaves behind: it counts until it is really gone (P5), it goes before live blocks do, and
-//! nothing of it stays for ever or comes back.
+//! nothing of it stays forever or comes back.
 #![allow(clippy::unwrap_used)] // a failing test panics
 
 mod common;

@@ -268,7 +268,7 @@ impl Shared {
         let path = taken.space.block_path(taken.key.hash);
         let Ok(Some(stat)) = self.device(entry.directory).stat(&path) else { return false };
         let mut state = self.lock();
-        // A device clock ahead of ours must not keep a file for ever: only real progress counts.
+        // A device clock ahead of ours must not keep a file forever: only real progress counts.
         let used_s = seconds(stat.modified).min(state.index.now_s());
         let known = state.index.get(&taken.key).is_some() || state.reserved.contains_key(&taken.key);
         if known || used_s <= entry.used_s + FOREIGN_USE_MIN_S || !state.is_current(&taken.space) {
