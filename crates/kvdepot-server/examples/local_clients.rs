@@ -1,9 +1,10 @@
 //! Measures lookups of many client processes over the local door, and the cost of attaching for each of them.
 //!
-//! `cargo run --release -p kvdepot-server --example local_clients -- [POOL_MIB] [BLOCKS] [SECONDS]` (512 MiB, 100,000
-//! blocks and 3 s by default). A lookup asks for 128 hashes that all exist. The depot is a separate process that holds
-//! unfilled blocks of 4 KiB. 1, 8, 16 and 64 clients attach at the same time, wait for each other, and send lookups as
-//! fast as they are answered. The yardstick is a bare round trip of a frame of the same size between two processes.
+//! `cargo run --release -p kvdepot-server --example local_clients -- [POOL_MIB] [BLOCKS] [SECONDS] [TRAFFIC]` (512 MiB,
+//! 100,000 blocks, 3 s and no traffic by default). A lookup asks for 128 hashes that all exist. The depot is a separate
+//! process that holds unfilled blocks of 4 KiB. 1, 8, 16 and 64 clients attach at the same time, wait for each other, and
+//! send lookups as fast as they are answered. With traffic (1), each of these runs is repeated while another process dumps
+//! and loads as fast as it can. The yardstick is a bare round trip of a frame of the same size between two processes.
 //! Prints one JSON object per line.
 #![allow(clippy::unwrap_used, reason = "a measurement stops where it cannot go on")]
 
@@ -124,6 +125,27 @@ fn client(socket: &Path, blocks: u64, seconds: u64) {
     println!("{}", json!({"per_s": per_s, "not_full": short, "took_us": took}));
 }
 
+/// Dumps new blocks and loads them again until it is killed.
+fn traffic(socket: &Path, first: u64) {
+    let attachment = Attachment::connect(socket.to_owned(), None, WAIT, WAIT).unwrap();
+    let engine = DeviceEngine::new(Arc::new(HostEngine::new(1).unwrap()));
+    let store = Store::new(&attachment, spec(), engine, WAIT).unwrap();
+    let memory = vec![1_u8; (2 * BATCH * BLOCK) as usize];
+    // SAFETY: the memory lives as long as the process, and nobody reads it.
+    unsafe { store.register_pages(vec![memory.as_ptr() as u64], vec![BLOCK as i64], 2 * BATCH) }.unwrap();
+    println!("ready");
+    let pages: Vec<i64> = (0..2 * BATCH as i64).collect();
+    let (from, to) = pages.split_at(BATCH as usize);
+    for round in 0.. {
+        let names = |round: u64| (0..BATCH).map(|n| hash(first + round * BATCH + n)).collect::<Vec<_>>();
+        // SAFETY: as for `register_pages`.
+        let dump = unsafe { store.dump_pages(names(round), from, 0) }.unwrap();
+        // SAFETY: as for `register_pages`.
+        let load = (round > 0).then(|| unsafe { store.load_pages(names(round - 1), to, 0) }.unwrap());
+        assert!(dump.wait(Some(WAIT)) && load.is_none_or(|load| load.wait(Some(WAIT))));
+    }
+}
+
 /// Answers frames with 64 bytes until the other side closes.
 fn echo(socket: &Path) {
     let listener = SeqPacket::listen(socket, 1).unwrap();
@@ -229,6 +251,7 @@ fn main() {
     match arguments.first().map(String::as_str) {
         Some("depot") => return depot(&path(1), number(2, 0), number(3, 0)),
         Some("client") => return client(&path(1), number(2, 0), number(3, 0)),
+        Some("traffic") => return traffic(&path(1), number(2, 0)),
         Some("echo") => return echo(&path(1)),
         _ => {}
     }
@@ -244,5 +267,13 @@ fn main() {
     }
     for clients in [1, 8, 16, 64] {
         println!("{}", measure(&socket, served.0.id(), clients, blocks, seconds));
+    }
+    for clients in [1_u64, 16, 64].into_iter().filter(|_| number(3, 0) > 0) {
+        let first = blocks + clients * 1_000_000_000;
+        let mut role = Role::start("traffic", &[socket.clone(), first.to_string()]);
+        assert_eq!(role.lines().next().as_deref(), Some("ready"));
+        let mut line = measure(&socket, served.0.id(), clients as usize, blocks, seconds);
+        line["traffic"] = true.into();
+        println!("{line}");
     }
 }
