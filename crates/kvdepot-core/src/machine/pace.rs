@@ -16,7 +16,7 @@ pub struct Pace {
     pub(crate) walk_slots: usize,
     /// Blocks that go in one step of a sweep.
     pub(crate) sweep_dooms: usize,
-    /// Leases of an ended owner that end in one step.
+    /// Leases of an ended owner that end in one step, and claims that begin to end.
     pub(crate) owner_leases: usize,
     /// Places of a claim looked for in the pool in one step.
     pub(crate) survey_places: usize,
@@ -36,7 +36,7 @@ pub struct Pace {
     pub(crate) late_writes: usize,
     /// Slots next to go that are looked at for tiers that are to have them before.
     pub(crate) cold_slots: usize,
-    /// Queue entries looked at in one step: cancelled ones are dropped in pieces.
+    /// Queue entries looked at in one step: cancelled ones are dropped in pieces, and so are delayed ones queued again.
     pub(crate) queue_entries: usize,
     /// Ticks that the write of a replaced value waits for its predecessor's removal.
     pub(crate) replace_tries: u32,
