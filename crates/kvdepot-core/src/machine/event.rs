@@ -125,8 +125,6 @@ pub enum Job {
     Sweep,
     /// The next leases of a connection that ended.
     EndOwner(Owner),
-    /// The next claims of a connection that ended, from this one on.
-    EndClaims(Owner, ClaimId),
     /// The next queued commands.
     Emit,
     /// A read of a tier that is closed for the block.

@@ -33,7 +33,6 @@ impl Job {
             Self::Load(_) => "load",
             Self::Sweep => "sweep",
             Self::EndOwner(_) => "end_owner",
-            Self::EndClaims(..) => "end_claims",
             Self::Emit => "emit",
             Self::Miss { .. } => "miss",
         }

@@ -350,10 +350,6 @@ impl Machine {
                     out.again.push(Job::EndOwner(owner));
                 }
             }
-            Job::EndClaims(owner, from) => {
-                let (claims, mut rooms) = split(self);
-                claims.end_owner(&mut rooms, owner, from, out);
-            }
             // Every step emits.
             Job::Emit => {}
             Job::Miss { tier, slot } => self.read_ended(tier, slot, &Ok(Fetched::Miss), out),
@@ -366,7 +362,7 @@ impl Machine {
         self.pool.forget_near(owner);
         self.loads.end_owner(&mut self.pool, owner, out);
         let (claims, mut rooms) = split(self);
-        let claims = claims.end_owner(&mut rooms, owner, 0, out);
+        let claims = claims.end_owner(&mut rooms, owner, out);
         let (ended, all) = self.pool.end_owner(owner, self.pace.owner_leases);
         if !all {
             out.again.push(Job::EndOwner(owner));

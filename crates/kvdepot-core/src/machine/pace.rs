@@ -16,7 +16,7 @@ pub struct Pace {
     pub(crate) walk_slots: usize,
     /// Blocks that go in one step of a sweep.
     pub(crate) sweep_dooms: usize,
-    /// Leases of an ended owner that end in one step, and claims that begin to end.
+    /// Leases of an ended owner that end in one step.
     pub(crate) owner_leases: usize,
     /// Places of a claim looked for in the pool in one step.
     pub(crate) survey_places: usize,

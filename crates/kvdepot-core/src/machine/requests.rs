@@ -164,7 +164,7 @@ impl Machine {
             }
             Request::EndClaims => {
                 let (claims, mut rooms) = split(self);
-                claims.end_owner(&mut rooms, owner, 0, out);
+                claims.end_owner(&mut rooms, owner, out);
                 Reply::Holds(self.pool.holds(owner))
             }
             Request::EvictTo { bytes } => {

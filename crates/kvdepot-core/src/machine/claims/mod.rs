@@ -342,27 +342,16 @@ impl Claims {
         self.map.remove(&id).ok_or_else(|| no_such_claim(id))
     }
 
-    /// Ends the claims of an owner that ended, from claim `from` on: some now, the others in steps to come. Returns
-    /// whether there were any.
-    pub(crate) fn end_owner(
-        &mut self,
-        rooms: &mut Rooms<'_>,
-        owner: Owner,
-        from: ClaimId,
-        out: &mut Effects,
-    ) -> bool {
-        let Some(all) = self.owners.get(&owner) else { return false };
-        let is_only = all.len() == 1;
-        let mut left = all.range(from..);
-        let some: Vec<ClaimId> = left.by_ref().take(self.pace.owner_leases).copied().collect();
-        out.again.extend(left.next().map(|&next| Job::EndClaims(owner, next)));
-        for id in &some {
+    /// Ends the claims of an owner that ended.
+    pub(crate) fn end_owner(&mut self, rooms: &mut Rooms<'_>, owner: Owner, out: &mut Effects) -> bool {
+        let claims: Vec<ClaimId> = self.owners.get(&owner).into_iter().flatten().copied().collect();
+        for id in &claims {
             if let Ok(claim) = self.take(owner, *id) {
                 // One at once, as an owner has often only one; of many, each is a step of its own.
-                self.let_go(rooms, claim, is_only, out);
+                self.let_go(rooms, claim, claims.len() == 1, out);
             }
         }
-        !some.is_empty()
+        !claims.is_empty()
     }
 
     /// Who waits for a claim's first answer waits no longer.
