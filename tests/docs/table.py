@@ -61,7 +61,7 @@ RUNS: tuple[Run | Serve, ...] = (
     Run("make help", "make help", says="make setup"),
     Run("make wheel", "make wheel", says=".whl"),
     Run(
-        "make site", 'make site ARGS="--out {tmp}/site" && cat {tmp}/site/reference/commands.html', says="kvdepot serve"
+        "make site", 'make site ARGS="--out {tmp}/site" && cat {tmp}/site/reference/commands.html', says="--take-over"
     ),
     Run("version", "kvdepot --version", says="version"),
     Run("config check", "kvdepot config check {root}/tests/data/seeds/000_pipeline.yaml", says="good"),
@@ -307,7 +307,8 @@ RUNS: tuple[Run | Serve, ...] = (
     # test_static.py has the table that it prints without --json.
     Run(
         "make demo",
-        'make demo ARGS="--prompts 1 --tokens 96 --answer-tokens 2 --dtype float32 --set hit_ratio=1.0 --json"',
+        'make demo ARGS="--prompts 1 --tokens 96 --answer-tokens 2 --dtype float32 --set hit_ratio=1.0 '
+        '--set call_timeout_ms=3000 --json"',
         says="after kill -9",
         json=True,
     ),

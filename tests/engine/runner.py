@@ -33,6 +33,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -42,6 +43,7 @@ os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
 
 ATTACHED_S = 60
 OTHER_ENGINE_S = 240
+SETTLE_S = 120
 UPGRADE_S = 120
 TRIES = 30
 METRICS = (
@@ -80,6 +82,13 @@ def prompt(parts: list[list[int]]) -> dict[str, list[int]]:
         row = [chosen.randrange(4, 2048) for _ in range(sum(begin) + count)]
         tokens += row[sum(begin) :]
     return {"prompt_token_ids": tokens}
+
+
+def settle(socket: str) -> None:
+    """Waits until the tiers have everything that was dumped."""
+    from tools.lab.depot import wait_until_clean
+
+    wait_until_clean(Path(socket), SETTLE_S)
 
 
 def with_depot(socket: str, use: Callable[[Any], Any]) -> Any:
@@ -182,7 +191,7 @@ class Run:
             for batch in batches:
                 outputs += self.llm.generate(batch, sampling, use_tqdm=False, lora_request=adapter)
                 if "settle" in phase:
-                    with_depot(phase["settle"], lambda depot: depot.drain(60_000))
+                    settle(phase["settle"])
             if phase.get("until_cached", 0) <= outputs[0].num_cached_tokens:
                 break
         self.results[phase["name"]] = {
@@ -208,6 +217,7 @@ class Run:
             if self.llm.reset_prefix_cache():
                 return
             time.sleep(0.05)
+        raise TimeoutError("vLLM does not reset its prefix cache: blocks are in use")
 
     def reset_all(self, phase: dict[str, Any]) -> None:
         self.results["reset_all"] = self.llm.llm_engine.reset_prefix_cache(reset_connector=True)
@@ -245,7 +255,7 @@ class Run:
         self.llm.wake_up()
 
     def settle(self, phase: dict[str, Any]) -> None:
-        with_depot(phase["socket"], lambda depot: depot.drain(60_000))
+        settle(phase["socket"])
 
     def attached(self, phase: dict[str, Any]) -> None:
         end_s = time.monotonic() + ATTACHED_S

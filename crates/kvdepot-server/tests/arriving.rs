@@ -142,7 +142,7 @@ fn nothing_is_said_to_arrive_once_a_block_has_failed() {
 #[test]
 fn a_settled_claim_has_nothing_on_its_way() {
     let directory = tempfile::tempdir().unwrap();
-    let (attachment, spec, engine) = restarted(directory.path(), "whole", "read_slow=1,slow_ms=3000");
+    let (attachment, spec, engine) = restarted(directory.path(), "whole", "read_slow=1,slow_ms=8000");
     let mut claim = claim(&attachment, &spec);
     let seen = until("the tier says what it holds", || {
         claim.poll();

@@ -194,7 +194,7 @@ fn a_server_that_dies_and_comes_back_is_used_again() {
 #[test]
 fn a_write_that_was_not_answered_cannot_be_removed_yet() {
     let server = BucketServer::start();
-    let bench = open(&server, impatient);
+    let bench = open(&server, |_| {});
     for (n, act, outcome) in [(0, Act::ServeAndClose, Written::AlreadyThere), (2, Act::Close, Written::New)] {
         // Carried out, or not yet, and not answered: what a later try is told says nothing of it.
         let mut first = true;
@@ -205,6 +205,7 @@ fn a_write_that_was_not_answered_cannot_be_removed_yet() {
         assert_eq!(bench.write(n).unwrap(), outcome);
         assert_eq!(bench.remove(n).unwrap_err().kind(), ErrorKind::Busy);
     }
+    let bench = open(&server, impatient);
     server.plan(|request| if request.method == "PUT" { Act::Hang } else { Act::Serve });
     assert!(bench.write(1).is_err());
     server.serve_all();

@@ -176,7 +176,7 @@ impl PoolServer {
         store: Arc<Mutex<Store>>,
     ) -> Self {
         static DEPOTS: AtomicU64 = AtomicU64::new(1);
-        let listener = TcpListener::bind(address).unwrap();
+        let listener = bind(address);
         let address = listener.local_addr().unwrap();
         let state = Arc::new(State {
             store,
@@ -298,4 +298,16 @@ fn payload(mut stream: &TcpStream, buffer: &mut FrameBuffer, bytes: usize) -> st
     let had = buffer.take_payload(&mut out);
     stream.read_exact(&mut out[had..])?;
     Ok(out)
+}
+
+/// Listens at this address. A connection of another process may have its port for a moment.
+fn bind(address: SocketAddr) -> TcpListener {
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    loop {
+        match TcpListener::bind(address) {
+            Ok(listener) => return listener,
+            Err(error) => assert!(std::time::Instant::now() < end, "{address}: {error}"),
+        }
+        std::thread::yield_now();
+    }
 }
