@@ -1,0 +1,136 @@
+"""Transfers under way between vLLM's chunks and the depot, and what came of them.
+
+vLLM keeps a job's chunks where they are until the job is reported as ended. So none is reported while anything may copy.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvdepot.engines.counters import Counters
+from kvdepot.engines.offloading.room import Verb
+
+FULL = ("busy", "no_space")
+"""Why a dump fails when nothing is broken: others use the depot. It is tried again."""
+FULL_AGAIN_S = 0.05
+FULL_S = 3.0
+"""How long a dump is tried again: as long as that it keeps room in vLLM's memory."""
+
+Begin = Callable[[Verb, Sequence[bytes], npt.NDArray[np.uint64]], Any]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A job that is over.
+
+    Attributes:
+        job_id: vLLM's number.
+        verb: what it was.
+        keys: all of its keys.
+        failed: those that did not come through.
+        seconds: how long it took.
+    """
+
+    job_id: int
+    verb: Verb
+    keys: Sequence[bytes]
+    failed: Sequence[bytes]
+    seconds: float
+
+
+@dataclass
+class _Job:
+    job_id: int
+    verb: Verb
+    keys: Sequence[bytes]
+    addresses: npt.NDArray[np.uint64]
+    began_s: float
+    task: Any = None
+    rest: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    kinds: dict[str, int] = field(default_factory=dict)
+    again_s: float = 0.0
+
+
+class Jobs:
+    """All jobs of a tier. One thread uses it."""
+
+    def __init__(self, begin: Begin, counters: Counters) -> None:
+        """``begin`` starts a task, ``None`` when that is refused, and counts that itself."""
+        self._begin = begin
+        self._counters = counters
+        self._under_way: list[_Job] = []
+        self._ended: list[Ended] = []
+
+    def __len__(self) -> int:
+        """Jobs that have not been reported."""
+        return len(self._under_way) + len(self._ended)
+
+    def start(self, job_id: int, verb: Verb, keys: Sequence[bytes], addresses: Any, now_s: float) -> None:
+        """Begins a job; ``addresses`` of its chunks, one a key."""
+        job = _Job(job_id, verb, keys, np.asarray(addresses, dtype=np.uint64), now_s)
+        job.rest = np.arange(len(keys), dtype=np.int64)
+        self._submit(job)
+        if job.task is None:
+            self._end(job, now_s)
+        else:
+            self._under_way.append(job)
+
+    def refuse(self, job_id: int, verb: Verb, keys: Sequence[bytes]) -> None:
+        """Ends a job that is not begun."""
+        self._ended.append(Ended(job_id, verb, keys, keys, 0.0))
+
+    def ended(self, now_s: float) -> list[Ended]:
+        """Jobs that have ended since the last call. Never waits."""
+        still: list[_Job] = []
+        for job in self._under_way:
+            if self._goes_on(job, now_s):
+                still.append(job)
+            else:
+                self._end(job, now_s)
+        self._under_way = still
+        ended, self._ended = self._ended, []
+        return ended
+
+    def drain(self, now_s: float) -> None:
+        """Waits until nothing is copied any more; what then has not come through is tried no more."""
+        for job in self._under_way:
+            if job.task is not None:
+                # Ends at the store's time limit: vLLM's memory is in use until then.
+                job.task.wait(None)
+                self._take(job)
+            self._end(job, now_s)
+        self._under_way = []
+
+    def _goes_on(self, job: _Job, now_s: float) -> bool:
+        if job.task is not None:
+            if not job.task.done():
+                return True
+            self._take(job)
+            full = job.verb == "dump" and bool(job.kinds) and all(kind in FULL for kind in job.kinds)
+            if not full or now_s - job.began_s >= FULL_S:
+                return False
+            job.again_s = now_s + FULL_AGAIN_S
+        if now_s < job.again_s:
+            return True
+        self._counters.add("again", len(job.rest))
+        self._submit(job)
+        return job.task is not None
+
+    def _submit(self, job: _Job) -> None:
+        job.kinds = {}
+        job.task = self._begin(job.verb, [job.keys[row] for row in job.rest.tolist()], job.addresses[job.rest])
+
+    def _take(self, job: _Job) -> None:
+        job.rest = job.rest[np.asarray(job.task.failed(1), dtype=np.int64)]
+        job.kinds = dict(job.task.failures(1))
+        job.task = None
+
+    def _end(self, job: _Job, now_s: float) -> None:
+        for kind, count in job.kinds.items():
+            self._counters.trouble(f"{job.verb}_{kind}", f"{count} chunks of a {job.verb} failed: {kind}", count)
+        self._counters.add(f"{job.verb}ed", len(job.keys) - len(job.rest))
+        failed = [job.keys[row] for row in job.rest.tolist()]
+        self._ended.append(Ended(job.job_id, job.verb, job.keys, failed, now_s - job.began_s))

@@ -1,0 +1,130 @@
+"""The tier's way to the node's depot: one attachment, and the namespace that chunks are in now.
+
+A lookup, dump or load that fails is no error here: it is a miss, and counted.
+"""
+
+import json
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from kvdepot.config import KVDepotConfig
+from kvdepot.engines.counters import Counters
+from kvdepot.engines.vllm.presence import Place, Presence, taken_sizes
+
+TASK_S = 10.0
+"""How long a dump or load may take, or ``timeout_ms`` where that is shorter: what has not come by then is computed."""
+
+Verb: TypeAlias = Literal["dump", "load"]
+Connect: TypeAlias = Callable[[KVDepotConfig, str], Any]
+
+
+class Room:
+    """Looks up, dumps and loads chunks by their addresses. Lookups may come from another thread than the rest."""
+
+    def __init__(
+        self,
+        config: KVDepotConfig,
+        facts: Mapping[str, object],
+        chunk_bytes: int,
+        counters: Counters,
+        connect: Connect | None = None,
+        suffix: str = "",
+    ) -> None:
+        """Attaches to the node's depot, which is started when none answers.
+
+        Args:
+            config: how to reach it, and how long to wait.
+            facts: what makes the namespace.
+            chunk_bytes: of each chunk.
+            counters: count what fails.
+            connect: attaches at a socket; ``None`` = to the depot of ``config``.
+            suffix: what tells this engine from others, for depots that are not shared.
+
+        Raises:
+            ConfigError: the pool that would be started does not fit the machine, or the facts are wrong.
+            ProtocolError: something else, or another version, answers on the socket.
+        """
+        self._config = config
+        self._facts = dict(facts)
+        self._chunk_bytes = chunk_bytes
+        self._counters = counters
+        self.task_s = min(config.timeout_ms / 1e3, TASK_S)
+        socket = config.socket_path(suffix=suffix)
+        self._depot = (connect or _attach)(config, socket)
+        self._presence = Presence(self._depot, Place.of(config, socket))
+        self._presence.begin(taken_sizes(config))
+        self._store = self._open(self._facts)
+
+    @property
+    def attached(self) -> bool:
+        """Whether calls reach a depot now."""
+        return bool(self._depot.attached)
+
+    @property
+    def trouble(self) -> str:
+        """Why none is attached."""
+        return str(self._depot.trouble or "none has answered yet")
+
+    @property
+    def namespace_id(self) -> str:
+        """32 hex digits, as ``kvdepot ls`` shows them."""
+        return str(self._store.namespace.id)
+
+    def look(self) -> None:
+        """Between steps: says in the log when the depot was lost or is back."""
+        self._presence.look()
+
+    def lookup(self, keys: Sequence[bytes]) -> npt.NDArray[np.bool_] | None:
+        """Which chunks the depot has; ``None`` when it does not say. Bounded as lookups are, and may wait for tiers."""
+        try:
+            self._counters.add("lookups")
+            found = np.asarray(self._store.lookup(keys), dtype=bool)
+        except Exception as error:  # noqa: BLE001 - a miss
+            self._counters.trouble("miss_error", f"a lookup failed: {error!r}", len(keys))
+            return None
+        if not found.any() and not self.attached:
+            self._counters.trouble("miss_no_depot", f"no depot answers: {self.trouble}", len(keys))
+            return None
+        self._counters.add("asked", len(keys))
+        self._counters.add("hit", int(found.sum()))
+        return found
+
+    def move(self, verb: Verb, keys: Sequence[bytes], addresses: npt.NDArray[np.uint64]) -> Any:
+        """Begins to dump or load chunks; the task, or ``None`` when it was refused."""
+        if not self.attached:
+            self._counters.trouble(f"{verb}_no_depot", f"no depot answers: {self.trouble}", len(keys))
+            return None
+        try:
+            shards = np.zeros(len(keys), dtype=np.int64)
+            return getattr(self._store, verb)(keys, shards, addresses.reshape(-1, 1))
+        except Exception as error:  # noqa: BLE001 - a miss
+            self._counters.trouble(f"{verb}_error", f"a {verb} failed: {error!r}", len(keys))
+            return None
+
+    def go_apart(self) -> None:
+        """Goes on in a namespace that nobody else has, and where nothing is. No task of the last one runs any more."""
+        before = self._store
+        self._store = self._open({**self._facts, "weights_version": f"after a reset {uuid.uuid4().hex}"})
+        before.close(0)
+
+    def close(self) -> None:
+        """Detaches. No task runs any more. Idempotent."""
+        self._store.close(0)
+        self._depot.close()
+
+    def _open(self, facts: Mapping[str, object]) -> Any:
+        layout = json.dumps([[1, [self._chunk_bytes]]])
+        namespace = self._depot.open_namespace(json.dumps(facts, sort_keys=True), layout)
+        copy_json = self._config.copy_json(None)
+        return self._depot.store(namespace, timeout_ms=int(self.task_s * 1e3), copy_json=copy_json)
+
+
+def _attach(config: KVDepotConfig, socket: str) -> Any:
+    from kvdepot.engines.vllm.attachment import attach
+    from kvdepot.engines.vllm.options import ConnectorOptions
+
+    return attach(ConnectorOptions(config), socket, None)

@@ -1,0 +1,286 @@
+"""kvdepot as a secondary tier of vLLM's own offloading (``TieringOffloadingSpec``), vLLM 0.32.
+
+All of it runs on the thread of vLLM's scheduler, but lookups, which wait on a thread of their own. Nothing is raised into
+vLLM after its start: what fails is counted by kind, and a miss.
+"""
+
+import time
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+from vllm.v1.kv_offload.base import (
+    Locality,
+    LookupResult,
+    Medium,
+    OffloadingCounterMetadata,
+    OffloadingGaugeMetadata,
+    OffloadingMetricMetadata,
+    RequestOffloadingContext,
+)
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from kvdepot.engines.counters import Counters
+from kvdepot.engines.offloading import metrics
+from kvdepot.engines.offloading.answers import Answers, Verdict
+from kvdepot.engines.offloading.asker import Asker
+from kvdepot.engines.offloading.facts import calling_engine, chunk_facts, refuse_unsupported
+from kvdepot.engines.offloading.jobs import Ended, Jobs
+from kvdepot.engines.offloading.options import read_options
+from kvdepot.engines.offloading.room import Room, Verb
+from kvdepot.engines.vllm.log import connector_logger
+from kvdepot.errors import config_error, is_failure
+
+STEP_WAIT_S = 0.004
+"""How long the lookups of one step may hold up vLLM's scheduler, all together; later answers are for the next step."""
+
+logger = connector_logger()
+
+
+class KVDepotTier(SecondaryTierManager):  # type: ignore[misc]
+    """Chunks of vLLM's offloaded cache as blocks of the node's depot."""
+
+    medium = Medium.STORAGE
+    cache_hit_source = CacheHitSource.EXTERNAL_UNSPECIFIED  # the depot's memory, its disks or another node
+
+    def __init__(
+        self,
+        offloading_spec: Any,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: Any = None,
+        **tier_config: Any,
+    ) -> None:
+        """Attaches to the depot.
+
+        Args:
+            offloading_spec: vLLM's ``TieringOffloadingSpec``.
+            primary_kv_view: vLLM's memory of chunks, of the shape (chunks, bytes); ranks lie side by side in a chunk.
+            tier_type: what the launch line calls the tier.
+            backpressure_detector: vLLM's own, which may drop stores.
+            tier_config: the other keys of the tier's entry in ``secondary_tiers``.
+
+        Raises:
+            ConfigError: a key is wrong, or this engine's KV cannot be told from another's, or not be stored whole.
+        """
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        options = read_options(tier_config)
+        engine = calling_engine()
+        refuse_unsupported(engine, options, self.block_size_bytes)
+        self.locality = Locality(options.locality) if options.locality else None
+        self._base = _address(primary_kv_view)
+        self._counters = Counters(connector_logger)
+        self._changes = metrics.Changes()
+        self._told_attached: bool | None = None
+        self._apart = options.on_reset == "apart"
+        facts = chunk_facts(offloading_spec, engine, options)
+        suffix = str(offloading_spec.config.engine_id)
+        self._room = Room(options.config, facts, self.block_size_bytes, self._counters, suffix=suffix)
+        logger.info(
+            "kvdepot: secondary tier of %s: chunks of %d bytes, namespace %s",
+            offloading_spec.config.model.name,
+            self.block_size_bytes,
+            self._room.namespace_id,
+        )
+        self._jobs = Jobs(self._room.move, self._counters)
+        self._asker = Asker(self._room.lookup)
+        self._answers: dict[str, Answers] = {}
+        self._requests: set[str] = set()
+        self._of_before: set[str] = set()
+        self._patience_s = STEP_WAIT_S
+        self._closed = False
+
+    # Questions.
+
+    def lookup(self, key: Any, req_context: Any) -> LookupResult:
+        """Whether the depot has a chunk; ``RETRY`` while its answer is on the way, a second at most."""
+        try:
+            return self._lookup(bytes(key), req_context)
+        except BaseException as error:  # nothing is raised into vLLM: its engine would end
+            if not is_failure(error):
+                raise
+            self._counters.trouble("miss_error", f"a lookup failed: {error!r}")
+            return LookupResult.MISS
+
+    def _lookup(self, key: bytes, req_context: Any) -> LookupResult:
+        answers = self._answers.get(req_context.req_id)
+        if answers is None:
+            answers = self._answers[req_context.req_id] = Answers()
+        now_s = time.monotonic()
+        verdict = answers.of(key, now_s)
+        if verdict is Verdict.UNASKED:
+            if not self._room.attached:
+                self._counters.trouble("miss_no_depot", f"no depot answers: {self._room.trouble}")
+                return LookupResult.MISS
+            positions = getattr(req_context, "_offload_key_positions", None)
+            batch = answers.ask(key, positions if isinstance(positions, dict) else {}, now_s)
+            self._asker.ask(batch)
+            # Most answers take less than a millisecond: waiting for them saves the request a step of the engine.
+            if self._patience_s > 0:
+                batch.done.wait(self._patience_s)
+                self._patience_s -= time.monotonic() - now_s
+            verdict = answers.of(key, now_s)
+        if verdict is Verdict.WAITING:
+            return LookupResult.RETRY
+        if verdict is Verdict.LATE:
+            self._counters.trouble("miss_late", "the depot has not answered a lookup within a second")
+        return LookupResult.HIT if verdict is Verdict.THERE else LookupResult.MISS
+
+    # Chunks.
+
+    def submit_store(self, job_metadata: Any) -> None:
+        """Begins to store chunks."""
+        if job_metadata.req_context.req_id in self._of_before:
+            # Some of it may be KV of the weights before the reset.
+            count = len(job_metadata.keys)
+            self._counters.trouble("dump_before_reset", "a request from before a reset is not stored", count)
+            self._jobs.refuse(job_metadata.job_id, "dump", _keys(job_metadata.keys))
+            return
+        self._submit("dump", job_metadata)
+
+    def submit_load(self, job_metadata: Any) -> None:
+        """Begins to load chunks."""
+        self._submit("load", job_metadata)
+
+    def _submit(self, verb: Verb, job: Any) -> None:
+        keys = _keys(job.keys)
+        try:
+            rows = np.asarray(job.chunk_ids, dtype=np.uint64)
+            addresses = np.uint64(self._base) + rows * np.uint64(self.block_size_bytes)
+            self._jobs.start(job.job_id, verb, keys, addresses, time.monotonic())
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            self._counters.trouble(f"{verb}_error", f"a {verb} failed: {error!r}", len(keys))
+            self._jobs.refuse(job.job_id, verb, keys)
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        """Jobs that have ended since the last call. Nothing touches their chunks any more."""
+        return [self._result(ended) for ended in self._jobs.ended(time.monotonic())]
+
+    def _result(self, ended: Ended) -> JobResult:
+        lost = set(ended.failed)
+        if lost and ended.verb == "load":
+            # Whoever was told that it is there must not try for ever.
+            for answers in self._answers.values():
+                answers.lost(ended.failed)
+        good = [key for key in ended.keys if key not in lost]
+        return JobResult(
+            job_id=ended.job_id,
+            success=not lost,
+            successful_keys=good if ended.verb == "load" and lost else None,
+            transfer_time=ended.seconds,
+            transfer_bytes=len(good) * self.block_size_bytes,
+        )
+
+    def has_pending_work(self) -> bool:
+        """Whether vLLM has to go on stepping: while a job has not been reported."""
+        return len(self._jobs) > 0
+
+    # Requests and steps.
+
+    def on_new_request(self, req_context: Any) -> RequestOffloadingContext:
+        """Chunks are stored as they are computed."""
+        self._requests.add(req_context.req_id)
+        return RequestOffloadingContext()
+
+    def on_request_finished(self, req_context: Any) -> None:
+        """Nothing will be asked or stored for it any more."""
+        self._answers.pop(req_context.req_id, None)
+        self._requests.discard(req_context.req_id)
+        self._of_before.discard(req_context.req_id)
+
+    def on_schedule_end(self, context: Any) -> None:
+        """Between steps."""
+        self._patience_s = STEP_WAIT_S
+        for req_id in context.preempted_req_ids:
+            # It will be looked up once more, and has stored chunks since it was.
+            if req_id in self._answers:
+                self._answers[req_id].forget()
+        self._room.look()
+
+    # Resets.
+
+    def drain_jobs(self) -> None:
+        """Waits until nothing is copied any more; and takes note of the reset.
+
+        vLLM tells secondary tiers nothing else of a reset, and drains them for no other reason. It resets what is
+        offloaded after a change of weights, and also before it sleeps and when it pauses: which it was is not told.
+        """
+        self._jobs.drain(time.monotonic())
+        self._counters.add("resets")
+        if not self._apart:
+            return
+        self._answers.clear()
+        self._of_before |= self._requests
+        try:
+            self._room.go_apart()
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            # Nothing from before the reset may be found: without another namespace everything is a miss.
+            self._counters.trouble("reset_error", f"off: no namespace for what follows a reset: {error!r}")
+            self._room.close()
+            return
+        logger.info(
+            "kvdepot: vLLM has reset its offloaded cache: this engine goes on in a namespace of its own, %s, until it is "
+            "started again (on_reset: apart)",
+            self._room.namespace_id,
+        )
+
+    def shutdown(self) -> None:
+        """Waits until nothing is copied any more, and detaches. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._jobs.drain(time.monotonic())
+        self._asker.close()
+        self._room.close()
+        logger.info("kvdepot: secondary tier closed: %s", self._counters.snapshot())
+
+    # Metrics.
+
+    @classmethod
+    def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, OffloadingMetricMetadata]:  # noqa: ARG003
+        """What vLLM's ``/metrics`` has of the tier."""
+        counts = [*metrics.PLAIN.values(), *metrics.KINDS.values()]
+        found: dict[str, OffloadingMetricMetadata] = {
+            count.name: OffloadingCounterMetadata(count.text, ("kind",) if count.by_kind else ()) for count in counts
+        }
+        found[metrics.ATTACHED] = OffloadingGaugeMetadata(metrics.ATTACHED_TEXT)
+        return found
+
+    def get_stats(self) -> OffloadingConnectorStats | None:
+        """What has been counted since the last call; ``None`` when nothing was."""
+        changes = self._changes.since(self._counters.snapshot())
+        attached = self._room.attached
+        if not changes and attached == self._told_attached:
+            return None
+        self._told_attached = attached
+        stats = OffloadingConnectorStats()
+        for name, labels, count in changes:
+            stats.increase_counter(name, count, labels)
+        stats.set_gauge(metrics.ATTACHED, int(attached))
+        return stats
+
+    def counts(self) -> dict[str, int]:
+        """What went well and what did not."""
+        return self._counters.snapshot()
+
+
+def _keys(keys: Collection[Any]) -> Sequence[bytes]:
+    return [bytes(key) for key in keys]
+
+
+def _address(view: memoryview) -> int:
+    """Where vLLM's chunks lie. Nothing holds the view: vLLM releases it at its end.
+
+    Raises:
+        ConfigError: they do not lie one after another.
+    """
+    chunks = np.asarray(view)
+    if chunks.ndim != 2 or not chunks.flags.c_contiguous or not chunks.flags.writeable:  # noqa: PLR2004
+        raise config_error(f"vLLM's memory of chunks has the shape {chunks.shape} and strides {chunks.strides}: not known")
+    return int(chunks.ctypes.data)
