@@ -58,6 +58,10 @@ METRICS = (
     "vllm:kvdepot_lite_hit_tokens",
     "vllm:kvdepot_misses",
     "vllm:kvdepot_params_malformed",
+    "vllm:kvdepot_offload_attached",
+    "vllm:kvdepot_offload_loaded_chunks",
+    "vllm:kvdepot_offload_missed_chunks",
+    "vllm:kvdepot_offload_stored_chunks",
     "vllm:kvdepot_params_unknown",
     "vllm:spec_decode_num_accepted_tokens",
 )

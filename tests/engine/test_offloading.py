@@ -1,5 +1,7 @@
 """Real vLLM with its own offloading on a CPU, and the depot below it: the same tokens, and hits where there must be."""
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,33 +9,186 @@ from engine_lab import EngineRun, Lab
 from offloading_lab import FORGET, IDLE, offloading
 from test_vllm import RESET, generate
 
-LONG, SHORT, EVEN = [[1, 600]], [[2, 350]], [[3, 320]]
-PROMPTS = [LONG, SHORT, EVEN]
+PROMPTS = [[[1, 600]], [[2, 350]], [[3, 320]]]
 HITS = [576, 320, 320]
+WINDOWED_HITS = [576, 320, 288]
+"""vLLM leaves a token to be computed where a layer has a window."""
+CHUNKS = sum(HITS) // 32
+ATTACHED = {"do": "tier_attached"}
+UPDATE = {"do": "update_weights"}
+RESET_ALL = {"do": "reset_all"}
+COUNTS = {"do": "tier_counts", "name": "counts"}
 
 
-def run(lab: Lab, *phases: dict[str, Any], model: str = "llama", tp: int = 1, **extra: Any) -> EngineRun:
-    return lab.run(model, list(phases), tp=tp, beside=offloading(**extra))
+def prompts(name: str) -> dict[str, Any]:
+    return generate(name, PROMPTS, 8)
 
 
-def test_same_tokens_cold_warm_and_after_a_restart(real_lab: Lab) -> None:
-    settle = {"do": "settle", "socket": real_lab.socket}
-    first = run(
-        real_lab,
-        {"do": "tier_attached"},
-        generate("cold", PROMPTS, 8),
+def settled(lab: Lab) -> list[dict[str, Any]]:
+    """All that was computed is in the depot's files."""
+    return [IDLE, {"do": "settle", "socket": lab.socket}]
+
+
+def run(
+    lab: Lab,
+    *phases: dict[str, Any],
+    model: str = "llama",
+    tp: int = 1,
+    options: dict[str, Any] | None = None,
+    engine: dict[str, Any] | None = None,
+    **extra: Any,
+) -> EngineRun:
+    wrap = offloading(**extra)
+    return lab.run(model, [*phases, COUNTS], tp=tp, options=options, engine=engine, beside=wrap)
+
+
+@pytest.mark.parametrize(
+    ("model", "tp"),
+    [
+        ("llama", 1),
+        pytest.param("llama", 2, marks=pytest.mark.full),
+        pytest.param("gemma3", 1, marks=pytest.mark.full),
+        ("gemma3", 2),
+    ],
+)
+def test_same_tokens_cold_warm_and_after_a_restart(real_lab: Lab, model: str, tp: int) -> None:
+    """Outputs do not depend on where the KV came from (P1), and a request asks the depot once, not once a chunk."""
+    lab, hits = real_lab, HITS if model == "llama" else WINDOWED_HITS
+    first = run(lab, ATTACHED, prompts("cold"), FORGET, prompts("warm"), *settled(lab), model=model, tp=tp)
+    cold = first["cold"]
+    assert cold["cached"] == [0, 0, 0]
+    assert first["warm"]["tokens"] == cold["tokens"]
+    assert first["warm"]["cached"] == hits
+    assert first["counts"]["loaded"] > 0
+    # Six requests; those that wait for the engine longer than an answer holds ask again.
+    assert first["counts"]["lookups"] < CHUNKS
+    assert first["metrics"]["vllm:kvdepot_offload_loaded_chunks"] == first["counts"]["loaded"]
+    assert "attached to the depot (pid" in first.log
+
+    second = run(lab, ATTACHED, prompts("restarted"), model=model, tp=tp)
+    assert second["restarted"]["tokens"] == cold["tokens"]
+    assert second["restarted"]["cached"] == hits
+    assert "dumped" not in second["counts"]
+
+
+def test_a_depot_that_is_killed_is_a_miss_and_comes_back(real_lab: Lab) -> None:
+    """kill -9 between requests: nothing fails, and what was in files is found again (P2)."""
+    lab = real_lab
+    kill = {"do": "kill_depot", "socket": lab.socket}
+    found = run(
+        lab,
+        ATTACHED,
+        prompts("cold"),
+        *settled(lab),
         FORGET,
-        generate("warm", PROMPTS, 8),
-        IDLE,
-        settle,
-        {"do": "tier_counts", "name": "counts"},
+        kill,
+        prompts("killed"),
+        FORGET,
+        ATTACHED,
+        prompts("back"),
+        FORGET,
+        kill,
+        generate("others", [[[7, 330]]], 8),
+        ATTACHED,
+        FORGET,
+        prompts("back again"),
     )
-    print(first.log)
-    print(first.results)
-    assert first["cold"]["cached"] == [0, 0, 0]
-    assert first["warm"]["tokens"] == first["cold"]["tokens"]
-    assert first["warm"]["cached"] == HITS
-    second = run(real_lab, {"do": "tier_attached"}, generate("restarted", PROMPTS, 8), {"do": "tier_counts", "name": "counts"})
-    print(second.results)
-    assert second["restarted"]["tokens"] == first["cold"]["tokens"]
-    assert second["restarted"]["cached"] == HITS
+    for name in ("killed", "back", "back again"):
+        assert found[name]["tokens"] == found["cold"]["tokens"]
+    assert found["back"]["cached"] == HITS
+    assert found["back again"]["cached"] == HITS
+
+
+def test_without_a_depot_everything_is_computed(real_lab: Lab) -> None:
+    """None answers from the start: requests are computed, and what could not be stored is counted."""
+    options = {"start_depot": False, "attach_timeout_ms": 100}
+    found = run(real_lab, prompts("cold"), FORGET, prompts("again"), options=options)
+    assert found["again"]["tokens"] == found["cold"]["tokens"]
+    assert found["again"]["cached"] == [0, 0, 0]
+    assert found["counts"]["miss_no_depot"] > 0
+    assert found["counts"]["dump_no_depot"] == 2 * CHUNKS
+    assert "lookups" not in found["counts"]
+    assert "no depot answers" in found.log
+
+
+def other_weights(lab: Lab) -> str:
+    """A model that differs from the usual one in its weights alone."""
+    from safetensors.torch import load_file, save_file
+
+    path = lab.root / "other"
+    shutil.copytree(lab.model("llama"), path)
+    (file,) = path.glob("*.safetensors")
+    tensors = {name: tensor if tensor.dim() == 1 else tensor.flip(0) for name, tensor in load_file(file).items()}
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file, {"format": "pt"})
+    return str(path)
+
+
+def test_two_models_in_one_depot(real_lab: Lab) -> None:
+    """The same shape under other weights is found by nobody else (P8); a restart under the same is."""
+    lab = real_lab
+    other = {"model": other_weights(lab)}
+    one = run(lab, ATTACHED, prompts("cold"), *settled(lab))
+    two = run(lab, ATTACHED, prompts("cold"), *settled(lab), engine=other)
+    assert two["cold"]["cached"] == [0, 0, 0]
+    assert two["cold"]["tokens"] != one["cold"]["tokens"]
+    again = run(lab, ATTACHED, prompts("warm"), engine=other)
+    assert again["warm"]["cached"] == HITS
+    assert again["warm"]["tokens"] == two["cold"]["tokens"]
+
+
+def damage(blocks: Path) -> int:
+    """Changes a byte in the middle of every second block's file; how many."""
+    files = sorted(path for path in blocks.rglob("*") if path.is_file() and path.stat().st_size > 1 << 16)
+    for path in files[::2]:
+        with path.open("r+b") as file:
+            file.seek(path.stat().st_size // 2)
+            byte = file.read(1)[0]
+            file.seek(-1, 1)
+            file.write(bytes([byte ^ 0x10]))
+    return len(files[::2])
+
+
+def test_damaged_files_are_misses(real_lab: Lab) -> None:
+    """A chunk that the disk has changed is computed, and the request goes on (P1, P2)."""
+    lab = real_lab
+    first = run(lab, ATTACHED, prompts("cold"), *settled(lab), {"do": "kill_depot", "socket": lab.socket})
+    assert damage(lab.root / "blocks") > CHUNKS // 4
+    second = run(lab, ATTACHED, prompts("damaged"), *settled(lab), FORGET, prompts("mended"))
+    assert second["damaged"]["tokens"] == first["cold"]["tokens"]
+    assert sum(second["damaged"]["cached"]) < sum(HITS)
+    assert second["mended"]["tokens"] == first["cold"]["tokens"]
+    assert second["mended"]["cached"] == HITS
+
+
+def test_weights_that_change_in_place_have_a_namespace_of_their_own(real_lab: Lab) -> None:
+    """After a reset nothing from before it is served, and none of it reaches engines with the files' weights."""
+    lab = real_lab
+    plain = lab.run("llama", [prompts("old"), UPDATE, RESET, prompts("new")], connector=None)
+    assert plain["old"]["tokens"] != plain["new"]["tokens"]
+    changed = run(
+        lab,
+        ATTACHED,
+        prompts("old"),
+        IDLE,
+        UPDATE,
+        RESET_ALL,
+        prompts("new"),
+        FORGET,
+        prompts("new again"),
+        *settled(lab),
+    )
+    assert changed["old"]["tokens"] == plain["old"]["tokens"]
+    assert changed["new"]["tokens"] == plain["new"]["tokens"]
+    assert changed["new"]["cached"] == [0, 0, 0]
+    assert changed["new again"]["tokens"] == plain["new"]["tokens"]
+    assert changed["new again"]["cached"] == HITS
+    assert changed["counts"]["resets"] == 1
+    again = run(lab, ATTACHED, prompts("old"))
+    assert again["old"]["tokens"] == plain["old"]["tokens"]
+    assert again["old"]["cached"] == HITS
+
+
+def test_a_reset_may_keep_what_is_stored(real_lab: Lab) -> None:
+    found = run(real_lab, ATTACHED, prompts("cold"), IDLE, RESET_ALL, prompts("warm"), on_reset="keep")
+    assert found["warm"]["tokens"] == found["cold"]["tokens"]
+    assert found["warm"]["cached"] == HITS

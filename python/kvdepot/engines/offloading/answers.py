@@ -8,8 +8,6 @@ import enum
 import threading
 from collections.abc import Mapping, Sequence
 
-LATE_S = 1.0
-"""How long a request waits for an answer; then it is a miss."""
 STALE_S = 2.0
 """How long an answer holds for a request that still waits to be scheduled; then it is asked for again."""
 
@@ -49,7 +47,9 @@ class Batch:
 class Answers:
     """What is known of one request's keys. One thread uses it."""
 
-    def __init__(self) -> None:
+    def __init__(self, late_s: float) -> None:
+        """``late_s``: how long the request waits for an answer; then it is a miss."""
+        self._late_s = late_s
         self._known: dict[bytes, bool] = {}
         self._asked: dict[bytes, Batch] = {}
         self._lost: set[bytes] = set()
@@ -71,7 +71,7 @@ class Answers:
         if batch.done.is_set():
             self._settle(batch, batch.found, now_s)
             return Verdict.THERE if self._known[key] else Verdict.ABSENT
-        if now_s - batch.asked_s < LATE_S:
+        if now_s - batch.asked_s < self._late_s:
             return Verdict.WAITING
         self._settle(batch, None, now_s)
         return Verdict.LATE

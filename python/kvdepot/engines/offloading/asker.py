@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from kvdepot.engines.offloading.answers import Batch
 
@@ -14,7 +14,7 @@ JOIN_S = 2.0
 class Asker:
     """Answers batches, in order; those that wait at the same time are asked for together."""
 
-    def __init__(self, look: Callable[[Sequence[bytes]], Sequence[bool] | None]) -> None:
+    def __init__(self, look: Callable[[Sequence[bytes]], Iterable[bool] | None]) -> None:
         """``look`` says which keys the depot has, ``None`` when it cannot tell. It does not raise, and ends in time."""
         self._look = look
         self._batches: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()

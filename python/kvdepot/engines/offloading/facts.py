@@ -1,7 +1,7 @@
 """The facts that make a tier's namespace (P8), and the engines that a tier cannot serve.
 
-vLLM gives a tier little of its configuration: neither the model's own nor how its weights were loaded. All of that is in
-the frames of the callers that make the tier, as the connector finds it at its start.
+vLLM gives a tier little of its configuration: neither the model's own nor how its weights were loaded. All of that is
+in the frames of the callers that make the tier.
 """
 
 import importlib.metadata
@@ -48,8 +48,8 @@ def calling_engine() -> Engine:
             return Engine(vllm_config, kv_cache_config)
         frame = frame.f_back
     raise config_error(
-        "this vLLM does not tell its model where it makes secondary tiers, so its KV cannot be named: use vLLM 0.32, or "
-        "KVDepotConnector"
+        "this vLLM does not tell its model where it makes secondary tiers, so its KV cannot be named: use vLLM 0.32, "
+        "or KVDepotConnector"
     )
 
 
@@ -66,25 +66,25 @@ def refuse_unsupported(engine: Engine, options: Options, chunk_bytes: int) -> No
     nodes = getattr(parallel, "nnodes_within_dp", 1)
     if nodes > 1 or (ranks > 1 and way not in ONE_NODE):
         raise config_error(
-            f"{ranks} ranks run by {way!r} on {nodes} nodes: a tier sees the memory of its scheduler's node alone, so the "
-            "others would load nothing: use KVDepotConnector, or --distributed-executor-backend mp on one node"
+            f"{ranks} ranks run by {way!r} on {nodes} nodes: a tier sees the memory of its scheduler's node alone, so "
+            "the others would load nothing: use KVDepotConnector, or --distributed-executor-backend mp on one node"
         )
     if vllm_config.lora_config is not None and not options.adapters_version:
         raise config_error(
-            "adapters_version: missing, and LoRA is on: vLLM's keys have an adapter's name and path, and not its content: "
-            "set adapters_version to a name that changes whenever any adapter does, or use KVDepotConnector"
+            "adapters_version: missing, and LoRA is on: vLLM's keys have an adapter's name and path, and not its "
+            "content: set adapters_version to a name that changes whenever any adapter does, or use KVDepotConnector"
         )
     if options.on_reset == "keep" and getattr(vllm_config, "weight_transfer_config", None) is not None:
         raise config_error(
-            "on_reset: keep, and the engine takes new weights while it runs (--weight-transfer-config): KV of the earlier "
-            "ones would be served: remove the key"
+            "on_reset: keep, and the engine takes new weights while it runs (--weight-transfer-config): KV of the "
+            "earlier ones would be served: remove the key"
         )
     if problem := unstable_hashes(vllm_config):
         raise config_error(f"kvdepot would never find a chunk again: {problem}")
     if not 0 < chunk_bytes <= CHUNK_BYTES_MAX:
         raise config_error(
-            f"a chunk of vLLM's has {chunk_bytes} bytes, a block of the depot 1 to {CHUNK_BYTES_MAX}: set block_size or "
-            "blocks_per_chunk of kv_connector_extra_config lower"
+            f"a chunk of vLLM's has {chunk_bytes} bytes, a block of the depot 1 to {CHUNK_BYTES_MAX}: set block_size "
+            "or blocks_per_chunk of kv_connector_extra_config lower"
         )
 
 
@@ -144,9 +144,13 @@ def _attention(vllm_config: Any) -> dict[str, str]:
     for name in ATTENTION_VARIABLES:
         if value := os.environ.get(name):
             found[name] = value
-    for name in ATTENTION_PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    found.update((name, _version(name)) for name in ATTENTION_PACKAGES)
     return found
+
+
+def _version(package: str) -> str:
+    """The version of a package; empty when it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

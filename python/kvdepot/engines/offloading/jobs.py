@@ -1,6 +1,7 @@
 """Transfers under way between vLLM's chunks and the depot, and what came of them.
 
-vLLM keeps a job's chunks where they are until the job is reported as ended. So none is reported while anything may copy.
+vLLM keeps a job's chunks where they are until the job is reported as ended. So none is reported while anything may
+copy.
 """
 
 from collections.abc import Callable, Sequence

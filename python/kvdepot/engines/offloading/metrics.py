@@ -24,9 +24,13 @@ PLAIN = {
     "resets": Count("vllm:kvdepot_offload_resets", "Resets of vLLM's offloaded cache that the tier was told of."),
 }
 KINDS = {
-    "dump_": Count("vllm:kvdepot_offload_store_failed_chunks", "Chunks that were not stored, by kind of failure.", True),
+    "dump_": Count(
+        "vllm:kvdepot_offload_store_failed_chunks", "Chunks that were not stored, by kind of failure.", True
+    ),
     "load_": Count("vllm:kvdepot_offload_load_failed_chunks", "Chunks that were not loaded, by kind of failure.", True),
-    "miss_": Count("vllm:kvdepot_offload_missed_chunks", "Chunks that were not looked for to the end, by reason.", True),
+    "miss_": Count(
+        "vllm:kvdepot_offload_missed_chunks", "Chunks that were not looked for to the end, by reason.", True
+    ),
 }
 """Counts by the beginning of their name; the rest of it is the kind."""
 

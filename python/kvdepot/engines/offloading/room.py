@@ -50,6 +50,7 @@ class Room:
         """
         self._config = config
         self._facts = dict(facts)
+        self._off = ""
         self._chunk_bytes = chunk_bytes
         self._counters = counters
         self.task_s = min(config.timeout_ms / 1e3, TASK_S)
@@ -62,12 +63,12 @@ class Room:
     @property
     def attached(self) -> bool:
         """Whether calls reach a depot now."""
-        return bool(self._depot.attached)
+        return not self._off and bool(self._depot.attached)
 
     @property
     def trouble(self) -> str:
         """Why none is attached."""
-        return str(self._depot.trouble or "none has answered yet")
+        return self._off or str(self._depot.trouble or "none has answered yet")
 
     @property
     def namespace_id(self) -> str:
@@ -105,11 +106,21 @@ class Room:
             self._counters.trouble(f"{verb}_error", f"a {verb} failed: {error!r}", len(keys))
             return None
 
-    def go_apart(self) -> None:
-        """Goes on in a namespace that nobody else has, and where nothing is. No task of the last one runs any more."""
+    def go_apart(self) -> bool:
+        """Goes on in a namespace that nobody else has, and where nothing is. No task of the last one runs any more.
+
+        Returns:
+            Whether there is one; without it everything is a miss from now on.
+        """
         before = self._store
-        self._store = self._open({**self._facts, "weights_version": f"after a reset {uuid.uuid4().hex}"})
-        before.close(0)
+        try:
+            self._store = self._open({**self._facts, "weights_version": f"after a reset {uuid.uuid4().hex}"})
+            before.close(0)
+        except Exception as error:  # noqa: BLE001 - what was stored before must not be found
+            self._off = f"there is no namespace for what follows a reset: {error!r}"
+            self._counters.trouble("miss_off", f"off until the next start: {self._off}")
+            return False
+        return True
 
     def close(self) -> None:
         """Detaches. No task runs any more. Idempotent."""

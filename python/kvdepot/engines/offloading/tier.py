@@ -1,7 +1,7 @@
 """kvdepot as a secondary tier of vLLM's own offloading (``TieringOffloadingSpec``), vLLM 0.32.
 
-All of it runs on the thread of vLLM's scheduler, but lookups, which wait on a thread of their own. Nothing is raised into
-vLLM after its start: what fails is counted by kind, and a miss.
+All of it runs on the thread of vLLM's scheduler, but lookups, which wait on a thread of their own. Nothing is raised
+into vLLM after its start: what fails is counted by kind, and a miss.
 """
 
 import time
@@ -35,11 +35,13 @@ from kvdepot.errors import config_error, is_failure
 
 STEP_WAIT_S = 0.004
 """How long the lookups of one step may hold up vLLM's scheduler, all together; later answers are for the next step."""
+LATE_S = 1.0
+"""How long a request waits for the depot's answer, or twice ``call_timeout_ms`` where that is longer."""
 
 logger = connector_logger()
 
 
-class KVDepotTier(SecondaryTierManager):  # type: ignore[misc]
+class KVDepotTier(SecondaryTierManager):
     """Chunks of vLLM's offloaded cache as blocks of the node's depot."""
 
     medium = Medium.STORAGE
@@ -90,12 +92,13 @@ class KVDepotTier(SecondaryTierManager):  # type: ignore[misc]
         self._requests: set[str] = set()
         self._of_before: set[str] = set()
         self._patience_s = STEP_WAIT_S
+        self._late_s = max(LATE_S, 2 * options.config.call_timeout_ms / 1e3)
         self._closed = False
 
     # Questions.
 
     def lookup(self, key: Any, req_context: Any) -> LookupResult:
-        """Whether the depot has a chunk; ``RETRY`` while its answer is on the way, a second at most."""
+        """Whether the depot has a chunk; ``RETRY`` while its answer is on the way."""
         try:
             return self._lookup(bytes(key), req_context)
         except BaseException as error:  # nothing is raised into vLLM: its engine would end
@@ -107,7 +110,7 @@ class KVDepotTier(SecondaryTierManager):  # type: ignore[misc]
     def _lookup(self, key: bytes, req_context: Any) -> LookupResult:
         answers = self._answers.get(req_context.req_id)
         if answers is None:
-            answers = self._answers[req_context.req_id] = Answers()
+            answers = self._answers[req_context.req_id] = Answers(self._late_s)
         now_s = time.monotonic()
         verdict = answers.of(key, now_s)
         if verdict is Verdict.UNASKED:
@@ -125,7 +128,7 @@ class KVDepotTier(SecondaryTierManager):  # type: ignore[misc]
         if verdict is Verdict.WAITING:
             return LookupResult.RETRY
         if verdict is Verdict.LATE:
-            self._counters.trouble("miss_late", "the depot has not answered a lookup within a second")
+            self._counters.trouble("miss_late", f"the depot has not answered a lookup within {self._late_s:g} s")
         return LookupResult.HIT if verdict is Verdict.THERE else LookupResult.MISS
 
     # Chunks.
@@ -215,18 +218,11 @@ class KVDepotTier(SecondaryTierManager):  # type: ignore[misc]
             return
         self._answers.clear()
         self._of_before |= self._requests
-        try:
-            self._room.go_apart()
-        except BaseException as error:
-            if not is_failure(error):
-                raise
-            # Nothing from before the reset may be found: without another namespace everything is a miss.
-            self._counters.trouble("reset_error", f"off: no namespace for what follows a reset: {error!r}")
-            self._room.close()
+        if not self._room.go_apart():
             return
         logger.info(
-            "kvdepot: vLLM has reset its offloaded cache: this engine goes on in a namespace of its own, %s, until it is "
-            "started again (on_reset: apart)",
+            "kvdepot: vLLM has reset its offloaded cache: this engine goes on in a namespace of its own, %s, until it "
+            "is started again (on_reset: apart)",
             self._room.namespace_id,
         )
 
@@ -281,6 +277,8 @@ def _address(view: memoryview) -> int:
         ConfigError: they do not lie one after another.
     """
     chunks = np.asarray(view)
-    if chunks.ndim != 2 or not chunks.flags.c_contiguous or not chunks.flags.writeable:  # noqa: PLR2004
-        raise config_error(f"vLLM's memory of chunks has the shape {chunks.shape} and strides {chunks.strides}: not known")
+    if chunks.ndim != 2 or not chunks.flags.c_contiguous or not chunks.flags.writeable:
+        raise config_error(
+            f"vLLM's memory of chunks has the shape {chunks.shape} and strides {chunks.strides}: not known"
+        )
     return int(chunks.ctypes.data)
