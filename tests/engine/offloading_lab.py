@@ -7,6 +7,8 @@ CHUNK_TOKENS = 32
 MEMORY_BYTES = 64 << 20
 """Of vLLM's own tier in host memory: more than all prompts of a test."""
 
+ON_A_CPU = {"spec_name": "HostTieringSpec", "spec_module_path": "benches.engine.native_offload_shim"}
+"""vLLM has copies for GPUs alone."""
 IDLE = {"do": "offloaded"}
 FORGET = {"do": "forget_offloaded"}
 
@@ -30,8 +32,7 @@ def offloading(memory_bytes: int = MEMORY_BYTES, **extra: Any) -> Callable[[dict
             "kv_connector": "OffloadingConnector",
             "kv_role": "kv_both",
             "kv_connector_extra_config": {
-                "spec_name": "HostTieringSpec",
-                "spec_module_path": "benches.engine.native_offload_shim",
+                **ON_A_CPU,
                 "cpu_bytes_to_use": memory_bytes,
                 "secondary_tiers": [tier_of({"kv_connector_extra_config": depot}, **extra)],
             },

@@ -1,12 +1,13 @@
 """Real vLLM with its own offloading on a CPU, and the depot below it: the same tokens, and hits where there must be."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_lab import EngineRun, Lab
-from offloading_lab import FORGET, IDLE, offloading
+from engine_lab import REPOSITORY, EngineRun, Lab
+from offloading_lab import FORGET, IDLE, ON_A_CPU, offloading
 from test_vllm import RESET, generate
 
 PROMPTS = [[[1, 600]], [[2, 350]], [[3, 320]]]
@@ -186,6 +187,32 @@ def test_weights_that_change_in_place_have_a_namespace_of_their_own(real_lab: La
     again = run(lab, ATTACHED, prompts("old"))
     assert again["old"]["tokens"] == plain["old"]["tokens"]
     assert again["old"]["cached"] == HITS
+
+
+def documented_transfer() -> dict[str, Any]:
+    """The transfer configuration of the start line in docs/offloading.md."""
+    text = (REPOSITORY / "docs" / "offloading.md").read_text("utf-8")
+    found: dict[str, Any] = json.loads(text.split("--kv-transfer-config '", 1)[1].split("'", 1)[0])
+    return found
+
+
+def test_the_documented_line_starts_an_engine(real_lab: Lab) -> None:
+    """As written, but for the file's name and what copies on a CPU."""
+    file = real_lab.root / "kvdepot.yaml"
+    file.write_text(json.dumps(real_lab.options({})))
+
+    def documented(_: dict[str, Any]) -> dict[str, Any]:
+        transfer = documented_transfer()
+        extra = transfer["kv_connector_extra_config"]
+        assert extra.pop("spec_name") == "TieringOffloadingSpec"
+        extra["secondary_tiers"][0]["config"] = str(file)
+        return {**transfer, "kv_connector_extra_config": {**extra, **ON_A_CPU}}
+
+    engine = {"kv_offloading_size": 1 / 16}
+    found = real_lab.run("llama", [prompts("cold"), FORGET, prompts("warm")], engine=engine, beside=documented)
+    assert found["warm"]["tokens"] == found["cold"]["tokens"]
+    assert found["warm"]["cached"] == HITS
+    assert "(KVDepotTier)" in found.log
 
 
 def test_a_reset_may_keep_what_is_stored(real_lab: Lab) -> None:
