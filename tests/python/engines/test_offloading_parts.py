@@ -49,6 +49,7 @@ def test_keys_of_the_tier_stand_beside_keys_of_the_depot() -> None:
         ({"adapters_version": True}, "adapters_version"),
         ({"root_dir": "/x"}, "root_dir"),
         ({"mode": "embedded"}, "mode"),
+        ({"use_lite": True}, "use_lite"),
         ({"config": "/etc/kvdepot.yaml"}, "config"),
         ({"pipeline": "Staging|Posix", "directories": ["/tmp"]}, "pipeline"),
     ],

@@ -56,6 +56,10 @@ def read_options(tier_config: Mapping[str, Any]) -> Options:
     config = load_config(file if file is not None else said or None, owns_pool=False)
     if config.mode == "embedded":
         raise config_error("mode: embedded: the engines of a node share a depot: write node, or remove the key")
+    if config.use_lite:
+        raise config_error(
+            "use_lite: true: the tier stores and counts nothing of that kind: remove it, or use the connector"
+        )
     if config.pool == "Staging":
         raise config_error(f"pipeline: {config.pipeline}: the tier needs a pool that keeps blocks: begin it with Cache")
     return Options(config.model_copy(update={"mode": "node"}), version, adapters, reset, locality)
