@@ -17,7 +17,8 @@ from tools.lab.depot import depot_stats
 
 CHUNKS, CHUNK_BYTES = 16, 8192
 WAIT_S = 30
-COST_MS_MAX = 10
+COST_MS_MAX = 50
+CALL_MS = 500
 PROBES = 20
 CORE = '{"pipeline":"Cache|Empty","pool_bytes":67108864,"eviction":"s3fifo","waiting_queue_depth":8192,'
 CORE += '"running_queue_depth":524288,"timeout_ms":30000}'
@@ -201,7 +202,7 @@ def test_a_step_does_not_wait_for_a_depot_that_does_not_answer(
 ) -> None:
     if trouble != "absent":
         served.start()
-    side = make(attach_timeout_ms=100 if trouble == "absent" else 60_000)
+    side = make(attach_timeout_ms=100 if trouble == "absent" else 60_000, call_timeout_ms=CALL_MS)
     side.store(side.request("a"), keys(1))
     side.settle()
     if trouble != "absent":
@@ -218,7 +219,7 @@ def test_a_step_does_not_wait_for_a_depot_that_does_not_answer(
         assert answers <= {"MISS", "RETRY"}
         side.manager.on_request_finished(context)
     print(f"{trouble}: {sorted(costs_ms)}")
-    # The machine may be busy: the median has to keep the bound.
+    # Far less than the call may take; the machine may be busy, so the median has to keep the bound.
     assert sorted(costs_ms)[PROBES // 2] < COST_MS_MAX
     last = side.request("last", keys(50))
     assert side.found(last, keys(50)) == ["MISS"]
