@@ -59,6 +59,43 @@ class Engine:
             self._nudge()
         raise RuntimeError("vLLM did not reset its prefix cache: blocks are still in use")
 
+    def crowd(self, name: str, prompts: list[list[int]], max_tokens: int, steps: int) -> None:
+        """Adds all prompts, then times the scheduler in so many steps; the rest of the requests is aborted."""
+        engine: Any = self._llm.llm_engine
+        scheduler = engine.engine_core.engine_core.scheduler
+        sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        names = []
+        for number, (seed, tokens) in enumerate(prompts):
+            whole = {"prompt_token_ids": prompt(seed, tokens)}
+            names.append(engine.add_request(f"{name}-{number}", whole, sampling) or f"{name}-{number}")
+        schedule, times_ms, running, waiting = scheduler.schedule, [], [], []
+
+        def timed(*arguments: Any, **named: Any) -> Any:
+            waiting.append(len(scheduler.waiting))
+            began_s = time.perf_counter()
+            output = schedule(*arguments, **named)
+            times_ms.append((time.perf_counter() - began_s) * 1e3)
+            running.append(len(scheduler.running))
+            return output
+
+        scheduler.schedule = timed
+        began_s, done = time.monotonic(), 0
+        while len(times_ms) < steps and engine.has_unfinished_requests():
+            done += sum(1 for one in engine.step() if one.finished)
+        took_s = time.monotonic() - began_s
+        scheduler.schedule = schedule
+        engine.abort_request(names, internal=True)
+        while engine.has_unfinished_requests():
+            engine.step()
+        self.result["load_average"].append(load_average())
+        self.result.setdefault("crowds", {})[name] = {
+            "schedule_ms": times_ms,
+            "running": running,
+            "waiting": waiting,
+            "took_s": took_s,
+            "done": done,
+        }
+
     def settle(self, socket: str | None, directory: str | None) -> None:
         """Waits until all that was computed is stored: by a depot, or in files, or as far as steps can tell."""
         end_s = time.monotonic() + SETTLE_S
@@ -84,7 +121,12 @@ def main(path: str) -> None:
     """Does the plan that lies there."""
     plan = json.loads(Path(path).read_text())
     engine = Engine(plan["engine"])
-    can: dict[str, Callable[..., None]] = {"send": engine.send, "forget": engine.forget, "settle": engine.settle}
+    can: dict[str, Callable[..., None]] = {
+        "send": engine.send,
+        "forget": engine.forget,
+        "settle": engine.settle,
+        "crowd": engine.crowd,
+    }
     for step in plan["steps"]:
         can[step["do"]](**{name: value for name, value in step.items() if name != "do"})
     Path(plan["result"]).write_text(json.dumps(engine.result))

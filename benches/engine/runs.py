@@ -4,7 +4,7 @@ import atexit
 import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -77,11 +77,31 @@ class Sent:
 
 
 @dataclass(frozen=True)
+class Crowd:
+    """Steps of an engine for which many requests wait.
+
+    Attributes:
+        schedule_ms: time of the scheduler's part of each step.
+        running: requests that ran in each step.
+        waiting: requests that waited before each step.
+        took_s: time of all steps.
+        done: requests that ended in them.
+    """
+
+    schedule_ms: tuple[float, ...]
+    running: tuple[int, ...]
+    waiting: tuple[int, ...]
+    took_s: float
+    done: int
+
+
+@dataclass(frozen=True)
 class Result:
     """What an engine did."""
 
     sent: Mapping[str, Sent]
     load_average: tuple[float, ...]
+    crowds: Mapping[str, Crowd] = field(default_factory=dict)
 
 
 def warm_up(lengths: Sequence[int]) -> Prompts:
@@ -130,6 +150,11 @@ def send(name: str, prompts: Prompts, *, max_tokens: int = 8, together: bool = F
     return {"do": "send", "name": name, "prompts": list(prompts), "max_tokens": max_tokens, "together": together}
 
 
+def crowd(name: str, prompts: Prompts, *, max_tokens: int, steps: int) -> Step:
+    """Adds all prompts, and times the scheduler in so many steps."""
+    return {"do": "crowd", "name": name, "prompts": list(prompts), "max_tokens": max_tokens, "steps": steps}
+
+
 def forget() -> Step:
     """Empties vLLM's own prefix cache."""
     return {"do": "forget"}
@@ -171,7 +196,17 @@ def run_engine(name: str, kind: EngineKind, transfer: Mapping[str, Any] | None, 
         )
         for key, answers in found["sent"].items()
     }
-    return Result(sent, tuple(found["load_average"]))
+    crowds = {
+        key: Crowd(
+            tuple(crowd["schedule_ms"]),
+            tuple(crowd["running"]),
+            tuple(crowd["waiting"]),
+            crowd["took_s"],
+            crowd["done"],
+        )
+        for key, crowd in found.get("crowds", {}).items()
+    }
+    return Result(sent, tuple(found["load_average"]), crowds)
 
 
 @cache

@@ -43,7 +43,7 @@ class Serve:
     stat: str = "kvdepot stat --socket {tmp}/depot.sock --json"
 
 
-VLLM_BENCHES = ("engine", "overhead", "handover", "thrash")
+VLLM_BENCHES = ("engine", "overhead", "handover", "thrash", "waiting")
 TINY = "--repeats 1 --tokens 64"
 CUDA = {"LD_LIBRARY_PATH": "{standin_cuda}", "XDG_CACHE_HOME": "{tmp}"}
 CERTIFICATE = (
@@ -60,6 +60,9 @@ CORE = '{{"pipeline":"Cache","pool_bytes":16777216}}'
 RUNS: tuple[Run | Serve, ...] = (
     Run("make help", "make help", says="make setup"),
     Run("make wheel", "make wheel", says=".whl"),
+    Run(
+        "make site", 'make site ARGS="--out {tmp}/site" && cat {tmp}/site/reference/commands.html', says="kvdepot serve"
+    ),
     Run("version", "kvdepot --version", says="version"),
     Run("config check", "kvdepot config check {root}/tests/data/seeds/000_pipeline.yaml", says="good"),
     Run("config check --json", "kvdepot config check --json {root}/tests/data/seeds/000_pipeline.yaml", json=True),
@@ -68,6 +71,9 @@ RUNS: tuple[Run | Serve, ...] = (
     Run("config keys", "kvdepot config keys", says="pool_gb"),
     Run("config keys --json", "kvdepot config keys --json", json=True),
     Run("config keys --markdown", "kvdepot config keys --markdown", says="| `pool_gb` |"),
+    Run("completion bash", 'eval "$(kvdepot completion bash)" && complete -p kvdepot', says="_kvdepot_completion"),
+    Run("completion zsh", "kvdepot completion zsh", says="compdef"),
+    Run("completion fish", "kvdepot completion fish > {tmp}/kvdepot.fish && cat {tmp}/kvdepot.fish", says="complete"),
     Run("compat list", "kvdepot compat list", says="ucm"),
     Run("compat list --json", "kvdepot compat list --json", json=True),
     Run("compat install", "kvdepot compat install ucm && kvdepot compat remove ucm", says="removed"),
@@ -323,6 +329,12 @@ RUNS: tuple[Run | Serve, ...] = (
         json=True,
     ),
     Run(
+        "make bench-waiting",
+        'make bench-waiting ARGS="--requests 20 --running 2 --tokens 65 --answer-tokens 2 --steps 20 --rounds 1 '
+        '--systems misses --set hit_ratio=1.0 --json"',
+        json=True,
+    ),
+    Run(
         "make bench-wire-faults",
         'make bench-wire-faults ARGS="--server kvdepot --logs {tmp} --json garbage_in_delete"',
         json=True,
@@ -344,6 +356,7 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
     "bench-overhead": ("-m", "benches.engine.overhead"),
     "bench-handover": ("-m", "benches.engine.handover"),
     "bench-thrash": ("-m", "benches.engine.thrash"),
+    "bench-waiting": ("-m", "benches.engine.waiting"),
     "bench-wire-faults": ("-m", "benches.wire.faults"),
     "bench-wire": ("-m", "benches.wire.throughput"),
     "first-gpu-hour": ("-m", "tools.first_gpu_hour"),
@@ -378,12 +391,14 @@ DRY = {
 SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "kvdepot config keys": ("config keys",),
     "make wheel": ("make wheel",),
+    "make site": ("make site",),
     "make demo": ("make demo",),
     "make bench-engine": ("make bench-engine",),
     'make bench-engine ARGS="--rounds 2 --repeats 4"': ("make bench-engine",),
     "make bench-overhead": ("make bench-overhead",),
     "make bench-handover": ("make bench-handover",),
     "make bench-thrash": ("make bench-thrash",),
+    "make bench-waiting": ("make bench-waiting",),
     "make bench-wire": ("make bench-wire",),
     'make test-engine ARGS="--full --kills 20"': ("test-engine --full",),
     ".venv-vllm/bin/python -m pytest -o filterwarnings=default -o timeout=900 tests/engine --native=fake": (
@@ -402,6 +417,7 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "kvdepot bench store --only traces": ("bench store --only traces",),
     "kvdepot trace replay conversation_trace.jsonl --capacity 1000,5000,10000,20000,50000": ("trace replay",),
     "kvdepot bench copy": ("bench copy", "bench copy --json"),
+    "kvdepot completion --help": ("completion bash", "completion zsh", "completion fish"),
     "kvdepot compat install ucm": ("compat install",),
     "kvdepot compat install infinistore": ("compat install",),
     "kvdepot compat list": ("compat list", "compat list --json"),

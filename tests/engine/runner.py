@@ -6,7 +6,7 @@ A phase names what it does in ``do``, a method of ``Run``:
 - ``generate``: ``name``, ``prompts`` (each a list of parts, see ``prompt``), ``max_tokens``, ``one_by_one``,
   ``settle`` (the depot's socket: what a batch dumped is in files before the next batch), ``until_cached`` (again
   until the first prompt had that hit: an answer that is late is a miss), ``adapter``
-  (number and path), ``kv_transfer_params``
+  (number and path), ``kv_transfer_params``, ``cache_salt``
 - ``train_adapter``: a LoRA adapter of ``seed`` is written to ``path``
 - ``score``: ``name``, ``prompts``, ``tokens`` (the answers): by how much their tokens are less likely than the best
   ones, in logarithms, on the average
@@ -176,7 +176,8 @@ class Run:
     def generate(self, phase: dict[str, Any]) -> None:
         from vllm import SamplingParams
 
-        prompts = [prompt(parts) for parts in phase["prompts"]]
+        salt = {"cache_salt": phase["cache_salt"]} if "cache_salt" in phase else {}
+        prompts = [{**prompt(parts), **salt} for parts in phase["prompts"]]
         params = phase.get("kv_transfer_params")
         sampling = SamplingParams(
             temperature=0,

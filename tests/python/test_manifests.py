@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -16,6 +17,21 @@ MANIFESTS = sorted((Path(__file__).resolve().parents[2] / "deploy" / "kubernetes
 def documents(kind):
     found = [one for file in MANIFESTS for one in yaml.safe_load_all(file.read_text("utf-8"))]
     return [one for one in found if one["kind"] == kind]
+
+
+@pytest.mark.parametrize("version", ["1.29", kubernetes_validate.latest_version()])
+@pytest.mark.parametrize("file", MANIFESTS, ids=lambda file: file.name)
+def test_manifests_have_the_schema_of_kubernetes(file, version):
+    """Strict: a key that Kubernetes does not know is an error, where `kubectl apply` may drop it silently."""
+    for one in yaml.safe_load_all(file.read_text("utf-8")):
+        kubernetes_validate.validate(one, version, strict=True)
+
+
+def test_a_misspelt_key_of_a_manifest_is_found():
+    (one,) = documents("DaemonSet")
+    one["spec"]["template"]["spec"]["containers"][0]["livenesProbe"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(one, kubernetes_validate.latest_version(), strict=True)
 
 
 def test_there_are_manifests():

@@ -1,4 +1,4 @@
-"""Asks a depot's HTTP socket, which lies beside its own."""
+"""Client of a depot's HTTP socket, which lies beside its own."""
 
 import http.client
 import json
@@ -20,7 +20,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def read_status(socket_path: str) -> dict[str, Any] | None:
-    """What ``/status`` says at ``SOCKET.http``; ``None`` when nobody answers within ten seconds."""
+    """Returns ``/status`` of ``SOCKET.http``; ``None`` if there is no answer within ten seconds."""
     page = read_page(socket_path, "/status")
     try:
         status: dict[str, Any] | None = None if page is None else json.loads(page)
@@ -30,7 +30,7 @@ def read_status(socket_path: str) -> dict[str, Any] | None:
 
 
 def read_page(socket_path: str, path: str) -> bytes | None:
-    """A page at ``SOCKET.http``; ``None`` when nobody answers with one within ten seconds."""
+    """Returns a page of ``SOCKET.http``; ``None`` if there is no successful answer within ten seconds."""
     connection = _UnixConnection(f"{socket_path}.http")
     try:
         connection.request("GET", path)

@@ -1,7 +1,6 @@
 """kvdepot below vLLM's own offloading: the module that a secondary tier's ``module_path`` names, with ``KVDepotTier``.
 
-vLLM imports it in its API server and its engine core. Importing it does nothing; the class is made when it is asked
-for.
+vLLM imports it in its API server and its engine core. The import itself does nothing; the class is made on first use.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
-"""What one request has asked the depot for, and what is known of it: no depot, no thread and no clock.
+"""What one request has asked the depot, and what is known: a state machine without depot, thread or clock.
 
-vLLM asks for one key at a time. The first question takes all keys of the request along that can be asked for next, so
-that the depot is asked once, and not once a key.
+vLLM asks for one key at a time. The first question of a request covers all keys that may follow, so the depot gets one
+lookup per request instead of one per key.
 """
 
 import enum
@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 STALE_S = 2.0
-"""How long an answer holds for a request that still waits to be scheduled; then it is asked for again."""
+"""How long an answer is valid while its request waits to be scheduled; after that it is asked for again."""
 
 
 class Verdict(enum.Enum):
@@ -23,13 +23,13 @@ class Verdict(enum.Enum):
 
 
 class Batch:
-    """Keys that are asked for together.
+    """Keys of one question.
 
     Attributes:
         keys: all of them, each once.
-        asked_s: when, by ``time.monotonic``.
-        found: for each key whether the depot has it; ``None`` = no answer. Set before ``done``.
-        done: set when nobody works on it any more.
+        asked_s: time of the question, by ``time.monotonic``.
+        found: whether the depot has each key; ``None`` = no answer. Set before ``done``.
+        done: set when the answer is final.
     """
 
     def __init__(self, keys: Sequence[bytes], asked_s: float) -> None:
@@ -39,16 +39,16 @@ class Batch:
         self.done = threading.Event()
 
     def answer(self, found: Sequence[bool] | None) -> None:
-        """Takes the answer, from any thread."""
+        """Sets the answer. Any thread may call this."""
         self.found = found
         self.done.set()
 
 
 class Answers:
-    """What is known of one request's keys. One thread uses it."""
+    """What is known about one request's keys. Not thread-safe."""
 
     def __init__(self, late_s: float) -> None:
-        """``late_s``: how long the request waits for an answer; then it is a miss."""
+        """``late_s``: seconds that the request waits for an answer before it counts as a miss."""
         self._late_s = late_s
         self._known: dict[bytes, bool] = {}
         self._asked: dict[bytes, Batch] = {}
@@ -57,7 +57,7 @@ class Answers:
         self._begun = False
 
     def of(self, key: bytes, now_s: float) -> Verdict:
-        """What is known of a key. ``LATE`` is said once of a batch; its keys are absent from then on."""
+        """Returns what is known about a key. ``LATE`` is returned once per batch; after that its keys are absent."""
         if key in self._lost:
             return Verdict.ABSENT
         known = self._known.get(key)
@@ -77,15 +77,15 @@ class Answers:
         return Verdict.LATE
 
     def ask(self, key: bytes, positions: Mapping[bytes, int], now_s: float) -> Batch:
-        """The batch that is to be asked for, with a key that is ``UNASKED``.
+        """Returns the batch to ask for, given a key that is ``UNASKED``.
 
         Args:
-            key: what vLLM has asked for.
-            positions: of the request's keys, where each ends; empty where vLLM does not tell.
-            now_s: now, by ``time.monotonic``.
+            key: the key that vLLM asks for.
+            positions: the request's keys with the token where each ends; empty if vLLM does not provide them.
+            now_s: current time, by ``time.monotonic``.
         """
-        # Prefixes are looked up from here to the end. Windows are looked up from the end: that is a second question
-        # in a model without full attention, which then takes all.
+        # Prefixes are looked up from this key to the end. Windows are looked up from the end, so a model without full
+        # attention has a second question, which covers all other keys.
         begin = positions.get(key, 0) if not self._begun else 0
         rest = (one for one, end in positions.items() if end >= begin and one != key)
         keys = [key, *(one for one in rest if one not in self._asked and one not in self._known)]
@@ -95,11 +95,11 @@ class Answers:
         return batch
 
     def lost(self, keys: Sequence[bytes]) -> None:
-        """These were there and could not be loaded: absent for this request, or it would try them for ever."""
+        """Marks keys that failed to load as absent for this request, which would otherwise retry them forever."""
         self._lost.update(keys)
 
     def forget(self) -> None:
-        """Asks again for everything, except what was lost."""
+        """Drops all answers, except for lost keys."""
         self._known.clear()
         self._asked.clear()
         self._begun = False

@@ -1,4 +1,4 @@
-"""Asks the depot from a thread of its own: vLLM looks up on its scheduler's thread, which must not wait."""
+"""A thread that looks keys up in the depot: vLLM asks on its scheduler's thread, which must not wait."""
 
 import queue
 import threading
@@ -7,26 +7,26 @@ from collections.abc import Callable, Iterable, Sequence
 from kvdepot.engines.offloading.answers import Batch
 
 KEYS_MAX = 4096
-"""How many keys one lookup asks for: the depot takes no more at a time."""
+"""Keys per lookup; the depot accepts no more."""
 JOIN_S = 2.0
 
 
 class Asker:
-    """Answers batches, in order; those that wait at the same time are asked for together."""
+    """Answers batches in order. Batches that wait at the same time share a lookup."""
 
     def __init__(self, look: Callable[[Sequence[bytes]], Iterable[bool] | None]) -> None:
-        """``look`` says which keys the depot has, ``None`` when it cannot tell. It does not raise, and ends in time."""
+        """``look`` returns which keys the depot has, ``None`` if unknown. It must not raise, and must return in time."""
         self._look = look
         self._batches: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="kvdepot-lookup", daemon=True)
         self._thread.start()
 
     def ask(self, batch: Batch) -> None:
-        """Has a batch answered soon."""
+        """Queues a batch. Returns at once."""
         self._batches.put(batch)
 
     def close(self) -> None:
-        """Answers nothing any more. Idempotent."""
+        """Stops the thread. Idempotent."""
         self._batches.put(None)
         self._thread.join(JOIN_S)
 
@@ -43,7 +43,7 @@ class Asker:
             batch = following[0] if following else self._batches.get()
 
     def _gather(self, first: Batch) -> tuple[list[Batch], list[Batch] | None]:
-        """What is asked for now, and what was taken beyond that; ``None`` = nothing follows."""
+        """Returns the batches of the next lookup, and any batch taken beyond them; ``None`` = the thread should end."""
         together, count = [first], len(first.keys)
         while True:
             try:

@@ -1,7 +1,7 @@
-"""The facts that make a tier's namespace (P8), and the engines that a tier cannot serve.
+"""The facts of a tier's namespace (P8), and the engines that a tier cannot serve.
 
-vLLM gives a tier little of its configuration: neither the model's own nor how its weights were loaded. All of that is
-in the frames of the callers that make the tier.
+vLLM passes little of its configuration to a tier: neither the model's configuration nor how its weights were loaded.
+Both are read from the frames of the callers that make the tier.
 """
 
 import importlib.metadata
@@ -15,29 +15,29 @@ from kvdepot.engines.vllm.facts import engine_facts, layer_ranges, names_weights
 from kvdepot.errors import config_error
 
 FORMAT = 1
-"""Raised when what is stored of a chunk, or how its key becomes a hash, changes."""
+"""Incremented when the stored form of a chunk or its key changes."""
 CHUNK_BYTES_MAX = 1 << 30
-"""A block of the depot has at most so many bytes."""
+"""Maximum size of a block in the depot."""
 FRAMES_MAX = 64
 ATTENTION_VARIABLES = ("VLLM_ATTENTION_BACKEND", "VLLM_KV_CACHE_LAYOUT")
 ATTENTION_PACKAGES = ("flashinfer-python", "flash-attn")
-"""What vLLM chooses an attention backend by when it is not told which, beside its version and the device."""
+"""Packages that vLLM selects its attention backend by, besides its version and the device."""
 ONE_NODE = ("mp", "uni")
-"""Ways of vLLM to run its ranks in which they are on its scheduler's node unless it says how many nodes there are."""
+"""Executor backends whose ranks run on the scheduler's node, unless the number of nodes says otherwise."""
 
 
 class Engine(NamedTuple):
-    """What vLLM was started with: its ``VllmConfig`` and ``KVCacheConfig``."""
+    """vLLM's ``VllmConfig`` and ``KVCacheConfig``."""
 
     vllm_config: Any
     kv_cache_config: Any
 
 
 def calling_engine() -> Engine:
-    """The engine whose scheduler is being made by a caller.
+    """Returns the engine whose scheduler is being made by a caller.
 
     Raises:
-        ConfigError: there is none, as in a release of vLLM that makes its tiers another way.
+        ConfigError: no caller has one. Another release of vLLM may make its tiers differently.
     """
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - vLLM passes none of this
     for _ in range(FRAMES_MAX):
@@ -54,11 +54,11 @@ def calling_engine() -> Engine:
 
 
 def refuse_unsupported(engine: Engine, options: Options, chunk_bytes: int) -> None:
-    """Refuses what would be wrong, or never found.
+    """Refuses engines whose KV would be wrong or never be found.
 
     Raises:
-        ConfigError: the engine's ranks are on several nodes, its adapters cannot be told apart, its hashes last as long
-            as the process, its weights will be replaced and the tier was told to go on, or a chunk is too large.
+        ConfigError: the ranks are on several nodes, adapters cannot be identified, hashes change with every process,
+            weights are replaced in spite of ``on_reset: keep``, or a chunk is too large.
     """
     vllm_config = engine.vllm_config
     parallel = vllm_config.parallel_config
@@ -89,15 +89,15 @@ def refuse_unsupported(engine: Engine, options: Options, chunk_bytes: int) -> No
 
 
 def chunk_facts(spec: Any, engine: Engine, options: Options) -> dict[str, object]:
-    """Everything that changes a chunk's bytes and is neither in its key nor in its length.
+    """Returns everything that changes a chunk's bytes and is in neither its key nor its length.
 
     Args:
         spec: vLLM's ``OffloadingSpec``.
-        engine: what vLLM was started with.
-        options: of the tier.
+        engine: vLLM's configuration.
+        options: the tier's options.
 
     Raises:
-        ConfigError: nothing tells the weights from others.
+        ConfigError: the weights cannot be identified.
     """
     config, parallel = spec.config, spec.config.parallel
     facts = engine_facts(engine.vllm_config, engine.kv_cache_config, options.weights_version)
@@ -132,7 +132,7 @@ def chunk_facts(spec: Any, engine: Engine, options: Options) -> dict[str, object
 
 
 def _attention(vllm_config: Any) -> dict[str, str]:
-    """What vLLM chooses its attention backend by: the scheduler's process does not know what it has chosen."""
+    """Returns what vLLM selects its attention backend by; the scheduler's process does not know the selection."""
     from vllm.platforms import current_platform
 
     asked = getattr(getattr(vllm_config, "attention_config", None), "backend", None)
@@ -149,7 +149,7 @@ def _attention(vllm_config: Any) -> dict[str, str]:
 
 
 def _version(package: str) -> str:
-    """The version of a package; empty when it is not installed."""
+    """Returns the version of a package; empty if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -1,7 +1,6 @@
-"""Transfers under way between vLLM's chunks and the depot, and what came of them.
+"""Transfers between vLLM's chunks and the depot, and their results.
 
-vLLM keeps a job's chunks where they are until the job is reported as ended. So none is reported while anything may
-copy.
+vLLM pins a job's chunks until the job is reported as ended. So no job is reported while anything may still copy.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,10 +14,10 @@ from kvdepot.engines.counters import Counters
 from kvdepot.engines.offloading.room import Verb
 
 FULL = ("busy", "no_space")
-"""Why a dump fails when nothing is broken: others use the depot. It is tried again."""
+"""Failures of a dump that only mean that the depot is in use. Such a dump is retried."""
 FULL_AGAIN_S = 0.05
 FULL_S = 3.0
-"""How long a dump is tried again: as long as that it keeps room in vLLM's memory."""
+"""Seconds during which a dump is retried. Meanwhile its chunks occupy vLLM's memory."""
 
 Begin = Callable[[Verb, Sequence[bytes], npt.NDArray[np.uint64]], Any]
 
@@ -28,11 +27,11 @@ class Ended:
     """A job that is over.
 
     Attributes:
-        job_id: vLLM's number.
-        verb: what it was.
-        keys: all of its keys.
-        failed: those that did not come through.
-        seconds: how long it took.
+        job_id: vLLM's ID.
+        verb: ``dump`` or ``load``.
+        keys: all keys of the job.
+        failed: the keys that failed.
+        seconds: duration.
     """
 
     job_id: int
@@ -56,21 +55,21 @@ class _Job:
 
 
 class Jobs:
-    """All jobs of a tier. One thread uses it."""
+    """All jobs of a tier. Not thread-safe."""
 
     def __init__(self, begin: Begin, counters: Counters) -> None:
-        """``begin`` starts a task, ``None`` when that is refused, and counts that itself."""
+        """``begin`` starts a task. It returns ``None`` if the task is refused, and counts the refusal."""
         self._begin = begin
         self._counters = counters
         self._under_way: list[_Job] = []
         self._ended: list[Ended] = []
 
     def __len__(self) -> int:
-        """Jobs that have not been reported."""
+        """Number of jobs that have not been reported."""
         return len(self._under_way) + len(self._ended)
 
     def start(self, job_id: int, verb: Verb, keys: Sequence[bytes], addresses: Any, now_s: float) -> None:
-        """Begins a job; ``addresses`` of its chunks, one a key."""
+        """Starts a job. ``addresses`` has one address per key."""
         job = _Job(job_id, verb, keys, np.asarray(addresses, dtype=np.uint64), now_s)
         job.rest = np.arange(len(keys), dtype=np.int64)
         self._submit(job)
@@ -80,11 +79,11 @@ class Jobs:
             self._under_way.append(job)
 
     def refuse(self, job_id: int, verb: Verb, keys: Sequence[bytes]) -> None:
-        """Ends a job that is not begun."""
+        """Reports a job as failed without starting it."""
         self._ended.append(Ended(job_id, verb, keys, keys, 0.0))
 
     def ended(self, now_s: float) -> list[Ended]:
-        """Jobs that have ended since the last call. Never waits."""
+        """Returns the jobs that ended since the last call. Never waits."""
         still: list[_Job] = []
         for job in self._under_way:
             if self._goes_on(job, now_s):
@@ -96,7 +95,7 @@ class Jobs:
         return ended
 
     def drain(self, now_s: float) -> None:
-        """Waits until nothing is copied any more; what then has not come through is tried no more."""
+        """Waits for all tasks. Nothing is retried."""
         for job in self._under_way:
             if job.task is not None:
                 # Ends at the store's time limit: vLLM's memory is in use until then.

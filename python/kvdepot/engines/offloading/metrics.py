@@ -1,4 +1,4 @@
-"""Counts of the tier as vLLM's metrics: what its ``/metrics`` has beside the numbers that vLLM keeps of any tier."""
+"""The tier's counters as metrics of vLLM, in addition to those that vLLM has for every tier."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -8,7 +8,7 @@ ATTACHED_TEXT = "Whether the secondary tier has a depot, 1 or 0."
 
 
 class Count(NamedTuple):
-    """A counter: vLLM's name of it, what it counts, and whether it is counted by ``kind``."""
+    """A counter: its name in vLLM, its description, and whether it has the label ``kind``."""
 
     name: str
     text: str
@@ -32,11 +32,11 @@ KINDS = {
         "vllm:kvdepot_offload_missed_chunks", "Chunks that were not looked for to the end, by reason.", True
     ),
 }
-"""Counts by the beginning of their name; the rest of it is the kind."""
+"""Counters by the prefix of their name; the rest of the name is the kind."""
 
 
 def counter_of(name: str) -> tuple[Count, tuple[str, ...]] | None:
-    """The counter of a count's name, with the values of its labels; ``None`` for what is not exported."""
+    """Returns the counter for a name, with its label values; ``None`` if it is not exported."""
     if name in PLAIN:
         return PLAIN[name], ()
     for beginning, count in KINDS.items():
@@ -46,13 +46,13 @@ def counter_of(name: str) -> tuple[Count, tuple[str, ...]] | None:
 
 
 class Changes:
-    """What has been counted since the last call."""
+    """Differences between successive counts."""
 
     def __init__(self) -> None:
         self._told: dict[str, int] = {}
 
     def since(self, counts: Mapping[str, int]) -> list[tuple[str, tuple[str, ...], int]]:
-        """Names of vLLM's counters, values of their labels, and by how much they have grown; ``counts``: all so far."""
+        """Returns names of vLLM's counters, label values, and increments since the last call; ``counts`` are totals."""
         found = []
         for name, count in counts.items():
             grown = count - self._told.get(name, 0)

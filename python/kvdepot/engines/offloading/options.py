@@ -1,4 +1,4 @@
-"""What an entry of vLLM's ``secondary_tiers`` says to kvdepot."""
+"""The options in an entry of vLLM's ``secondary_tiers``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ class Options:
 
     Attributes:
         config: keys of the depot and of its client.
-        weights_version: name that the user gives the weights, beside the digest of their files.
-        adapters_version: name that the user gives the contents of all LoRA adapters, which vLLM's keys do not tell.
-        on_reset: what a reset of vLLM's offloaded cache does: ``apart`` = the engine goes on in a namespace of its own,
-            ``keep`` = nothing.
-        locality: what requests that choose their tiers take this one for; ``None`` = either.
+        weights_version: the user's name for the weights, in addition to the digest of their files.
+        adapters_version: the user's name for the contents of all LoRA adapters, which vLLM's keys leave out.
+        on_reset: effect of a reset of vLLM's offloaded cache: ``apart`` = switch to a namespace of its own, ``keep`` =
+            none.
+        locality: how the tier matches requests that choose their tiers; ``None`` = matches both.
     """
 
     config: KVDepotConfig
@@ -37,7 +37,7 @@ class Options:
 
 
 def read_options(tier_config: Mapping[str, Any]) -> Options:
-    """Reads a tier's keys without vLLM's own: a file's name (``config``), or keys of the configuration.
+    """Reads the keys of a tier, without vLLM's own: the name of a file (``config``), or configuration keys.
 
     Raises:
         ConfigError: a key or value is wrong.

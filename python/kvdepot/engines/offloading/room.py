@@ -1,6 +1,6 @@
-"""The tier's way to the node's depot: one attachment, and the namespace that chunks are in now.
+"""The attachment to the node's depot, and the current namespace.
 
-A lookup, dump or load that fails is no error here: it is a miss, and counted.
+A lookup, dump or load that fails is not an error: it is a miss, and counted.
 """
 
 import json
@@ -16,14 +16,14 @@ from kvdepot.engines.counters import Counters
 from kvdepot.engines.vllm.presence import Place, Presence, taken_sizes
 
 TASK_S = 10.0
-"""How long a dump or load may take, or ``timeout_ms`` where that is shorter: what has not come by then is computed."""
+"""Time limit of a dump or load in seconds, unless ``timeout_ms`` is shorter."""
 
 Verb: TypeAlias = Literal["dump", "load"]
 Connect: TypeAlias = Callable[[KVDepotConfig, str], Any]
 
 
 class Room:
-    """Looks up, dumps and loads chunks by their addresses. Lookups may come from another thread than the rest."""
+    """Looks up, dumps and loads chunks by their addresses. Only ``lookup`` may be called from another thread."""
 
     def __init__(
         self,
@@ -34,15 +34,15 @@ class Room:
         connect: Connect | None = None,
         suffix: str = "",
     ) -> None:
-        """Attaches to the node's depot, which is started when none answers.
+        """Attaches to the node's depot, and starts one if none answers.
 
         Args:
-            config: how to reach it, and how long to wait.
-            facts: what makes the namespace.
-            chunk_bytes: of each chunk.
-            counters: count what fails.
-            connect: attaches at a socket; ``None`` = to the depot of ``config``.
-            suffix: what tells this engine from others, for depots that are not shared.
+            config: configuration of depot and client.
+            facts: description of the namespace.
+            chunk_bytes: size of a chunk.
+            counters: counters for results and failures.
+            connect: attaches to a socket; ``None`` = the default.
+            suffix: engine ID, for depots that are not shared.
 
         Raises:
             ConfigError: the pool that would be started does not fit the machine, or the facts are wrong.
@@ -67,20 +67,20 @@ class Room:
 
     @property
     def trouble(self) -> str:
-        """Why none is attached."""
+        """Why no depot is attached."""
         return self._off or str(self._depot.trouble or "none has answered yet")
 
     @property
     def namespace_id(self) -> str:
-        """32 hex digits, as ``kvdepot ls`` shows them."""
+        """The namespace's ID, 32 hex digits, as in ``kvdepot ls``."""
         return str(self._store.namespace.id)
 
     def look(self) -> None:
-        """Between steps: says in the log when the depot was lost or is back."""
+        """Logs that the depot was lost or is back. Called between steps."""
         self._presence.look()
 
     def lookup(self, keys: Sequence[bytes]) -> npt.NDArray[np.bool_] | None:
-        """Which chunks the depot has; ``None`` when it does not say. Bounded as lookups are, and may wait for tiers."""
+        """Returns which chunks the depot has, or ``None`` if there is no answer. May wait for tiers."""
         try:
             self._counters.add("lookups")
             found = np.asarray(self._store.lookup(keys), dtype=bool)
@@ -95,7 +95,7 @@ class Room:
         return found
 
     def move(self, verb: Verb, keys: Sequence[bytes], addresses: npt.NDArray[np.uint64]) -> Any:
-        """Begins to dump or load chunks; the task, or ``None`` when it was refused."""
+        """Starts to dump or load chunks. Returns the task, or ``None`` if it was refused."""
         if not self.attached:
             self._counters.trouble(f"{verb}_no_depot", f"no depot answers: {self.trouble}", len(keys))
             return None
@@ -107,10 +107,10 @@ class Room:
             return None
 
     def go_apart(self) -> bool:
-        """Goes on in a namespace that nobody else has, and where nothing is. No task of the last one runs any more.
+        """Switches to a new, empty namespace with a unique name. No task may be running.
 
         Returns:
-            Whether there is one; without it everything is a miss from now on.
+            Whether that worked. If not, everything is a miss from now on.
         """
         before = self._store
         try:
@@ -123,7 +123,7 @@ class Room:
         return True
 
     def close(self) -> None:
-        """Detaches. No task runs any more. Idempotent."""
+        """Detaches. No task may be running. Idempotent."""
         self._store.close(0)
         self._depot.close()
 

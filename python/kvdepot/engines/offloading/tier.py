@@ -1,7 +1,7 @@
 """kvdepot as a secondary tier of vLLM's own offloading (``TieringOffloadingSpec``), vLLM 0.32.
 
-All of it runs on the thread of vLLM's scheduler, but lookups, which wait on a thread of their own. Nothing is raised
-into vLLM after its start: what fails is counted by kind, and a miss.
+Everything but lookups runs on the thread of vLLM's scheduler. After the start nothing is raised into vLLM: a failure
+is a miss, and counted by kind.
 """
 
 import time
@@ -34,9 +34,9 @@ from kvdepot.engines.vllm.log import connector_logger
 from kvdepot.errors import config_error, is_failure
 
 STEP_WAIT_S = 0.004
-"""How long the lookups of one step may hold up vLLM's scheduler, all together; later answers are for the next step."""
+"""Seconds that vLLM's scheduler waits per step for all lookups together. Later answers are used in the next step."""
 LATE_S = 1.0
-"""How long a request waits for the depot's answer, or twice ``call_timeout_ms`` where that is longer."""
+"""Seconds that a request waits for the depot's answer, unless twice ``call_timeout_ms`` is longer."""
 
 logger = connector_logger()
 
@@ -59,13 +59,13 @@ class KVDepotTier(SecondaryTierManager):
 
         Args:
             offloading_spec: vLLM's ``TieringOffloadingSpec``.
-            primary_kv_view: vLLM's memory of chunks, of the shape (chunks, bytes); ranks lie side by side in a chunk.
-            tier_type: what the launch line calls the tier.
-            backpressure_detector: vLLM's own, which may drop stores.
+            primary_kv_view: vLLM's memory, of shape (chunks, bytes per chunk); ranks lie side by side in a chunk.
+            tier_type: name of the tier on the command line.
+            backpressure_detector: vLLM's own; it may drop stores.
             tier_config: the other keys of the tier's entry in ``secondary_tiers``.
 
         Raises:
-            ConfigError: a key is wrong, or this engine's KV cannot be told from another's, or not be stored whole.
+            ConfigError: a key is wrong, or the engine's KV cannot be identified or stored completely.
         """
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         options = read_options(tier_config)
@@ -98,7 +98,7 @@ class KVDepotTier(SecondaryTierManager):
     # Questions.
 
     def lookup(self, key: Any, req_context: Any) -> LookupResult:
-        """Whether the depot has a chunk; ``RETRY`` while its answer is on the way."""
+        """Returns whether the depot has a chunk; ``RETRY`` while the answer is pending."""
         try:
             return self._lookup(bytes(key), req_context)
         except BaseException as error:  # nothing is raised into vLLM: its engine would end
@@ -120,7 +120,7 @@ class KVDepotTier(SecondaryTierManager):
             positions = getattr(req_context, "_offload_key_positions", None)
             batch = answers.ask(key, positions if isinstance(positions, dict) else {}, now_s)
             self._asker.ask(batch)
-            # Most answers take less than a millisecond: waiting for them saves the request a step of the engine.
+            # Most answers take less than a millisecond, and waiting saves the request a step of the engine.
             if self._patience_s > 0:
                 batch.done.wait(self._patience_s)
                 self._patience_s -= time.monotonic() - now_s
@@ -134,9 +134,9 @@ class KVDepotTier(SecondaryTierManager):
     # Chunks.
 
     def submit_store(self, job_metadata: Any) -> None:
-        """Begins to store chunks."""
+        """Starts to store chunks."""
         if job_metadata.req_context.req_id in self._of_before:
-            # Some of it may be KV of the weights before the reset.
+            # Part of it may be KV of the weights before the reset.
             count = len(job_metadata.keys)
             self._counters.trouble("dump_before_reset", "a request from before a reset is not stored", count)
             self._jobs.refuse(job_metadata.job_id, "dump", _keys(job_metadata.keys))
@@ -144,7 +144,7 @@ class KVDepotTier(SecondaryTierManager):
         self._submit("dump", job_metadata)
 
     def submit_load(self, job_metadata: Any) -> None:
-        """Begins to load chunks."""
+        """Starts to load chunks."""
         self._submit("load", job_metadata)
 
     def _submit(self, verb: Verb, job: Any) -> None:
@@ -160,13 +160,13 @@ class KVDepotTier(SecondaryTierManager):
             self._jobs.refuse(job.job_id, verb, keys)
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
-        """Jobs that have ended since the last call. Nothing touches their chunks any more."""
+        """Returns the jobs that ended since the last call. Nothing accesses their chunks any more."""
         return [self._result(ended) for ended in self._jobs.ended(time.monotonic())]
 
     def _result(self, ended: Ended) -> JobResult:
         lost = set(ended.failed)
         if lost and ended.verb == "load":
-            # Whoever was told that it is there must not try for ever.
+            # Requests that know the chunk as present must not retry forever.
             for answers in self._answers.values():
                 answers.lost(ended.failed)
         good = [key for key in ended.keys if key not in lost]
@@ -179,27 +179,27 @@ class KVDepotTier(SecondaryTierManager):
         )
 
     def has_pending_work(self) -> bool:
-        """Whether vLLM has to go on stepping: while a job has not been reported."""
+        """Whether a job has not been reported: vLLM continues to step until then."""
         return len(self._jobs) > 0
 
     # Requests and steps.
 
     def on_new_request(self, req_context: Any) -> RequestOffloadingContext:
-        """Chunks are stored as they are computed."""
+        """Remembers the request. Its chunks are stored as they are computed."""
         self._requests.add(req_context.req_id)
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: Any) -> None:
-        """Nothing will be asked or stored for it any more."""
+        """Forgets the request."""
         self._answers.pop(req_context.req_id, None)
         self._requests.discard(req_context.req_id)
         self._of_before.discard(req_context.req_id)
 
     def on_schedule_end(self, context: Any) -> None:
-        """Between steps."""
+        """Called at the end of each step."""
         self._patience_s = STEP_WAIT_S
         for req_id in context.preempted_req_ids:
-            # It will be looked up once more, and has stored chunks since it was.
+            # It is looked up again, and has stored chunks since the last time.
             if req_id in self._answers:
                 self._answers[req_id].forget()
         self._room.look()
@@ -207,10 +207,10 @@ class KVDepotTier(SecondaryTierManager):
     # Resets.
 
     def drain_jobs(self) -> None:
-        """Waits until nothing is copied any more; and takes note of the reset.
+        """Waits for all copies, and handles the reset.
 
-        vLLM tells secondary tiers nothing else of a reset, and drains them for no other reason. It resets what is
-        offloaded after a change of weights, and also before it sleeps and when it pauses: which it was is not told.
+        vLLM drains secondary tiers only when it resets its offloaded cache, and tells them nothing else about it. The
+        reason may be a change of weights, sleep, or a pause.
         """
         self._jobs.drain(time.monotonic())
         self._counters.add("resets")
@@ -227,7 +227,7 @@ class KVDepotTier(SecondaryTierManager):
         )
 
     def shutdown(self) -> None:
-        """Waits until nothing is copied any more, and detaches. Idempotent."""
+        """Waits for all copies, and detaches. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -240,7 +240,7 @@ class KVDepotTier(SecondaryTierManager):
 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, OffloadingMetricMetadata]:  # noqa: ARG003
-        """What vLLM's ``/metrics`` has of the tier."""
+        """Returns the tier's metrics in vLLM's ``/metrics``."""
         counts = [*metrics.PLAIN.values(), *metrics.KINDS.values()]
         found: dict[str, OffloadingMetricMetadata] = {
             count.name: OffloadingCounterMetadata(count.text, ("kind",) if count.by_kind else ()) for count in counts
@@ -249,7 +249,7 @@ class KVDepotTier(SecondaryTierManager):
         return found
 
     def get_stats(self) -> OffloadingConnectorStats | None:
-        """What has been counted since the last call; ``None`` when nothing was."""
+        """Returns the counts since the last call; ``None`` if there are none."""
         changes = self._changes.since(self._counters.snapshot())
         attached = self._room.attached
         if not changes and attached == self._told_attached:
@@ -262,7 +262,7 @@ class KVDepotTier(SecondaryTierManager):
         return stats
 
     def counts(self) -> dict[str, int]:
-        """What went well and what did not."""
+        """Returns all counts so far."""
         return self._counters.snapshot()
 
 
@@ -271,10 +271,10 @@ def _keys(keys: Collection[Any]) -> Sequence[bytes]:
 
 
 def _address(view: memoryview) -> int:
-    """Where vLLM's chunks lie. Nothing holds the view: vLLM releases it at its end.
+    """Returns the address of vLLM's chunks. Keeps no export of the view, so that vLLM can release it.
 
     Raises:
-        ConfigError: they do not lie one after another.
+        ConfigError: the chunks are not contiguous.
     """
     chunks = np.asarray(view)
     if chunks.ndim != 2 or not chunks.flags.c_contiguous or not chunks.flags.writeable:
