@@ -15,7 +15,7 @@ class Asker:
     """Answers batches in order. Batches that wait at the same time share a lookup."""
 
     def __init__(self, look: Callable[[Sequence[bytes]], Iterable[bool] | None]) -> None:
-        """``look`` returns which keys the depot has, ``None`` if unknown. It must not raise, and must return in time."""
+        """``look`` returns which keys the depot has, ``None`` if unknown. It must not raise, and returns in time."""
         self._look = look
         self._batches: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="kvdepot-lookup", daemon=True)
