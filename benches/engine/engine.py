@@ -1,6 +1,6 @@
-"""One engine in this process: does the steps of a plan, writes down what came out. Forked by ``runs.run_engine``.
+"""One engine in this process: runs the steps of a plan and writes the results. Forked by ``runs.run_engine``.
 
-A plan is ``{"engine": arguments of vllm.LLM, "result": path, "steps": [...]}``; steps are made by ``runs``.
+A plan is ``{"engine": arguments of vllm.LLM, "result": path, "steps": [...]}``; ``runs`` makes the steps.
 """
 
 import json
@@ -23,7 +23,7 @@ NUDGE_TOKENS = 4
 
 
 class Engine:
-    """A vLLM engine and what can be done with it."""
+    """A vLLM engine and its operations."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         started_s = time.monotonic()
@@ -35,7 +35,7 @@ class Engine:
         }
 
     def send(self, name: str, prompts: list[list[int]], max_tokens: int, together: bool) -> None:
-        """Prompts, each ``[seed, tokens]``, one after another or all at once."""
+        """Sends prompts, each ``[seed, tokens]``, in sequence or all together."""
         whole = [{"prompt_token_ids": prompt(seed, tokens)} for seed, tokens in prompts]
         sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
         answers = []
@@ -52,7 +52,7 @@ class Engine:
         )
 
     def forget(self) -> None:
-        """Empties vLLM's own prefix cache; what a connector keeps stays."""
+        """Empties vLLM's own prefix cache; a connector's cache stays."""
         for _ in range(RESET_TRIES):
             if self._llm.reset_prefix_cache():
                 return
@@ -60,7 +60,7 @@ class Engine:
         raise RuntimeError("vLLM did not reset its prefix cache: blocks are still in use")
 
     def crowd(self, name: str, prompts: list[list[int]], max_tokens: int, steps: int) -> None:
-        """Adds all prompts, then times the scheduler in so many steps; the rest of the requests is aborted."""
+        """Adds all prompts, then times the scheduler in ``steps`` steps; the remaining requests are aborted."""
         engine: Any = self._llm.llm_engine
         scheduler = engine.engine_core.engine_core.scheduler
         sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
@@ -97,11 +97,11 @@ class Engine:
         }
 
     def settle(self, socket: str | None, directory: str | None) -> None:
-        """Waits until all that was computed is stored: by a depot, or in files, or as far as steps can tell."""
+        """Waits until everything computed is stored: by a depot, or in files, or as far as steps can tell."""
         end_s = time.monotonic() + SETTLE_S
         steady_since_s, last = time.monotonic(), -1
         while time.monotonic() - steady_since_s < STEADY_S:
-            # An engine in this process takes no step by itself, and stores are begun and ended in steps.
+            # An engine in this process only steps when driven, and stores are started and finished in steps.
             self._nudge()
             now = sum(1 for path in Path(directory).rglob("*") if path.is_file()) if directory else 0
             if now != last:
@@ -118,7 +118,7 @@ class Engine:
 
 
 def main(path: str) -> None:
-    """Does the plan that lies there."""
+    """Runs the plan at this path."""
     plan = json.loads(Path(path).read_text())
     engine = Engine(plan["engine"])
     can: dict[str, Callable[..., None]] = {

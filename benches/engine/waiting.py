@@ -61,7 +61,7 @@ def parse() -> argparse.Namespace:
 
 
 def on_disk(kind: EngineKind, prompts: Prompts, arguments: argparse.Namespace, settings: Mapping[str, Any]) -> Crowd:
-    """Fills a depot's disk, starts it again with a pool of a part of that, and sends all requests."""
+    """Fills a depot's disk, restarts it with a pool of a part of that, and sends all requests."""
     stored_gb = len(prompts) * arguments.tokens * SIZE.kv_bytes_per_token(DTYPE) / (1 << 30)
     with DepotHome(WORK / "bench-engine" / "waiting-disk", {"pool_gb": max(2 * stored_gb, 0.125), **settings}) as home:
         transfer, stored = kvdepot_transfer(home), settle(home=home)
@@ -97,12 +97,12 @@ def steps_of(prompts: Prompts, arguments: argparse.Namespace) -> list[dict[str, 
 
 
 def crowd_of(crowds: Mapping[str, Crowd]) -> Crowd:
-    """The only crowd of a run."""
+    """Returns the only crowd of a run."""
     return crowds["crowd"]
 
 
 def summary(crowds: Sequence[Crowd], requests: int) -> dict[str, float]:
-    """Figures over all engines of one kind: of the steps before which at least a tenth of all requests waited."""
+    """Returns figures over all engines of one kind, of steps before which at least a tenth of all requests waited."""
     times = [
         time
         for one in crowds

@@ -161,7 +161,11 @@ class Depot:
             UnavailableError, DepotTimeoutError: the depot did not confirm the reset.
         """
     def drain(self, timeout_ms: int) -> bool:
-        """Waits until everything dumped so far is written to the tiers. Returns false on timeout."""
+        """Waits until everything dumped so far is written to the tiers. Returns false on timeout.
+
+        Raises:
+            UnavailableError, DepotTimeoutError: no depot answers.
+        """
     def stats_json(self) -> str:
         """Returns counters and gauges of depot and client as a JSON object."""
     def close(self) -> None: ...

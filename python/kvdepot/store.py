@@ -93,8 +93,8 @@ class Store:
     """Dumps and loads the blocks of one namespace. Created by ``kvdepot.open``.
 
     Blocks are named by the engine's hashes, ``bytes`` of length 1 to 64. Calls that move bytes return a ``Task``
-    immediately. A failure of the depot is a miss, never an exception (P2): ``lookup`` finds nothing, a task's blocks
-    fail.
+    immediately. For lookups, dumps and loads a failure of the depot is a miss, never an exception (P2): ``lookup``
+    finds nothing, a task's blocks fail. After ``close``, calls that need the depot raise ``UnavailableError``.
 
     Thread safety: any number of threads may use one store concurrently, including ``close``. Calls release the
     interpreter lock before they wait or copy.
@@ -166,7 +166,8 @@ class Store:
             stored, by one task or several.
 
         Raises:
-            ConfigError: sizes or counts do not fit the layout, or an array holds Python objects. Nothing was stored.
+            ConfigError: sizes or counts do not fit the layout, a hash is not 1 to 64 bytes long, or an array holds
+                Python objects. Nothing was stored.
             UnsupportedError: a tensor is not in the memory that the store was opened for.
         """
         return self._submit(self._native.dump, hashes, buffers, shards, writable=False)
@@ -187,7 +188,11 @@ class Store:
         return task.wait(timeout_ms)
 
     def drain(self, timeout_ms: int) -> bool:
-        """Waits until everything dumped so far is written to the tiers. Returns false on timeout."""
+        """Waits until everything dumped so far is written to the tiers. Returns false on timeout.
+
+        Raises:
+            UnavailableError, DepotTimeoutError: no depot answers.
+        """
         return self._depot.drain(timeout_ms)
 
     def reset(self) -> None:

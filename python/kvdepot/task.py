@@ -44,7 +44,11 @@ class TaskResult:
         return len(self.failed) == 0
 
     def raise_for_failures(self) -> None:
-        """Raises the typed error of the most common kind of failure. Returns if nothing failed."""
+        """Raises the typed error of the most common kind of failure. Returns if nothing failed.
+
+        Raises:
+            KVDepotError: a block failed; ``kind`` is the kind of failure.
+        """
         if self.ok:
             return
         kind = max(self.failures, key=self.failures.__getitem__, default="io")

@@ -1,10 +1,10 @@
-"""How CI runs what is documented, in a small form. To document a command or an option, add it to a line here.
+"""How CI runs everything that is documented, in a small form. To document a command or an option, add a line here.
 
-- ``RUNS``: commands that `test_runs.py` runs. ``{tmp}`` is a directory of the run's own, ``{port}`` and ``{port2}`` are
+- ``RUNS``: commands that `test_runs.py` runs. ``{tmp}`` is a directory of the run, ``{port}`` and ``{port2}`` are
   free ports. A ``Serve`` starts a depot, waits until `kvdepot stat` and the ports answer, and ends it with SIGTERM.
-- ``SMALL_FORMS``: documented commands, as they are written, and the names of the runs that are their small forms.
-- ``STAGES``: targets of make that `.ci/run` runs as they are. ``DRY``: targets that are not run, and why; make is asked
-  whether it could.
+- ``SMALL_FORMS``: documented commands, verbatim, and the names of the runs that are their small forms.
+- ``STAGES``: targets of make that `.ci/run` runs unchanged. ``DRY``: targets that are not run, and why; `make -n`
+  checks them.
 - ``NOT_RUN``: documented commands that cannot run in CI, and why; `test_static.py` checks what can be checked.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Run:
-    """A command that ends by itself."""
+    """A command that exits on its own."""
 
     name: str
     command: str
@@ -89,7 +89,7 @@ RUNS: tuple[Run | Serve, ...] = (
     ),
     Run("depots", "kvdepot depots", says="no depot runs", environ={"XDG_RUNTIME_DIR": "{tmp}"}),
     Run("depots --json", "kvdepot depots --json", json=True),
-    # That a depot ends is shown in tests/python/test_depots.py.
+    # tests/python/test_depots.py shows that a depot ends.
     Run("stop", "kvdepot stop --socket {tmp}/none.sock --timeout 1 2>&1", status=1, says="no depot answers"),
     Run(
         "stop --config",
@@ -185,7 +185,7 @@ RUNS: tuple[Run | Serve, ...] = (
         status=1,
         says="no depot runs",
     ),
-    # What it shows of a depot is in tests/python/test_verbs.py.
+    # tests/python/test_verbs.py shows its output for a depot.
     Run(
         "top",
         "kvdepot top --once --interval 0.1 2>&1",
@@ -348,7 +348,7 @@ RUNS: tuple[Run | Serve, ...] = (
     Run("test-engine --native", 'make test-engine ARGS="--native=fake --collect-only -q"', says="tests collected"),
 )
 
-# Programs behind targets of make: which python runs them, and how.
+# Programs behind targets of make: the python that runs them, and how.
 PROGRAMS: dict[str, tuple[str, ...]] = {
     "demo": ("-m", "tools.demo"),
     "example": ("examples/library.py",),
@@ -441,7 +441,7 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "kvdepot verify": ("verify", "verify --json"),
     "kvdepot verify --rate-mib 200 --set-aside": ("verify",),
     "kvdepot inspect FILE": ("inspect",),
-    # What the next ones do with blocks is shown in tests/python/test_verbs.py and test_export.py.
+    # tests/python/test_verbs.py and test_export.py show what the next ones do with blocks.
     "kvdepot gc DIR": ("gc", "gc --dry-run"),
     "kvdepot gc DIR --apply": ("gc --apply",),
     "kvdepot gc --config /etc/kvdepot.yaml": ("gc --config",),

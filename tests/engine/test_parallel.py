@@ -1,4 +1,4 @@
-"""Pipeline and data parallelism: stages store their own layers, replicas share what any of them stored."""
+"""Pipeline and data parallelism: stages store their own layers, replicas share everything that any of them stored."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from tools.demo.server import Server
 from tools.lab.depot import wait_until_clean
 from tools.lab.models import prompt
 
-# In eager mode vLLM 0.32 makes no room for what a stage hands to the next one on a CPU.
+# In eager mode on a CPU, vLLM 0.32 allocates no buffer for what a stage hands to the next one.
 STAGES: dict[str, Any] = {
     "pipeline_parallel_size": 2,
     "enforce_eager": False,
@@ -48,7 +48,7 @@ def test_two_pipeline_stages_store_and_find_their_own_layers(lab: Lab, model: st
 @pytest.mark.parametrize("tp", [1, 2])
 def test_two_replicas_of_one_server_share_a_depot(real_lab: Lab, tp: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """``--data-parallel-size 2``: whichever replica gets a prompt again, it has the hit; answers stay the same."""
-    # vLLM wants a NUMA node for each rank, unless it is told not to bind their threads.
+    # vLLM requires a NUMA node for each rank, unless thread binding is disabled.
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     model = Path(real_lab.model("llama"))

@@ -1,4 +1,4 @@
-"""The Kubernetes manifests say what the command line and the configuration understand."""
+"""The Kubernetes manifests are valid for the command line and the configuration."""
 
 from pathlib import Path
 
@@ -53,7 +53,7 @@ def test_servers_may_write_what_they_drain(kind):
     spec = one["spec"]["template"]["spec"]
     _, *options = spec["containers"][0]["args"]
     drain_timeout_s = command.make_context("serve", options).params["drain_timeout"]
-    # Connections and tiers are closed in the rest.
+    # The rest is for closing connections and tiers.
     assert drain_timeout_s + 10 <= spec["terminationGracePeriodSeconds"]
 
 
@@ -66,7 +66,7 @@ def test_the_daemon_set_waits_for_its_turn_and_is_probed_where_engines_attach(ma
         program, verb, *options = container[kind]["exec"]["command"]
         assert (program, verb) == ("kvdepot", "stat")
         assert stat.make_context("stat", options).params["socket"] == depot_config(machine, tmp_path).socket
-    # A depot that ends before this one drains for as long as its grace period lets it.
+    # A depot that ends before this one drains for as long as its grace period permits.
     liveness = container["livenessProbe"]
     grace_s = one["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     assert liveness["periodSeconds"] * liveness["failureThreshold"] > grace_s

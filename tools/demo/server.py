@@ -59,6 +59,6 @@ class Server(Child):
         for name, value in options.items():
             command += [f"--{name}", str(value)]
         command += ["--enforce-eager", "--no-enable-prefix-caching", "--disable-uvicorn-access-log"]
-        # All cores compute: the client only waits meanwhile.
+        # All cores compute: the client only waits in the meantime.
         environ = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
         super().__init__("vLLM", command, log, environ)

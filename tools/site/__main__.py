@@ -1,7 +1,7 @@
 """Builds the documentation as a site: ``python -m tools.site [--out DIR]``; ``make site`` does it.
 
-The pages are the repository's own Markdown files, at their own places, so that their links hold. The references of the
-command line and of the Python API are made from the program itself. A warning of Sphinx fails the build.
+The pages are the repository's own Markdown files, at their own places, so that their links stay valid. The references
+of the command line and of the Python API are generated from the program. A warning of Sphinx fails the build.
 """
 
 import argparse
@@ -66,7 +66,7 @@ LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def pages() -> list[Path]:
-    """All pages of the repository that are part of the site, relative to its root."""
+    """Returns all pages of the repository that are part of the site, relative to its root."""
     found = []
     for name in PAGES:
         path = ROOT / name
@@ -75,7 +75,7 @@ def pages() -> list[Path]:
 
 
 def unlisted() -> set[str]:
-    """Pages that no menu names, and names in menus that have no page."""
+    """Returns pages that are in no menu, and names in menus that have no page."""
     made = {"reference/commands", "reference/python"}
     listed = {page for group in MENU.values() for page in group}
     there = {str(path.with_suffix("")) for path in pages()} - {"README"}
@@ -83,7 +83,7 @@ def unlisted() -> set[str]:
 
 
 def targets(page: Path) -> list[Path]:
-    """Files and directories of the repository that a page links to, relative to the root; also those not there."""
+    """Returns files and directories that a page links to, relative to the root, including missing ones."""
     found = []
     for _, target, _ in LINK.findall((ROOT / page).read_text(encoding="utf-8")):
         if "://" not in target and not target.startswith("mailto:"):
@@ -92,12 +92,12 @@ def targets(page: Path) -> list[Path]:
 
 
 def broken_links() -> list[str]:
-    """Links of the pages to what is not in the repository."""
+    """Returns links of the pages to files that are not in the repository."""
     return [f"{page}: {target}" for page in pages() for target in targets(page) if not (ROOT / target).exists()]
 
 
 def without_directories(page: Path) -> str:
-    """A page's text, whose links to directories are plain text: a site has no page for them."""
+    """Returns a page's text with links to directories as plain text: a site has no page for them."""
 
     def replaced(link: re.Match[str]) -> str:
         return link[1] if (ROOT / page.parent / unquote(link[2])).is_dir() else link[0]
@@ -106,7 +106,7 @@ def without_directories(page: Path) -> str:
 
 
 def menus() -> str:
-    """The menu of all pages, as README's end."""
+    """Returns the menu of all pages, for the end of the README."""
     groups = []
     for caption, names in MENU.items():
         lines = "\n".join(names)
@@ -115,7 +115,7 @@ def menus() -> str:
 
 
 def assemble(source: Path) -> None:
-    """Copies all pages into an empty directory and adds those that are made from the program."""
+    """Copies all pages into an empty directory and adds those that are generated from the program."""
     shutil.rmtree(source, ignore_errors=True)
     for page in pages():
         (source / page).parent.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ def assemble(source: Path) -> None:
 
 
 def main() -> int:
-    """Builds the site; the exit status."""
+    """Builds the site. Returns the exit status."""
     parser = argparse.ArgumentParser(description="Builds the documentation as a site.")
     parser.add_argument("--out", type=Path, default=ROOT / ".work" / "site", help="directory of the site")
     arguments = parser.parse_args()

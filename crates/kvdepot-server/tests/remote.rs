@@ -1,4 +1,4 @@
-//! Depots over a pool server: the Remote tier against the real wire door. P1, P2, P8.
+//! Depots with a pool server: the Remote tier against the real wire door. P1, P2, P8.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
@@ -17,7 +17,7 @@ use wire::Wired;
 
 const POOL: u64 = 32 << 20;
 
-/// The suite of all tiers against the real server, which lives as long as the suite.
+/// The conformance suite of all tiers against the real server, which lives as long as the suite.
 #[test]
 fn the_real_door_passes_the_conformance_suite() {
     let servers = std::cell::RefCell::new(Vec::new());
@@ -37,7 +37,8 @@ fn the_real_door_passes_the_conformance_suite() {
     conformance::check_persistent(&|| open(&server));
 }
 
-/// Prefill and decode: what one depot has dumped and written behind another one finds, with the same bytes.
+/// Prefill and decode: blocks that one depot has dumped and written behind are found by another one, with the same
+/// bytes.
 #[test]
 fn what_one_depot_dumped_another_one_finds() {
     let server = Wired::open(config(64 << 20, json!({})), json!({}));
@@ -45,14 +46,14 @@ fn what_one_depot_dumped_another_one_finds() {
     let producer = embedded(over(server.at, "Cache|Remote", POOL, &json!({}), &json!({})));
     let consumer = embedded(over(server.at, "Cache|Remote", POOL, &json!({}), &json!({})));
     hand_over(&producer, &consumer, &spec);
-    // A reset on one side is known to whoever comes after.
+    // Later depots know of a reset by another one.
     producer.reset(&[Arc::clone(&spec)]).unwrap();
     let third = embedded(over(server.at, "Cache|Remote", POOL, &json!({}), &json!({})));
     third.register(&spec).unwrap();
     assert_eq!(claim(&third, &spec, 32).1, 0);
 }
 
-/// A tier that is added later knows nothing of earlier resets, and is told of them.
+/// A tier that is added later knows nothing of earlier resets, and is told about them.
 #[test]
 fn a_remote_tier_added_to_files_that_were_reset_takes_part() {
     let directory = tempfile::tempdir().unwrap();
@@ -77,7 +78,7 @@ fn a_remote_tier_added_to_files_that_were_reset_takes_part() {
     assert_eq!(claim(&other, &spec, 16).1, 16, "{}", other.stats());
 }
 
-/// A dump goes to every tier; when the pool server is gone the files still serve, and dumps still reach them.
+/// A dump goes to every tier. When the pool server is gone the files still serve, and dumps still reach them.
 #[test]
 fn files_below_serve_when_the_pool_server_is_gone() {
     let directory = tempfile::tempdir().unwrap();

@@ -8,7 +8,7 @@ WAITING = 1000
 
 
 def walk(side, requests):  # type: ignore[no-untyped-def]
-    """One step, in which nothing is admitted: vLLM asks for every waiting request, in the queue's order."""
+    """Runs one step, in which nothing is admitted: vLLM asks for every waiting request, in the queue's order."""
     answers = [side.match(one, 0) for one in requests]
     side.build_step(Step().output())
     return answers

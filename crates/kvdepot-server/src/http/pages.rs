@@ -1,4 +1,4 @@
-//! Answers that every door with HTTP gives alike.
+//! Answers shared by all doors with HTTP.
 
 use http_body_util::Full;
 use hyper::body::Bytes;
@@ -20,7 +20,7 @@ pub(crate) fn health() -> Answer {
     json(StatusCode::OK, &serde_json::json!({"status": "ok"}))
 }
 
-/// `/metrics`: what a depot's statistics say, after the door's own series.
+/// `/metrics`: a depot's statistics, after the door's own series.
 pub(crate) fn metrics(door: Option<&Registry>, stats: Value) -> Answer {
     match metrics_text(door, stats) {
         Ok(text) => answer_with(StatusCode::OK, METRICS_TYPE, text),
@@ -41,12 +41,12 @@ pub(crate) fn metrics_text(door: Option<&Registry>, stats: Value) -> Result<Stri
     Ok(text)
 }
 
-/// `/status`: all that `kvdepot stat` shows.
+/// `/status`: everything that `kvdepot stat` shows.
 pub(crate) fn status(stats: &Value) -> Answer {
     json(StatusCode::OK, stats)
 }
 
-/// The answer to a request that the depot failed to carry out.
+/// Returns the answer to a request that failed in the depot.
 pub(crate) fn failed(error: &Error) -> Answer {
     tracing::warn!("an administrator's request failed: {error}");
     json(StatusCode::INTERNAL_SERVER_ERROR, &serde_json::json!({"error": error.to_string()}))

@@ -48,6 +48,11 @@ class RequestState:
     adapted: list[bytes] = field(default_factory=list)
     ask: Ask = field(default_factory=Ask)
 
+    def is_of(self, request: "Request") -> bool:
+        """Whether ``request`` is this one, or continues its tokens under its name."""
+        known = self.request.block_hashes
+        return request is self.request or list(request.block_hashes[: len(known)]) == list(known)
+
     @property
     def hashes(self) -> Sequence[bytes]:
         """Keys of the request's hash units, as many as have been computed."""

@@ -110,6 +110,10 @@ class SchedulerSide:
 
     def _state_of(self, request: "Request") -> RequestState:
         state = self._requests.get(request.request_id)
+        if state is not None and not state.is_of(request):
+            # An earlier request's name, whose end was not told: what was asked for that one says nothing of this one.
+            state.drop_lookup()
+            state = None
         if state is None:
             state = self._requests[request.request_id] = RequestState(request)
             lora = getattr(request, "lora_request", None)

@@ -34,7 +34,7 @@ SOURCE_PAGES, TARGET_PAGES, UNTOUCHED_PAGE = (1, 4), (3, 2), 5
 
 
 class SelfTestError(RuntimeError):
-    """What came back is not what was given."""
+    """The bytes that came back differ from those that were given."""
 
 
 def self_test(
@@ -44,12 +44,12 @@ def self_test(
     kv_cache_config: "KVCacheConfig",
     options: ConnectorOptions,
 ) -> bool:
-    """Dumps and loads a pattern in every group, under a namespace of its own; false when there is no depot to ask.
+    """Dumps and loads a pattern in every group, in a namespace of its own. Returns false if there is no depot.
 
-    No copy may be under way, nor anything that computes; what the pages hold is put back.
+    No copy may be in flight, and nothing may compute. The pages' content is restored.
 
     Raises:
-        SelfTestError: a group's bytes came back wrong.
+        SelfTestError: a group's bytes did not survive the round trip.
         PlacementError: a layer's tensor is not where vLLM's configuration of the cache has it.
     """
     if not depot.attached:
