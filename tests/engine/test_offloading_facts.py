@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from engine_lab import Lab
 
-from kvdepot.engines.offloading.facts import Engine, chunk_facts
+from kvdepot.engines.offloading.facts import Engine, chunk_facts, refuse_unsupported
 from kvdepot.engines.offloading.options import read_options
 from kvdepot.errors import ConfigError
 
@@ -46,6 +46,8 @@ def test_whatever_changes_a_chunk_s_bytes_is_another_namespace(lab: Lab) -> None
         facts(model, block_size=64),
         facts(model, extra={"blocks_per_chunk": 2}),
         facts(model, tensor_parallel_size=2),
+        facts(model, kv_cache_dtype_skip_layers=["1"]),
+        facts(model, kv_cache_dtype_skip_layers=["2"]),
         facts(model, hf_overrides={"rope_theta": 5}),
         facts(model, tier={"weights_version": "2"}),
         facts(model, tier={"adapters_version": "2"}),
@@ -70,3 +72,34 @@ def test_weights_without_a_name_are_refused(lab: Lab) -> None:
     with pytest.raises(ConfigError, match="weights_version"):
         facts(lab.model("llama"), load_format="dummy")
     assert facts(lab.model("llama"), {"weights_version": "1"}, load_format="dummy")["weights_declared"] == "1"
+
+
+@pytest.mark.parametrize("kind", ["FullAttentionSpec", "SlidingWindowSpec", "ChunkedLocalAttentionSpec", "RSWASpec"])
+def test_chunks_of_several_blocks_need_every_block(lab: Lab, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """vLLM offloads a chunk whose last block is there, also when a window has given back the others."""
+    import torch
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1 import kv_cache_interface
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    windows = {
+        "SlidingWindowSpec": {"sliding_window": 64},
+        "ChunkedLocalAttentionSpec": {"attention_chunk_size": 64},
+        "RSWASpec": {"rswa_window": 64},
+    }
+    form = {"block_size": 16, "num_kv_heads": 2, "head_size": 32, "dtype": torch.float32}
+    spec = getattr(kv_cache_interface, kind)(**form, **windows.get(kind, {}))
+    groups = [
+        KVCacheGroupSpec(layer_names=LAYERS[:2], kv_cache_spec=FullAttentionSpec(**form)),
+        KVCacheGroupSpec(layer_names=LAYERS[2:], kv_cache_spec=spec),
+    ]
+    config = EngineArgs(lab.model("llama"), dtype="float32").create_engine_config()
+    engine = Engine(config, KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=groups))
+    options = read_options(TIER)
+    refuse_unsupported(engine, options, 4096, 1)
+    if kind == "FullAttentionSpec":
+        refuse_unsupported(engine, options, 4096, 4)
+        return
+    with pytest.raises(ConfigError, match=f"4 GPU blocks, and {kind} .*blocks_per_chunk"):
+        refuse_unsupported(engine, options, 4096, 4)

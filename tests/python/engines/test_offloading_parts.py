@@ -12,7 +12,7 @@ import pytest
 from kvdepot.engines.counters import Counters
 from kvdepot.engines.offloading import metrics
 from kvdepot.engines.offloading.answers import STALE_S, Answers, Batch, Verdict
-from kvdepot.engines.offloading.asker import KEYS_MAX, Asker
+from kvdepot.engines.offloading.asker import KEYS_MAX, THREADS, Asker
 from kvdepot.engines.offloading.facts import CHUNK_BYTES_MAX, Engine, calling_engine, refuse_unsupported
 from kvdepot.engines.offloading.jobs import FULL_AGAIN_S, FULL_S, Jobs
 from kvdepot.engines.offloading.options import Options, read_options
@@ -94,7 +94,7 @@ def test_what_would_be_wrong_is_refused(
     changes: dict[str, Any], said: dict[str, Any], chunk_bytes: int, named: str
 ) -> None:
     with pytest.raises(ConfigError, match=named):
-        refuse_unsupported(engine(**changes), options(**said), chunk_bytes)
+        refuse_unsupported(engine(**changes), options(**said), chunk_bytes, 1)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_what_would_be_wrong_is_refused(
     ],
 )
 def test_others_are_served(changes: dict[str, Any], said: dict[str, Any]) -> None:
-    refuse_unsupported(engine(**changes), options(**said), 4096)
+    refuse_unsupported(engine(**changes), options(**said), 4096, 1)
 
 
 def test_the_engine_is_found_among_the_callers() -> None:
@@ -127,7 +127,7 @@ def test_the_engine_is_found_among_the_callers() -> None:
 
 
 def test_the_first_question_takes_the_rest_of_the_request_along() -> None:
-    answers = Answers(LATE_S)
+    answers = Answers(LATE_S, len(KEYS))
     assert answers.of(KEYS[2], 0) is Verdict.UNASKED
     batch = answers.ask(KEYS[2], POSITIONS, 0)
     assert batch.keys == KEYS[2:]
@@ -138,7 +138,7 @@ def test_the_first_question_takes_the_rest_of_the_request_along() -> None:
 
 def test_a_question_from_the_end_is_followed_by_one_for_all() -> None:
     """As for windows: two questions, however many keys."""
-    answers = Answers(LATE_S)
+    answers = Answers(LATE_S, len(KEYS))
     assert answers.ask(KEYS[-1], POSITIONS, 0).keys == [KEYS[-1]]
     assert answers.of(KEYS[-2], 0) is Verdict.UNASKED
     assert answers.ask(KEYS[-2], POSITIONS, 0).keys == [KEYS[-2], *KEYS[:-2]]
@@ -146,13 +146,13 @@ def test_a_question_from_the_end_is_followed_by_one_for_all() -> None:
 
 
 def test_without_positions_each_key_is_a_question() -> None:
-    answers = Answers(LATE_S)
+    answers = Answers(LATE_S, len(KEYS))
     assert answers.ask(KEYS[0], {}, 0).keys == [KEYS[0]]
     assert answers.of(KEYS[1], 0) is Verdict.UNASKED
 
 
 def test_late_is_said_once_and_absent_from_then_on() -> None:
-    answers = Answers(LATE_S)
+    answers = Answers(LATE_S, len(KEYS))
     batch = answers.ask(KEYS[0], POSITIONS, 0)
     assert answers.of(KEYS[0], LATE_S) is Verdict.LATE
     assert answers.of(KEYS[0], LATE_S) is answers.of(KEYS[5], LATE_S) is Verdict.ABSENT
@@ -161,14 +161,14 @@ def test_late_is_said_once_and_absent_from_then_on() -> None:
 
 
 def test_no_answer_is_absent() -> None:
-    answers = Answers(LATE_S)
+    answers = Answers(LATE_S, len(KEYS))
     answers.ask(KEYS[0], POSITIONS, 0).answer(None)
     assert answers.of(KEYS[3], 0) is Verdict.ABSENT
 
 
 def test_an_old_answer_is_asked_for_again_except_for_what_was_lost() -> None:
     """What could not be loaded must not be tried for ever by one request."""
-    answers = Answers(LATE_S)
+    answers = Answers(LATE_S, len(KEYS))
     answers.ask(KEYS[0], POSITIONS, 0).answer([True] * len(KEYS))
     assert answers.of(KEYS[1], 0) is Verdict.THERE
     answers.lost([KEYS[1]])
@@ -181,14 +181,44 @@ def test_an_old_answer_is_asked_for_again_except_for_what_was_lost() -> None:
 
 
 def test_an_answer_from_before_it_was_forgotten_says_nothing() -> None:
-    answers = Answers(LATE_S)
+    answers = Answers(LATE_S, len(KEYS))
     before = answers.ask(KEYS[0], POSITIONS, 0)
     answers.forget()
     before.answer([True] * len(KEYS))
     assert answers.of(KEYS[0], 0) is Verdict.UNASKED
 
 
-# The thread that asks.
+def test_hits_are_no_more_than_vllm_can_hold() -> None:
+    answers = Answers(LATE_S, 3)
+    answers.ask(KEYS[0], POSITIONS, 0).answer([True] * len(KEYS))
+    found = [Verdict.THERE] * 3 + [Verdict.ABSENT] * 5
+    assert [answers.of(key, 0) for key in KEYS] == found
+    assert [answers.of(key, 0) for key in KEYS] == found
+
+
+def test_what_was_loaded_and_is_asked_for_again_is_absent_until_a_preemption() -> None:
+    answers = Answers(LATE_S, 1)
+    answers.ask(KEYS[0], POSITIONS, 0).answer([True] * len(KEYS))
+    assert answers.of(KEYS[0], 0) is Verdict.THERE
+    answers.loaded(KEYS[:1])
+    assert answers.of(KEYS[0], 0) is Verdict.ABSENT
+    answers.forget()
+    assert answers.of(KEYS[0], 0) is Verdict.ABSENT
+    answers.restart()
+    answers.ask(KEYS[1], POSITIONS, 0).answer([True] * (len(KEYS) - 1))
+    assert answers.of(KEYS[1], 0) is Verdict.THERE
+    assert answers.of(KEYS[2], 0) is Verdict.ABSENT
+    assert answers.of(KEYS[0], 0) is Verdict.UNASKED
+
+
+# The threads that ask.
+
+
+Panic = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
+
+
+def no_trouble(error: BaseException) -> None:
+    raise AssertionError(error)
 
 
 class Depot:
@@ -207,24 +237,55 @@ class Depot:
 
 
 def test_batches_that_wait_are_asked_for_together() -> None:
-    depot = Depot(KEYS[0], KEYS[3])
-    asker = Asker(depot.look)
+    asked: list[list[bytes]] = []
+    begun, go_on = threading.Semaphore(0), threading.Semaphore(0)
+
+    def look(keys: Sequence[bytes]) -> list[bool]:
+        asked.append(list(keys))
+        begun.release()
+        assert go_on.acquire(timeout=10)
+        return [key == KEYS[3] for key in keys]
+
+    asker = Asker(look, no_trouble)
+    for _ in range(THREADS):
+        asker.ask(Batch(KEYS[:1], 0))
+    for _ in range(THREADS):
+        assert begun.acquire(timeout=10)
     batches = [Batch(KEYS[:2], 0), Batch(KEYS[1:3], 0), Batch(KEYS[2:5], 0)]
-    asker.ask(batches[0])
-    assert depot.begun.wait(10)
-    for batch in batches[1:]:
+    for batch in batches:
         asker.ask(batch)
-    depot.go_on.set()
+    # One thread goes on; the others stay busy.
+    go_on.release()
+    assert begun.acquire(timeout=10)
+    assert asked[THREADS:] == [KEYS[:5]]
+    go_on.release(THREADS)
     assert all(batch.done.wait(10) for batch in batches)
     asker.close()
-    assert depot.asked == [KEYS[:2], KEYS[1:5]]
-    assert [batch.found for batch in batches] == [[True, False], [False, False], [False, True, False]]
+    assert [batch.found for batch in batches] == [[False, False], [False, False], [False, True, False]]
+
+
+def test_a_slow_lookup_does_not_delay_others() -> None:
+    slow = Depot()
+
+    def look(keys: Sequence[bytes]) -> list[bool] | None:
+        return slow.look(keys) if KEYS[0] in keys else [True] * len(keys)
+
+    asker = Asker(look, no_trouble)
+    first, second = Batch(KEYS[:1], 0), Batch(KEYS[1:3], 0)
+    asker.ask(first)
+    assert slow.begun.wait(10)
+    asker.ask(second)
+    assert second.done.wait(10)
+    assert not first.done.is_set()
+    slow.go_on.set()
+    assert first.done.wait(10)
+    asker.close()
 
 
 def test_a_long_request_is_asked_for_in_parts() -> None:
     depot = Depot()
     depot.go_on.set()
-    asker = Asker(depot.look)
+    asker = Asker(depot.look, no_trouble)
     batch = Batch([b"%06d" % number for number in range(KEYS_MAX + 5)], 0)
     asker.ask(batch)
     assert batch.done.wait(10)
@@ -233,12 +294,32 @@ def test_a_long_request_is_asked_for_in_parts() -> None:
 
 
 def test_an_asker_without_an_answer_gives_none() -> None:
-    asker = Asker(lambda keys: None)
+    asker = Asker(lambda keys: None, no_trouble)
     batch = Batch(KEYS, 0)
     asker.ask(batch)
     assert batch.done.wait(10)
     asker.close()
     assert batch.found is None
+
+
+@pytest.mark.parametrize("raised", [RuntimeError("broken"), Panic("broken")])
+def test_no_error_ends_the_threads_that_ask(raised: BaseException) -> None:
+    broken = [raised] * 2 * THREADS
+    told: list[BaseException] = []
+
+    def look(keys: Sequence[bytes]) -> list[bool]:
+        if broken:
+            raise broken.pop()
+        return [True] * len(keys)
+
+    asker = Asker(look, told.append)
+    batches = [Batch(KEYS[:1], 0) for _ in range(2 * THREADS + 1)]
+    for batch in batches:
+        asker.ask(batch)
+        assert batch.done.wait(10)
+    asker.close()
+    assert [batch.found for batch in batches] == [None] * 2 * THREADS + [[True]]
+    assert told == [raised] * 2 * THREADS
 
 
 # Jobs.
@@ -347,6 +428,36 @@ def test_a_drain_waits_for_what_runs_and_tries_nothing_again() -> None:
     assert len(jobs) == 0
 
 
+class Panics:
+    """A task whose calls panic in the core, from ``done`` on or after it."""
+
+    def __init__(self, *, done: bool | None) -> None:
+        self._done = done
+
+    def done(self) -> bool:
+        if self._done is None:
+            raise Panic("broken")
+        return self._done
+
+    def wait(self, timeout_ms: int | None) -> bool:
+        raise Panic("broken")
+
+    failed = failures = wait
+
+
+def test_a_task_that_panics_ends_as_failed_and_one_without_an_end_stays_pinned() -> None:
+    counted = counters()
+    jobs = Jobs(Tasks(Panics(done=True), Panics(done=None), Task()).begin, counted)
+    for job_id in range(3):
+        jobs.start(job_id, "load", KEYS[:2], [0, 1], 0)
+    assert [(ended.job_id, list(ended.failed)) for ended in jobs.ended(0)] == [(0, KEYS[:2]), (2, [])]
+    assert len(jobs) == 1
+    assert counted.snapshot()["load_error"] == 2
+    jobs.drain(1)
+    assert [(ended.job_id, list(ended.failed)) for ended in jobs.ended(1)] == [(1, KEYS[:2])]
+    assert len(jobs) == 0
+
+
 # The room.
 
 
@@ -356,7 +467,7 @@ class Store:
         self.found: Any = np.array([True])
 
     def lookup(self, keys: Sequence[bytes]) -> Any:
-        if isinstance(self.found, Exception):
+        if isinstance(self.found, BaseException):
             raise self.found
         return self.found
 
@@ -372,6 +483,8 @@ class Attached:
         self.attached, self.trouble = True, ""
         self.facts: list[str] = []
         self.stores: list[Store] = []
+        self.resets: list[str] = []
+        self.resets_fail = False
 
     def open_namespace(self, facts: str, layout: str) -> Any:
         assert layout == "[[1, [4096]]]"
@@ -382,6 +495,11 @@ class Attached:
         assert timeout_ms == 10_000
         self.stores.append(Store(namespace))
         return self.stores[-1]
+
+    def reset(self, namespaces: Sequence[Any]) -> None:
+        if self.resets_fail:
+            raise Panic("broken")
+        self.resets += [namespace.id for namespace in namespaces]
 
     def stats_json(self) -> str:
         return "{}"
@@ -414,10 +532,12 @@ def test_a_room_counts_what_is_asked_and_found(room: Room, counted: Counters) ->
 def test_a_lookup_that_fails_is_counted_by_kind(room: Room, depot: Attached, counted: Counters) -> None:
     depot.stores[0].found = RuntimeError("broken")
     assert room.lookup(KEYS) is None
+    depot.stores[0].found = Panic("broken")
+    assert room.lookup(KEYS) is None
     depot.stores[0].found = np.zeros(len(KEYS), dtype=bool)
     depot.attached = False
     assert room.lookup(KEYS) is None
-    assert counted.snapshot() == {"lookups": 2, "miss_error": 8, "miss_no_depot": 8}
+    assert counted.snapshot() == {"lookups": 3, "miss_error": 16, "miss_no_depot": 8}
 
 
 def test_chunks_go_by_their_addresses(room: Room, depot: Attached, counted: Counters) -> None:
@@ -429,11 +549,19 @@ def test_chunks_go_by_their_addresses(room: Room, depot: Attached, counted: Coun
     assert counted.snapshot() == {"dump_no_depot": 3, "load_no_depot": 2}
 
 
-def test_apart_is_another_namespace_each_time(room: Room, depot: Attached) -> None:
-    room.go_apart()
-    room.go_apart()
-    assert len(set(depot.facts)) == 3
+def test_apart_is_another_namespace_and_is_emptied_by_the_next_reset(room: Room, depot: Attached) -> None:
+    assert all(room.go_apart() for _ in range(3))
+    assert len(set(depot.facts)) == len(depot.facts) == 2
+    assert depot.resets == ["n2", "n2"]
     assert all('"model": "m"' in facts for facts in depot.facts)
+    assert [store.closed for store in depot.stores] == [True, False]
+    assert room.namespace_id == "n2"
+
+
+def test_a_namespace_that_cannot_be_emptied_is_left(room: Room, depot: Attached) -> None:
+    depot.resets_fail = True
+    assert all(room.go_apart() for _ in range(2))
+    assert len(set(depot.facts)) == 3
     assert [store.closed for store in depot.stores] == [True, True, False]
     assert room.namespace_id == "n3"
 

@@ -47,22 +47,31 @@ class Batch:
 class Answers:
     """What is known about one request's keys. Not thread-safe."""
 
-    def __init__(self, late_s: float) -> None:
-        """``late_s``: seconds that the request waits for an answer before it counts as a miss."""
+    def __init__(self, late_s: float, hits_max: int) -> None:
+        """Creates the answers of a request that has asked nothing.
+
+        Args:
+            late_s: seconds that the request waits for an answer before it counts as a miss.
+            hits_max: most keys that are answered with ``THERE``: the number of chunks in vLLM's memory. Each one is
+                loaded into that memory, and one more would evict a chunk of the same request.
+        """
         self._late_s = late_s
+        self._hits_max = hits_max
+        self._hits: set[bytes] = set()
         self._known: dict[bytes, bool] = {}
         self._asked: dict[bytes, Batch] = {}
         self._lost: set[bytes] = set()
+        self._loaded: set[bytes] = set()
         self._settled_s = 0.0
         self._begun = False
 
     def of(self, key: bytes, now_s: float) -> Verdict:
         """Returns what is known about a key. ``LATE`` is returned once per batch; after that its keys are absent."""
-        if key in self._lost:
+        if key in self._lost or key in self._loaded:
             return Verdict.ABSENT
         known = self._known.get(key)
         if known is not None and now_s - self._settled_s <= STALE_S:
-            return Verdict.THERE if known else Verdict.ABSENT
+            return self._hit(key) if known else Verdict.ABSENT
         if known is not None:
             self.forget()
         batch = self._asked.get(key)
@@ -70,7 +79,7 @@ class Answers:
             return Verdict.UNASKED
         if batch.done.is_set():
             self._settle(batch, batch.found, now_s)
-            return Verdict.THERE if self._known[key] else Verdict.ABSENT
+            return self._hit(key) if self._known[key] else Verdict.ABSENT
         if now_s - batch.asked_s < self._late_s:
             return Verdict.WAITING
         self._settle(batch, None, now_s)
@@ -98,11 +107,31 @@ class Answers:
         """Marks keys that failed to load as absent for this request, which would otherwise retry them forever."""
         self._lost.update(keys)
 
+    def loaded(self, keys: Sequence[bytes]) -> None:
+        """Marks keys that were loaded for this request. If it asks for one again, vLLM has evicted the chunk.
+
+        Such a key is absent: two requests that evict each other's chunks would otherwise load them forever.
+        """
+        self._loaded.update(keys)
+
+    def restart(self) -> None:
+        """Drops all answers and the count of hits, except for lost keys: a preempted request is looked up again."""
+        self.forget()
+        self._hits.clear()
+        self._loaded.clear()
+
     def forget(self) -> None:
-        """Drops all answers, except for lost keys."""
+        """Drops all answers, except for keys that were lost or loaded."""
         self._known.clear()
         self._asked.clear()
         self._begun = False
+
+    def _hit(self, key: bytes) -> Verdict:
+        if key not in self._hits:
+            if len(self._hits) >= self._hits_max:
+                return Verdict.ABSENT
+            self._hits.add(key)
+        return Verdict.THERE
 
     def _settle(self, batch: Batch, found: Sequence[bool] | None, now_s: float) -> None:
         self._settled_s = now_s

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from kvdepot.engines.offloading.options import Options
 from kvdepot.engines.vllm.facts import engine_facts, layer_ranges, names_weights, spec_text, unstable_hashes
+from kvdepot.engines.vllm.groups import layer_specs
 from kvdepot.errors import config_error
 
 FORMAT = 1
@@ -53,12 +54,18 @@ def calling_engine() -> Engine:
     )
 
 
-def refuse_unsupported(engine: Engine, options: Options, chunk_bytes: int) -> None:
+def refuse_unsupported(engine: Engine, options: Options, chunk_bytes: int, blocks_per_chunk: int) -> None:
     """Refuses engines whose KV would be wrong or never be found.
+
+    Args:
+        engine: vLLM's configuration.
+        options: the tier's options.
+        chunk_bytes: size of a chunk.
+        blocks_per_chunk: GPU blocks per chunk.
 
     Raises:
         ConfigError: the ranks are on several nodes, adapters cannot be identified, hashes change with every process,
-            weights are replaced in spite of ``on_reset: keep``, or a chunk is too large.
+            weights are replaced in spite of ``on_reset: keep``, chunks may have holes, or a chunk is too large.
     """
     vllm_config = engine.vllm_config
     parallel = vllm_config.parallel_config
@@ -81,11 +88,28 @@ def refuse_unsupported(engine: Engine, options: Options, chunk_bytes: int) -> No
         )
     if problem := unstable_hashes(vllm_config):
         raise config_error(f"kvdepot would never find a chunk again: {problem}")
+    if blocks_per_chunk > 1 and (kinds := _forgetful(engine.kv_cache_config)):
+        raise config_error(
+            f"a chunk of vLLM's has {blocks_per_chunk} GPU blocks, and {', '.join(kinds)} gives back blocks that left "
+            "its window: vLLM would offload chunks with parts that it never wrote: remove block_size and "
+            "blocks_per_chunk from kv_connector_extra_config, or use KVDepotConnector"
+        )
     if not 0 < chunk_bytes <= CHUNK_BYTES_MAX:
         raise config_error(
             f"a chunk of vLLM's has {chunk_bytes} bytes, a block of the depot 1 to {CHUNK_BYTES_MAX}: set block_size "
             "or blocks_per_chunk of kv_connector_extra_config lower"
         )
+
+
+def _forgetful(kv_cache_config: Any) -> list[str]:
+    """Returns the kinds of caches that do not keep every block of a running request, sorted."""
+    from vllm.v1 import kv_cache_interface as interface
+
+    specs = [spec for group in kv_cache_config.kv_cache_groups for spec in layer_specs(group.kv_cache_spec)]
+    recycled = getattr(interface, "RSWASpec", ())
+    kept = (spec for spec in specs if isinstance(spec, interface.FullAttentionSpec) and not isinstance(spec, recycled))
+    whole = {type(spec).__name__ for spec in kept}
+    return sorted({type(spec).__name__ for spec in specs} - whole)
 
 
 def chunk_facts(spec: Any, engine: Engine, options: Options) -> dict[str, object]:
@@ -122,6 +146,8 @@ def chunk_facts(spec: Any, engine: Engine, options: Options) -> dict[str, object
             }
             for group in config.groups
         ],
+        # The scheduler sees one layer's type per group; these layers have another one.
+        "unquantized": sorted(engine.vllm_config.cache_config.kv_cache_dtype_skip_layers),
         "blocks_per_chunk": config.cache.blocks_per_chunk,
         "tokens_per_hash": config.cache.tokens_per_hash,
         "ranks": [parallel.world_size, parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size],

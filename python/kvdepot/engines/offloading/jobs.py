@@ -5,6 +5,7 @@ vLLM pins a job's chunks until the job is reported as ended. So no job is report
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy.typing as npt
 
 from kvdepot.engines.counters import Counters
 from kvdepot.engines.offloading.room import Verb
+from kvdepot.errors import is_failure
 
 FULL = ("busy", "no_space")
 """Failures of a dump that only mean that the depot is in use. Such a dump is retried."""
@@ -99,14 +101,15 @@ class Jobs:
         for job in self._under_way:
             if job.task is not None:
                 # Ends at the store's time limit: vLLM's memory is in use until then.
-                job.task.wait(None)
+                self._attempt(partial(job.task.wait, None))
                 self._take(job)
             self._end(job, now_s)
         self._under_way = []
 
     def _goes_on(self, job: _Job, now_s: float) -> bool:
         if job.task is not None:
-            if not job.task.done():
+            if not self._attempt(job.task.done):
+                # A task that cannot be asked may still copy, so its chunks stay pinned.
                 return True
             self._take(job)
             full = job.verb == "dump" and bool(job.kinds) and all(kind in FULL for kind in job.kinds)
@@ -124,9 +127,23 @@ class Jobs:
         job.task = self._begin(job.verb, [job.keys[row] for row in job.rest.tolist()], job.addresses[job.rest])
 
     def _take(self, job: _Job) -> None:
-        job.rest = job.rest[np.asarray(job.task.failed(1), dtype=np.int64)]
-        job.kinds = dict(job.task.failures(1))
-        job.task = None
+        task, job.task = job.task, None
+        failed, kinds = self._attempt(lambda: task.failed(1)), self._attempt(lambda: task.failures(1))
+        if failed is None or kinds is None:
+            job.kinds = {"error": len(job.rest)}
+            return
+        job.rest = job.rest[np.asarray(failed, dtype=np.int64)]
+        job.kinds = dict(kinds)
+
+    def _attempt(self, call: Callable[[], Any]) -> Any:
+        """Returns what a call of a task returns; ``None`` if it fails."""
+        try:
+            return call()
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            self._counters.trouble("errors", f"a task cannot be asked: {error!r}")
+            return None
 
     def _end(self, job: _Job, now_s: float) -> None:
         for kind, count in job.kinds.items():

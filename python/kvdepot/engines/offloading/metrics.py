@@ -21,6 +21,9 @@ PLAIN = {
     "lookups": Count("vllm:kvdepot_offload_lookups", "Lookups sent to the depot, each for many chunks."),
     "dumped": Count("vllm:kvdepot_offload_stored_chunks", "Chunks stored in the depot."),
     "loaded": Count("vllm:kvdepot_offload_loaded_chunks", "Chunks loaded from the depot."),
+    "errors": Count(
+        "vllm:kvdepot_offload_errors", "Unexpected errors that are no chunk's: the tier goes on without the call."
+    ),
     "resets": Count("vllm:kvdepot_offload_resets", "Resets of vLLM's offloaded cache that the tier was told of."),
 }
 KINDS = {

@@ -4,6 +4,7 @@ A lookup, dump or load that fails is not an error: it is a miss, and counted.
 """
 
 import json
+import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
@@ -14,16 +15,19 @@ import numpy.typing as npt
 from kvdepot.config import KVDepotConfig
 from kvdepot.engines.counters import Counters
 from kvdepot.engines.vllm.presence import Place, Presence, taken_sizes
+from kvdepot.errors import is_failure
 
 TASK_S = 10.0
 """Time limit of a dump or load in seconds, unless ``timeout_ms`` is shorter."""
+RESET_S = 5.0
+"""Seconds that vLLM's scheduler waits until the depot has reset a namespace."""
 
 Verb: TypeAlias = Literal["dump", "load"]
 Connect: TypeAlias = Callable[[KVDepotConfig, str], Any]
 
 
 class Room:
-    """Looks up, dumps and loads chunks by their addresses. Only ``lookup`` may be called from another thread."""
+    """Looks up, dumps and loads chunks by their addresses. Only ``lookup`` may be called from other threads."""
 
     def __init__(
         self,
@@ -51,6 +55,7 @@ class Room:
         self._config = config
         self._facts = dict(facts)
         self._off = ""
+        self._apart = False
         self._chunk_bytes = chunk_bytes
         self._counters = counters
         self.task_s = min(config.timeout_ms / 1e3, TASK_S)
@@ -80,11 +85,16 @@ class Room:
         self._presence.look()
 
     def lookup(self, keys: Sequence[bytes]) -> npt.NDArray[np.bool_] | None:
-        """Returns which chunks the depot has, or ``None`` if there is no answer. May wait for tiers."""
+        """Returns which chunks the depot has, or ``None`` if there is no answer. May wait for tiers.
+
+        A lookup that an attached depot refuses finds nothing: the core does not tell the two apart.
+        """
         try:
             self._counters.add("lookups")
             found = np.asarray(self._store.lookup(keys), dtype=bool)
-        except Exception as error:  # noqa: BLE001 - a miss
+        except BaseException as error:
+            if not is_failure(error):
+                raise
             self._counters.trouble("miss_error", f"a lookup failed: {error!r}", len(keys))
             return None
         if not found.any() and not self.attached:
@@ -102,21 +112,32 @@ class Room:
         try:
             shards = np.zeros(len(keys), dtype=np.int64)
             return getattr(self._store, verb)(keys, shards, addresses.reshape(-1, 1))
-        except Exception as error:  # noqa: BLE001 - a miss
+        except BaseException as error:
+            if not is_failure(error):
+                raise
             self._counters.trouble(f"{verb}_error", f"a {verb} failed: {error!r}", len(keys))
             return None
 
     def go_apart(self) -> bool:
-        """Switches to a new, empty namespace with a unique name. No task may be running.
+        """Switches to an empty namespace with a unique name. No task may be running.
+
+        If this room is in such a namespace already, the depot resets it: a depot knows a limited number of namespaces,
+        and an engine may be reset after every step of a training. If the reset fails, the namespace gets another name.
 
         Returns:
             Whether that worked. If not, everything is a miss from now on.
         """
         before = self._store
         try:
+            if self._apart and self._emptied():
+                return True
             self._store = self._open({**self._facts, "weights_version": f"after a reset {uuid.uuid4().hex}"})
+            self._apart = True
             before.close(0)
-        except Exception as error:  # noqa: BLE001 - what was stored before must not be found
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            # Nothing that was stored before may be found.
             self._off = f"there is no namespace for what follows a reset: {error!r}"
             self._counters.trouble("miss_off", f"off until the next start: {self._off}")
             return False
@@ -126,6 +147,25 @@ class Room:
         """Detaches. No task may be running. Idempotent."""
         self._store.close(0)
         self._depot.close()
+
+    def _emptied(self) -> bool:
+        """Returns whether the depot has reset the current namespace within ``RESET_S``."""
+        namespace, done = self._store.namespace, threading.Event()
+
+        def reset() -> None:
+            try:
+                self._depot.reset([namespace])
+                done.set()
+            except BaseException as error:
+                if not is_failure(error):
+                    raise
+                self._counters.trouble("errors", f"the depot has not reset a namespace: {error!r}")
+
+        # The call itself waits as long as the depot's timeout_ms. If it succeeds too late, nobody uses the namespace.
+        thread = threading.Thread(target=reset, name="kvdepot-reset", daemon=True)
+        thread.start()
+        thread.join(RESET_S)
+        return done.is_set()
 
     def _open(self, facts: Mapping[str, object]) -> Any:
         layout = json.dumps([[1, [self._chunk_bytes]]])

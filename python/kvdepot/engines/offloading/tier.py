@@ -5,8 +5,8 @@ is a miss, and counted by kind.
 """
 
 import time
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
@@ -40,6 +40,8 @@ LATE_S = 1.0
 
 logger = connector_logger()
 
+_Result = TypeVar("_Result")
+
 
 class KVDepotTier(SecondaryTierManager):
     """Chunks of vLLM's offloaded cache as blocks of the node's depot."""
@@ -70,9 +72,11 @@ class KVDepotTier(SecondaryTierManager):
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         options = read_options(tier_config)
         engine = calling_engine()
-        refuse_unsupported(engine, options, self.block_size_bytes)
+        blocks_per_chunk = offloading_spec.config.cache.blocks_per_chunk
+        refuse_unsupported(engine, options, self.block_size_bytes, blocks_per_chunk)
         self.locality = Locality(options.locality) if options.locality else None
         self._base = _address(primary_kv_view)
+        self._chunk_count = len(primary_kv_view)
         self._counters = Counters(connector_logger)
         self._changes = metrics.Changes()
         self._told_attached: bool | None = None
@@ -87,10 +91,14 @@ class KVDepotTier(SecondaryTierManager):
             self._room.namespace_id,
         )
         self._jobs = Jobs(self._room.move, self._counters)
-        self._asker = Asker(self._room.lookup)
+        self._asker = Asker(
+            self._room.lookup, lambda error: self._counters.trouble("miss_error", f"a lookup failed: {error!r}")
+        )
         self._answers: dict[str, Answers] = {}
         self._requests: set[str] = set()
         self._of_before: set[str] = set()
+        self._loads: dict[int, str] = {}
+        self._unflushed = False
         self._patience_s = STEP_WAIT_S
         self._late_s = max(LATE_S, 2 * options.config.call_timeout_ms / 1e3)
         self._closed = False
@@ -108,9 +116,12 @@ class KVDepotTier(SecondaryTierManager):
             return LookupResult.MISS
 
     def _lookup(self, key: bytes, req_context: Any) -> LookupResult:
+        if self._unflushed:
+            self._counters.trouble("miss_after_reset", "nothing is loaded until a chunk was stored after the reset")
+            return LookupResult.MISS
         answers = self._answers.get(req_context.req_id)
         if answers is None:
-            answers = self._answers[req_context.req_id] = Answers(self._late_s)
+            answers = self._answers[req_context.req_id] = Answers(self._late_s, self._chunk_count)
         now_s = time.monotonic()
         verdict = answers.of(key, now_s)
         if verdict is Verdict.UNASKED:
@@ -135,6 +146,9 @@ class KVDepotTier(SecondaryTierManager):
 
     def submit_store(self, job_metadata: Any) -> None:
         """Starts to store chunks."""
+        # vLLM offers no chunk whose copy from the GPU was queued before the last reset. So the workers have run a step
+        # since then, and that step waited for all earlier copies first.
+        self._unflushed = False
         if job_metadata.req_context.req_id in self._of_before:
             # Part of it may be KV of the weights before the reset.
             count = len(job_metadata.keys)
@@ -145,6 +159,7 @@ class KVDepotTier(SecondaryTierManager):
 
     def submit_load(self, job_metadata: Any) -> None:
         """Starts to load chunks."""
+        self._loads[job_metadata.job_id] = job_metadata.req_context.req_id
         self._submit("load", job_metadata)
 
     def _submit(self, verb: Verb, job: Any) -> None:
@@ -161,15 +176,18 @@ class KVDepotTier(SecondaryTierManager):
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         """Returns the jobs that ended since the last call. Nothing accesses their chunks any more."""
-        return [self._result(ended) for ended in self._jobs.ended(time.monotonic())]
+        return self._guarded(lambda: [self._result(ended) for ended in self._jobs.ended(time.monotonic())]) or []
 
     def _result(self, ended: Ended) -> JobResult:
         lost = set(ended.failed)
         if lost and ended.verb == "load":
             # Requests that know the chunk as present must not retry forever.
-            for answers in self._answers.values():
-                answers.lost(ended.failed)
+            for one in self._answers.values():
+                one.lost(ended.failed)
         good = [key for key in ended.keys if key not in lost]
+        answers = self._answers.get(self._loads.pop(ended.job_id, ""))
+        if answers is not None:
+            answers.loaded(good)
         return JobResult(
             job_id=ended.job_id,
             success=not lost,
@@ -201,8 +219,8 @@ class KVDepotTier(SecondaryTierManager):
         for req_id in context.preempted_req_ids:
             # It is looked up again, and has stored chunks since the last time.
             if req_id in self._answers:
-                self._answers[req_id].forget()
-        self._room.look()
+                self._answers[req_id].restart()
+        self._guarded(self._room.look)
 
     # Resets.
 
@@ -212,11 +230,14 @@ class KVDepotTier(SecondaryTierManager):
         vLLM drains secondary tiers only when it resets its offloaded cache, and tells them nothing else about it. The
         reason may be a change of weights, sleep, or a pause.
         """
-        self._jobs.drain(time.monotonic())
+        self._guarded(lambda: self._jobs.drain(time.monotonic()))
         self._counters.add("resets")
-        if not self._apart:
-            return
         self._answers.clear()
+        if not self._apart:
+            # vLLM's workers may still have copies to and from the slots that vLLM uses again now. What is loaded into
+            # such a slot would be overwritten. With `apart` there is nothing to load.
+            self._unflushed = True
+            return
         self._of_before |= self._requests
         if not self._room.go_apart():
             return
@@ -231,9 +252,9 @@ class KVDepotTier(SecondaryTierManager):
         if self._closed:
             return
         self._closed = True
-        self._jobs.drain(time.monotonic())
-        self._asker.close()
-        self._room.close()
+        self._guarded(lambda: self._jobs.drain(time.monotonic()))
+        self._guarded(self._asker.close)
+        self._guarded(self._room.close)
         logger.info("kvdepot: secondary tier closed: %s", self._counters.snapshot())
 
     # Metrics.
@@ -250,6 +271,9 @@ class KVDepotTier(SecondaryTierManager):
 
     def get_stats(self) -> OffloadingConnectorStats | None:
         """Returns the counts since the last call; ``None`` if there are none."""
+        return self._guarded(self._stats)
+
+    def _stats(self) -> OffloadingConnectorStats | None:
         changes = self._changes.since(self._counters.snapshot())
         attached = self._room.attached
         if not changes and attached == self._told_attached:
@@ -264,6 +288,16 @@ class KVDepotTier(SecondaryTierManager):
     def counts(self) -> dict[str, int]:
         """Returns all counts so far."""
         return self._counters.snapshot()
+
+    def _guarded(self, call: Callable[[], _Result]) -> _Result | None:
+        """Returns what ``call`` returns; ``None`` if it fails, which is counted and not raised into vLLM."""
+        try:
+            return call()
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            self._counters.trouble("errors", f"the tier goes on after {error!r}")
+            return None
 
 
 def _keys(keys: Collection[Any]) -> Sequence[bytes]:
