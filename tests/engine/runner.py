@@ -23,6 +23,7 @@ A phase names what it does in ``do``, a method of ``Run``:
 - ``tier_attached``: the secondary tier has a depot, or with ``no`` none; ``tier_counts``: ``name`` gets its counts
 - ``touch`` and ``wait_for``: ``file``, for engines that run at the same time
 - ``update_weights``: every parameter is changed in place, in each rank's memory, by the same rule for one ``seed``
+- ``pause`` (aborts requests, clears all caches) and ``resume``: vLLM's own, for an update of the weights
 - ``nap``: vLLM's sleep mode, down to ``level`` and up again
 """
 
@@ -251,6 +252,12 @@ class Run:
 
     def update_weights(self, phase: dict[str, Any]) -> None:
         self.llm.collective_rpc(change_weights, args=(phase.get("seed", 1),))
+
+    def pause(self, phase: dict[str, Any]) -> None:
+        self.llm.llm_engine.engine_core.engine_core.pause_scheduler("abort", clear_cache=True)
+
+    def resume(self, phase: dict[str, Any]) -> None:
+        self.llm.llm_engine.engine_core.engine_core.resume_scheduler()
 
     def nap(self, phase: dict[str, Any]) -> None:
         self.llm.sleep(phase.get("level", 1))

@@ -17,6 +17,8 @@ WINDOWED_HITS = [576, 320, 288]
 CHUNKS = sum(HITS) // 32
 ATTACHED = {"do": "tier_attached"}
 UPDATE = {"do": "update_weights"}
+PAUSE = {"do": "pause"}
+RESUME = {"do": "resume"}
 RESET_ALL = {"do": "reset_all"}
 COUNTS = {"do": "tier_counts", "name": "counts"}
 
@@ -161,7 +163,7 @@ def test_damaged_files_are_misses(real_lab: Lab) -> None:
 
 
 def test_weights_that_change_in_place_have_a_namespace_of_their_own(real_lab: Lab) -> None:
-    """After a reset nothing from before it is served, and none of it reaches engines with the files' weights."""
+    """As documented: nothing from before the pause is served, and engines with the files' weights get nothing new."""
     lab = real_lab
     plain = lab.run("llama", [prompts("old"), UPDATE, RESET, prompts("new")], connector=None)
     assert plain["old"]["tokens"] != plain["new"]["tokens"]
@@ -170,8 +172,9 @@ def test_weights_that_change_in_place_have_a_namespace_of_their_own(real_lab: La
         ATTACHED,
         prompts("old"),
         IDLE,
+        PAUSE,
         UPDATE,
-        RESET_ALL,
+        RESUME,
         prompts("new"),
         FORGET,
         prompts("new again"),
@@ -215,6 +218,8 @@ def test_the_documented_line_starts_an_engine(real_lab: Lab) -> None:
 
 
 def test_a_reset_may_keep_what_is_stored(real_lab: Lab) -> None:
-    found = run(real_lab, ATTACHED, prompts("cold"), IDLE, RESET_ALL, prompts("warm"), on_reset="keep")
+    """From the first chunk on that is stored after it."""
+    others = generate("others", [[[7, 330]]], 8)
+    found = run(real_lab, ATTACHED, prompts("cold"), IDLE, RESET_ALL, others, IDLE, prompts("warm"), on_reset="keep")
     assert found["warm"]["tokens"] == found["cold"]["tokens"]
     assert found["warm"]["cached"] == HITS
