@@ -9,9 +9,10 @@ mod wire;
 
 use std::sync::Arc;
 
-use common::{Engine, LONG, config, embedded, spec};
+use common::{Engine, LONG, config, embedded, hash, spec};
+use kvdepot_depot::client::{Claim, ClaimGroupSpec};
 use kvdepot_tier::{RemoteConfig, RemoteTier, Tier, conformance};
-use pool::{claim, hand_over, layout, over};
+use pool::{BLOCK, claim, hand_over, layout, over, server};
 use serde_json::json;
 use wire::Wired;
 
@@ -103,4 +104,40 @@ fn files_below_serve_when_the_pool_server_is_gone() {
     assert!(engine.dump(&more, &engine.all_pages()).is_empty());
     assert!(depot.drain(LONG).unwrap());
     assert_eq!(depot.stats()["depot"]["write_blocks_dropped"], 0, "the files took them");
+}
+
+/// Fetches that find no room cost their blocks at most, and no connection to the server that has them.
+#[test]
+fn a_full_pool_costs_no_connection() {
+    let wired = Wired::open(config(64 << 20, json!({})), json!({}));
+    let spec = spec("full", layout());
+    let producer = embedded(over(wired.at, "Cache|Remote", POOL, &json!({}), &json!({})));
+    let mut from = Engine::new(&producer, &spec, 32);
+    from.fill(5);
+    let names: Vec<u64> = (0..32).collect();
+    assert!(from.dump(&names, &from.all_pages()).is_empty());
+    assert!(producer.drain(LONG).unwrap());
+    let more = json!({"timeout_ms": 500});
+    let depot = embedded(over(wired.at, "Cache|Remote", 16 * BLOCK, &json!({}), &more));
+    let mut into = Engine::new(&depot, &spec, 16);
+    let group = ClaimGroupSpec { namespaces: vec![Arc::clone(&spec)], window_blocks: 0, hashes_per_block: 1 };
+    let hashes: Vec<_> = (0..16).map(hash).collect();
+    let mut held = Claim::open(&depot, &[group], &hashes, 0, 16).unwrap();
+    // A claim is cut to what it may have of a pool.
+    assert_eq!(held.wait(LONG), (true, 14, 14), "{}", depot.stats());
+    let connections = |state: serde_json::Value| {
+        (state["up"].clone(), state["connections"].clone(), state["failures"].clone())
+    };
+    let before = connections(server(&depot));
+    assert_eq!(before.0, true);
+    // Sixteen blocks, and room for two.
+    into.clear();
+    let missed = into.load(&names[16..], &into.all_pages());
+    assert!((0..16).all(|page| missed.contains(&page) || into.holds(page, page + 16, 5)));
+    assert_eq!(connections(server(&depot)), before);
+    held.release();
+    into.clear();
+    assert!(into.load(&names[16..], &into.all_pages()).is_empty(), "{}", depot.stats());
+    assert!((0..16).all(|page| into.holds(page, page + 16, 5)));
+    assert_eq!(connections(server(&depot)), before);
 }
