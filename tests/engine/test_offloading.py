@@ -42,7 +42,8 @@ def run(
     **extra: Any,
 ) -> EngineRun:
     wrap = offloading(**extra)
-    return lab.run(model, [*phases, COUNTS], tp=tp, options=options, engine=engine, beside=wrap)
+    # Stores begin a step late and are copied by a thread: they are counted when they have ended.
+    return lab.run(model, [*phases, IDLE, COUNTS], tp=tp, options=options, engine=engine, beside=wrap)
 
 
 @pytest.mark.parametrize(
