@@ -11,13 +11,14 @@ import pytest
 
 from kvdepot.engines.counters import Counters
 from kvdepot.engines.offloading import metrics
+from kvdepot.engines.offloading import room as rooms
 from kvdepot.engines.offloading.answers import STALE_S, Answers, Batch, Verdict
 from kvdepot.engines.offloading.asker import KEYS_MAX, THREADS, Asker
 from kvdepot.engines.offloading.facts import CHUNK_BYTES_MAX, Engine, calling_engine, refuse_unsupported
 from kvdepot.engines.offloading.jobs import FULL_AGAIN_S, FULL_S, Jobs
 from kvdepot.engines.offloading.options import Options, read_options
 from kvdepot.engines.offloading.room import Room
-from kvdepot.errors import ConfigError
+from kvdepot.errors import BusyError, ConfigError
 
 LATE_S = 1.0
 KEYS = [b"%03d" % number for number in range(8)]
@@ -485,9 +486,16 @@ class Attached:
         self.stores: list[Store] = []
         self.resets: list[str] = []
         self.resets_fail = False
+        self.busy = 0
+
+    def answer(self) -> None:
+        if self.busy:
+            self.busy -= 1
+            raise BusyError("no connection is free")
 
     def open_namespace(self, facts: str, layout: str) -> Any:
         assert layout == "[[1, [4096]]]"
+        self.answer()
         self.facts.append(facts)
         return SimpleNamespace(id=f"n{len(self.facts)}")
 
@@ -499,6 +507,7 @@ class Attached:
     def reset(self, namespaces: Sequence[Any]) -> None:
         if self.resets_fail:
             raise Panic("broken")
+        self.answer()
         self.resets += [namespace.id for namespace in namespaces]
 
     def stats_json(self) -> str:
@@ -564,6 +573,29 @@ def test_a_namespace_that_cannot_be_emptied_is_left(room: Room, depot: Attached)
     assert len(set(depot.facts)) == 3
     assert [store.closed for store in depot.stores] == [True, True, False]
     assert room.namespace_id == "n3"
+
+
+def test_a_reset_asks_a_busy_depot_again(room: Room, depot: Attached, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rooms, "BUSY_AGAIN_S", 0)
+    monkeypatch.setattr(rooms, "RESET_S", 60)
+    for number in range(2):
+        depot.busy = 3
+        assert room.go_apart()
+        assert depot.busy == 0
+        assert room.namespace_id == "n2"
+        assert depot.resets == ["n2"] * number
+    assert room.attached
+
+
+def test_a_depot_that_stays_busy_ends_a_reset(
+    room: Room, depot: Attached, counted: Counters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rooms, "RESET_S", 0)
+    depot.busy = 2
+    assert not room.go_apart()
+    assert depot.busy == 1
+    assert not room.attached
+    assert counted.snapshot() == {"miss_off": 1}
 
 
 # Metrics.

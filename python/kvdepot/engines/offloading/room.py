@@ -5,9 +5,10 @@ A lookup, dump or load that fails is not an error: it is a miss, and counted.
 
 import json
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +16,15 @@ import numpy.typing as npt
 from kvdepot.config import KVDepotConfig
 from kvdepot.engines.counters import Counters
 from kvdepot.engines.vllm.presence import Place, Presence, taken_sizes
-from kvdepot.errors import is_failure
+from kvdepot.errors import BusyError, is_failure
 
 TASK_S = 10.0
 """Time limit of a dump or load in seconds, unless ``timeout_ms`` is shorter."""
 RESET_S = 5.0
-"""Seconds that vLLM's scheduler waits until the depot has reset a namespace."""
+"""Seconds that vLLM's scheduler waits until the depot has reset a namespace, and during which a busy one is retried."""
+BUSY_AGAIN_S = 0.05
+
+_Result = TypeVar("_Result")
 
 Verb: TypeAlias = Literal["dump", "load"]
 Connect: TypeAlias = Callable[[KVDepotConfig, str], Any]
@@ -123,6 +127,7 @@ class Room:
 
         If this room is in such a namespace already, the depot resets it: a depot knows a limited number of namespaces,
         and an engine may be reset after every step of a training. If the reset fails, the namespace gets another name.
+        A busy depot is asked again for ``RESET_S``.
 
         Returns:
             Whether that worked. If not, everything is a miss from now on.
@@ -131,7 +136,8 @@ class Room:
         try:
             if self._apart and self._emptied():
                 return True
-            self._store = self._open({**self._facts, "weights_version": f"after a reset {uuid.uuid4().hex}"})
+            facts = {**self._facts, "weights_version": f"after a reset {uuid.uuid4().hex}"}
+            self._store = _patiently(lambda: self._open(facts))
             self._apart = True
             before.close(0)
         except BaseException as error:
@@ -154,7 +160,7 @@ class Room:
 
         def reset() -> None:
             try:
-                self._depot.reset([namespace])
+                _patiently(lambda: self._depot.reset([namespace]))
                 done.set()
             except BaseException as error:
                 if not is_failure(error):
@@ -172,6 +178,18 @@ class Room:
         namespace = self._depot.open_namespace(json.dumps(facts, sort_keys=True), layout)
         copy_json = self._config.copy_json(None)
         return self._depot.store(namespace, timeout_ms=int(self.task_s * 1e3), copy_json=copy_json)
+
+
+def _patiently(call: Callable[[], _Result]) -> _Result:
+    """Returns what ``call`` returns. A ``BusyError`` is momentary: the call is repeated for ``RESET_S``."""
+    end_s = time.monotonic() + RESET_S
+    while True:
+        try:
+            return call()
+        except BusyError:  # noqa: PERF203 - each round waits
+            if time.monotonic() >= end_s:
+                raise
+            time.sleep(BUSY_AGAIN_S)
 
 
 def _attach(config: KVDepotConfig, socket: str) -> Any:
