@@ -429,6 +429,24 @@ def test_no_call_of_vllm_s_raises(served: Served, make: Callable[..., Side], mon
     assert side.tier.counts()["dumped"] == 1
 
 
+def test_jobs_are_reported_although_their_requests_are_not_told(
+    served: Served, make: Callable[..., Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM would keep their chunks for ever otherwise."""
+    served.start()
+    one, two = make(), make()
+    one.store(one.request("a"), keys(1))
+    one.settle()
+    context = two.request("b", keys(1))
+    assert two.asked(context, keys(1)) == ["HIT_PENDING"]
+    two.step()
+    with monkeypatch.context() as broken:
+        broken.setattr(two.tier, "_answers", {"b": Broken()})
+        two.settle()
+    assert two.tier.counts()["errors"] == 1
+    two.manager.reset_cache()
+
+
 def test_metrics_are_those_that_vllm_was_told_of(served: Served, make: Callable[..., Side]) -> None:
     served.start()
     side = make()

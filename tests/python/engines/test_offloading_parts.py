@@ -459,6 +459,54 @@ def test_a_task_that_panics_ends_as_failed_and_one_without_an_end_stays_pinned()
     assert len(jobs) == 0
 
 
+def test_a_result_that_makes_no_sense_fails_its_own_job_only() -> None:
+    counted = counters()
+    tasks = Tasks(Task(), Task([7], {"corrupt": 1}), Task())
+    jobs = Jobs(tasks.begin, counted)
+    for job_id in range(3):
+        jobs.start(job_id, "load", KEYS[:2], [0, 1], 0)
+    assert [(ended.job_id, list(ended.failed)) for ended in jobs.ended(0)] == [(0, []), (1, KEYS[:2]), (2, [])]
+    assert counted.snapshot() == {"errors": 1, "load_error": 2, "loaded": 4}
+    assert jobs.ended(0) == []
+    assert len(tasks.begun) == 3
+
+
+def test_a_drain_ends_all_jobs_whatever_their_results_are() -> None:
+    counted = counters()
+    jobs = Jobs(Tasks(Task([7], {"corrupt": 1}, done=False), Task(done=False)).begin, counted)
+    for job_id in range(2):
+        jobs.start(job_id, "load", KEYS[:2], [0, 1], 0)
+    jobs.drain(1)
+    assert [(ended.job_id, list(ended.failed)) for ended in jobs.ended(1)] == [(0, KEYS[:2]), (1, [])]
+    assert counted.snapshot()["load_error"] == 2
+
+
+class Interrupted(Task):
+    """A task during whose first poll the process is asked to exit."""
+
+    asked = False
+
+    def done(self) -> bool:
+        if not self.asked:
+            self.asked = True
+            raise KeyboardInterrupt
+        return True
+
+
+def test_a_job_that_ended_is_reported_once_although_the_poll_was_interrupted() -> None:
+    """It would otherwise begin again, with chunks that vLLM has given to others."""
+    tasks = Tasks(Task(), Interrupted())
+    jobs = Jobs(tasks.begin, counters())
+    for job_id in range(2):
+        jobs.start(job_id, "load", KEYS[:2], [0, 1], 0)
+    with pytest.raises(KeyboardInterrupt):
+        jobs.ended(0)
+    assert len(jobs) == 2
+    assert [ended.job_id for ended in jobs.ended(0)] == [0, 1]
+    assert len(jobs) == 0
+    assert len(tasks.begun) == 2
+
+
 # The room.
 
 

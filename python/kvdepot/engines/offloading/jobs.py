@@ -63,7 +63,7 @@ class Jobs:
         """``begin`` starts a task. It returns ``None`` if the task is refused, and counts the refusal."""
         self._begin = begin
         self._counters = counters
-        self._under_way: list[_Job] = []
+        self._under_way: dict[int, _Job] = {}
         self._ended: list[Ended] = []
 
     def __len__(self) -> int:
@@ -78,7 +78,7 @@ class Jobs:
         if job.task is None:
             self._end(job, now_s)
         else:
-            self._under_way.append(job)
+            self._under_way[job_id] = job
 
     def refuse(self, job_id: int, verb: Verb, keys: Sequence[bytes]) -> None:
         """Reports a job as failed without starting it."""
@@ -86,25 +86,24 @@ class Jobs:
 
     def ended(self, now_s: float) -> list[Ended]:
         """Returns the jobs that ended since the last call. Never waits."""
-        still: list[_Job] = []
-        for job in self._under_way:
-            if self._goes_on(job, now_s):
-                still.append(job)
-            else:
+        for job in list(self._under_way.values()):
+            goes_on = self._attempt(partial(self._goes_on, job, now_s))
+            if goes_on is None:
+                goes_on = self._broken(job)
+            if not goes_on:
                 self._end(job, now_s)
-        self._under_way = still
         ended, self._ended = self._ended, []
         return ended
 
     def drain(self, now_s: float) -> None:
         """Waits for all tasks. Nothing is retried."""
-        for job in self._under_way:
+        for job in list(self._under_way.values()):
             if job.task is not None:
                 # Ends at the store's time limit: vLLM's memory is in use until then.
                 self._attempt(partial(job.task.wait, None))
-                self._take(job)
+                if self._attempt(partial(self._take, job)) is None:
+                    self._broken(job)
             self._end(job, now_s)
-        self._under_way = []
 
     def _goes_on(self, job: _Job, now_s: float) -> bool:
         if job.task is not None:
@@ -126,28 +125,37 @@ class Jobs:
         job.kinds = {}
         job.task = self._begin(job.verb, [job.keys[row] for row in job.rest.tolist()], job.addresses[job.rest])
 
-    def _take(self, job: _Job) -> None:
+    def _broken(self, job: _Job) -> bool:
+        """Marks a job as failed whose result is not known. Returns whether its task may still copy."""
+        job.kinds = {"error": len(job.rest)}
+        return job.task is not None
+
+    def _take(self, job: _Job) -> bool:
+        """Takes the result of a task that is done. Returns ``True``, as it either returns or raises."""
         task, job.task = job.task, None
         failed, kinds = self._attempt(lambda: task.failed(1)), self._attempt(lambda: task.failures(1))
         if failed is None or kinds is None:
-            job.kinds = {"error": len(job.rest)}
-            return
+            self._broken(job)
+            return True
         job.rest = job.rest[np.asarray(failed, dtype=np.int64)]
         job.kinds = dict(kinds)
+        return True
 
     def _attempt(self, call: Callable[[], Any]) -> Any:
-        """Returns what a call of a task returns; ``None`` if it fails."""
+        """Returns what ``call`` returns; ``None`` if it fails."""
         try:
             return call()
         except BaseException as error:
             if not is_failure(error):
                 raise
-            self._counters.trouble("errors", f"a task cannot be asked: {error!r}")
+            self._counters.trouble("errors", f"the result of a transfer is not known: {error!r}")
             return None
 
     def _end(self, job: _Job, now_s: float) -> None:
+        # Taken out first: a job that was reported must neither begin again nor be reported twice.
+        self._under_way.pop(job.job_id, None)
+        failed = [job.keys[row] for row in job.rest.tolist()]
+        self._ended.append(Ended(job.job_id, job.verb, job.keys, failed, now_s - job.began_s))
         for kind, count in job.kinds.items():
             self._counters.trouble(f"{job.verb}_{kind}", f"{count} chunks of a {job.verb} failed: {kind}", count)
         self._counters.add(f"{job.verb}ed", len(job.keys) - len(job.rest))
-        failed = [job.keys[row] for row in job.rest.tolist()]
-        self._ended.append(Ended(job.job_id, job.verb, job.keys, failed, now_s - job.began_s))

@@ -176,18 +176,14 @@ class KVDepotTier(SecondaryTierManager):
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         """Returns the jobs that ended since the last call. Nothing accesses their chunks any more."""
-        return self._guarded(lambda: [self._result(ended) for ended in self._jobs.ended(time.monotonic())]) or []
+        ended = self._guarded(lambda: self._jobs.ended(time.monotonic())) or []
+        return [self._result(one) for one in ended]
 
     def _result(self, ended: Ended) -> JobResult:
         lost = set(ended.failed)
-        if lost and ended.verb == "load":
-            # Requests that know the chunk as present must not retry forever.
-            for one in self._answers.values():
-                one.lost(ended.failed)
         good = [key for key in ended.keys if key not in lost]
-        answers = self._answers.get(self._loads.pop(ended.job_id, ""))
-        if answers is not None:
-            answers.loaded(good)
+        if ended.verb == "load":
+            self._guarded(lambda: self._note_load(ended, good))
         return JobResult(
             job_id=ended.job_id,
             success=not lost,
@@ -195,6 +191,15 @@ class KVDepotTier(SecondaryTierManager):
             transfer_time=ended.seconds,
             transfer_bytes=len(good) * self.block_size_bytes,
         )
+
+    def _note_load(self, ended: Ended, good: Sequence[bytes]) -> None:
+        if ended.failed:
+            # Requests that know the chunk as present must not retry forever.
+            for one in self._answers.values():
+                one.lost(ended.failed)
+        answers = self._answers.get(self._loads.pop(ended.job_id, ""))
+        if answers is not None:
+            answers.loaded(good)
 
     def has_pending_work(self) -> bool:
         """Whether a job has not been reported: vLLM continues to step until then."""
