@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from engine_lab import Lab
 
-from kvdepot.engines.offloading.facts import Engine, chunk_facts, refuse_unsupported
-from kvdepot.engines.offloading.options import read_options
+from kvdepot.engines.offloading.facts import Engine, chunk_facts, refuse_unsupported, windowed_groups
+from kvdepot.engines.offloading.options import RESETS, read_options
 from kvdepot.errors import ConfigError
 
 LAYERS = [f"model.layers.{number}.self_attn.attn" for number in range(4)]
@@ -74,15 +74,16 @@ def test_weights_without_a_name_are_refused(lab: Lab) -> None:
     assert facts(lab.model("llama"), {"weights_version": "1"}, load_format="dummy")["weights_declared"] == "1"
 
 
-@pytest.mark.parametrize("kind", ["FullAttentionSpec", "SlidingWindowSpec", "ChunkedLocalAttentionSpec", "RSWASpec"])
-def test_chunks_of_several_blocks_need_every_block(lab: Lab, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """vLLM offloads a chunk whose last block is there, also when a window has given back the others."""
+WINDOWED = ["SlidingWindowSpec", "ChunkedLocalAttentionSpec"]
+
+
+def engine_of(lab: Lab, kind: str) -> Engine:
+    """An engine with a group of full attention, and one of the given kind of cache."""
     import torch
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1 import kv_cache_interface
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 
-    monkeypatch.setenv("PYTHONHASHSEED", "0")
     windows = {
         "SlidingWindowSpec": {"sliding_window": 64},
         "ChunkedLocalAttentionSpec": {"attention_chunk_size": 64},
@@ -95,11 +96,42 @@ def test_chunks_of_several_blocks_need_every_block(lab: Lab, monkeypatch: pytest
         KVCacheGroupSpec(layer_names=LAYERS[2:], kv_cache_spec=spec),
     ]
     config = EngineArgs(lab.model("llama"), dtype="float32").create_engine_config()
-    engine = Engine(config, KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=groups))
-    options = read_options(TIER)
+    return Engine(config, KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=groups))
+
+
+@pytest.fixture(autouse=True)
+def _fixed_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+
+
+def test_full_attention_may_be_stored_in_every_way(lab: Lab) -> None:
+    engine = engine_of(lab, "FullAttentionSpec")
+    for reset in RESETS:
+        refuse_unsupported(engine, read_options({**TIER, "on_reset": reset}), 4096, 4)
+    assert windowed_groups(engine) == set()
+
+
+@pytest.mark.parametrize("kind", WINDOWED)
+def test_chunks_of_several_blocks_need_every_block(lab: Lab, kind: str) -> None:
+    """vLLM offloads a chunk whose last block is there, also when a window has given back the others."""
+    engine, options = engine_of(lab, kind), read_options(TIER)
     refuse_unsupported(engine, options, 4096, 1)
-    if kind == "FullAttentionSpec":
-        refuse_unsupported(engine, options, 4096, 4)
-        return
     with pytest.raises(ConfigError, match=f"4 GPU blocks, and {kind} .*blocks_per_chunk"):
         refuse_unsupported(engine, options, 4096, 4)
+    assert windowed_groups(engine) == {1}
+
+
+@pytest.mark.parametrize("kind", WINDOWED)
+def test_a_reset_keeps_no_namespace_of_windows(lab: Lab, kind: str) -> None:
+    """After a reset vLLM offers chunks again whose blocks may belong to other requests."""
+    options = read_options({**TIER, "on_reset": "keep"})
+    with pytest.raises(ConfigError, match=f"on_reset: keep, and {kind} "):
+        refuse_unsupported(engine_of(lab, kind), options, 4096, 1)
+
+
+@pytest.mark.parametrize("reset", RESETS)
+def test_recycled_blocks_are_never_stored(lab: Lab, reset: str) -> None:
+    """vLLM gives them to other requests, and may still store them as the first request's."""
+    options = read_options({**TIER, "on_reset": reset})
+    with pytest.raises(ConfigError, match=r"RSWASpec.*remove KVDepotTier"):
+        refuse_unsupported(engine_of(lab, "RSWASpec"), options, 4096, 1)

@@ -311,11 +311,16 @@ def test_a_reset_may_keep_the_namespace(served: Served, make: Callable[..., Side
     side.manager.reset_cache()
     assert side.found(side.request("early", keys(1)), keys(1)) == ["MISS"]
     assert "loaded" not in side.tier.counts()
+    # vLLM offers all chunks of a running request again, also those whose blocks belong to others now.
     side.store(running, keys(2))
     side.settle()
     side.manager.primary_tier.reset_cache()
-    assert side.found(side.request("later", keys(1, 2)), keys(1, 2)) == ["HIT", "HIT"]
+    side.store(side.request("begun"), keys(3))
+    side.settle()
+    side.manager.primary_tier.reset_cache()
+    assert side.found(side.request("later", keys(1, 2, 3)), keys(1, 2, 3)) == ["HIT", "MISS", "HIT"]
     assert side.tier.counts()["miss_after_reset"] == 1
+    assert side.tier.counts()["dump_before_reset"] == 1
 
 
 def test_later_resets_use_one_namespace(served: Served, make: Callable[..., Side]) -> None:

@@ -23,6 +23,8 @@ FRAMES_MAX = 64
 ATTENTION_VARIABLES = ("VLLM_ATTENTION_BACKEND", "VLLM_KV_CACHE_LAYOUT")
 ATTENTION_PACKAGES = ("flashinfer-python", "flash-attn")
 """Packages that vLLM selects its attention backend by, besides its version and the device."""
+RECYCLED = "RSWASpec"
+"""Attention whose blocks are recycled although vLLM counts it as full attention."""
 ONE_NODE = ("mp", "uni")
 """Executor backends whose ranks run on the scheduler's node, unless the number of nodes says otherwise."""
 
@@ -65,7 +67,8 @@ def refuse_unsupported(engine: Engine, options: Options, chunk_bytes: int, block
 
     Raises:
         ConfigError: the ranks are on several nodes, adapters cannot be identified, hashes change with every process,
-            weights are replaced in spite of ``on_reset: keep``, chunks may have holes, or a chunk is too large.
+            weights are replaced or windows used in spite of ``on_reset: keep``, chunks may be wrong or have holes, or
+            a chunk is too large.
     """
     vllm_config = engine.vllm_config
     parallel = vllm_config.parallel_config
@@ -88,7 +91,19 @@ def refuse_unsupported(engine: Engine, options: Options, chunk_bytes: int, block
         )
     if problem := unstable_hashes(vllm_config):
         raise config_error(f"kvdepot would never find a chunk again: {problem}")
-    if blocks_per_chunk > 1 and (kinds := _forgetful(engine.kv_cache_config)):
+    kinds = _forgetful(engine.kv_cache_config)
+    if RECYCLED in kinds:
+        raise config_error(
+            f"the model has layers of {RECYCLED}, whose blocks vLLM gives to other requests while a request runs: it "
+            "may offload their bytes as those of the first request: remove KVDepotTier from secondary_tiers"
+        )
+    if options.on_reset == "keep" and kinds:
+        raise config_error(
+            f"on_reset: keep, and {', '.join(kinds)} gives back blocks that left its window: after a reset vLLM offers "
+            "the chunks of running requests again, and such blocks may belong to other requests: wrong KV would be "
+            "stored where every engine finds it: remove the key, or use KVDepotConnector"
+        )
+    if blocks_per_chunk > 1 and kinds:
         raise config_error(
             f"a chunk of vLLM's has {blocks_per_chunk} GPU blocks, and {', '.join(kinds)} gives back blocks that left "
             "its window: vLLM would offload chunks with parts that it never wrote: remove block_size and "
@@ -101,15 +116,27 @@ def refuse_unsupported(engine: Engine, options: Options, chunk_bytes: int, block
         )
 
 
+def windowed_groups(engine: Engine) -> frozenset[int]:
+    """Returns the indexes of the cache groups that do not keep every block of a running request."""
+    groups = engine.kv_cache_config.kv_cache_groups
+    return frozenset(index for index, group in enumerate(groups) if _forgets(group))
+
+
 def _forgetful(kv_cache_config: Any) -> list[str]:
     """Returns the kinds of caches that do not keep every block of a running request, sorted."""
+    return sorted({kind for group in kv_cache_config.kv_cache_groups for kind in _forgets(group)})
+
+
+def _forgets(group: Any) -> set[str]:
+    """Returns the kinds of caches of a group that do not keep every block of a running request."""
     from vllm.v1 import kv_cache_interface as interface
 
-    specs = [spec for group in kv_cache_config.kv_cache_groups for spec in layer_specs(group.kv_cache_spec)]
-    recycled = getattr(interface, "RSWASpec", ())
-    kept = (spec for spec in specs if isinstance(spec, interface.FullAttentionSpec) and not isinstance(spec, recycled))
-    whole = {type(spec).__name__ for spec in kept}
-    return sorted({type(spec).__name__ for spec in specs} - whole)
+    recycled = getattr(interface, RECYCLED, ())
+    return {
+        type(spec).__name__
+        for spec in layer_specs(group.kv_cache_spec)
+        if not isinstance(spec, interface.FullAttentionSpec) or isinstance(spec, recycled)
+    }
 
 
 def chunk_facts(spec: Any, engine: Engine, options: Options) -> dict[str, object]:

@@ -98,6 +98,7 @@ class KVDepotTier(SecondaryTierManager):
         self._requests: set[str] = set()
         self._of_before: set[str] = set()
         self._loads: dict[int, str] = {}
+        self._promised: set[str] = set()
         self._unflushed = False
         self._patience_s = STEP_WAIT_S
         self._late_s = max(LATE_S, 2 * options.config.call_timeout_ms / 1e3)
@@ -150,7 +151,6 @@ class KVDepotTier(SecondaryTierManager):
         # since then, and that step waited for all earlier copies first.
         self._unflushed = False
         if job_metadata.req_context.req_id in self._of_before:
-            # Part of it may be KV of the weights before the reset.
             count = len(job_metadata.keys)
             self._counters.trouble("dump_before_reset", "a request from before a reset is not stored", count)
             self._jobs.refuse(job_metadata.job_id, "dump", _keys(job_metadata.keys))
@@ -238,12 +238,15 @@ class KVDepotTier(SecondaryTierManager):
         self._guarded(lambda: self._jobs.drain(time.monotonic()))
         self._counters.add("resets")
         self._answers.clear()
+        self._promised.clear()
+        # Requests that run may have KV of the earlier weights. And vLLM offers all of their chunks again, by block IDs
+        # of which those that a window has left may belong to other requests now.
+        self._of_before |= self._requests
         if not self._apart:
             # vLLM's workers may still have copies to and from the slots that vLLM uses again now. What is loaded into
             # such a slot would be overwritten. With `apart` there is nothing to load.
             self._unflushed = True
             return
-        self._of_before |= self._requests
         if not self._room.go_apart():
             return
         logger.info(
