@@ -19,6 +19,9 @@ CHUNKS, CHUNK_BYTES = 16, 8192
 WAIT_S = 30
 CALL_MS = 15_000
 """Time limit of most calls. A lookup has ``TASK_S`` (10 s) instead, and loses the depot when it exceeds that."""
+CHUNK_TOKENS = 32
+FULL, WINDOWS = 0, 1
+"""Cache groups."""
 PROBES = 20
 """Requests that look chunks up while the depot hangs. All must be done within ``TASK_S`` of the first lookup."""
 FOREVER_S = 3600.0
@@ -91,7 +94,7 @@ class Side:
 
         context = ReqContext(name)
         for number, key in enumerate(keys):
-            context.set_offload_key_position(key, 32 * (number + 1))
+            context.set_offload_key_position(key, CHUNK_TOKENS * (number + 1))
         self.manager.on_new_request(context)
         return context
 
@@ -153,6 +156,7 @@ def make(monkeypatch: pytest.MonkeyPatch, served: Served) -> Iterator[Callable[.
     monkeypatch.setattr(tier, "calling_engine", lambda: None)
     monkeypatch.setattr(tier, "refuse_unsupported", lambda *_: None)
     monkeypatch.setattr(tier, "chunk_facts", lambda *_: {"test": 1})
+    monkeypatch.setattr(tier, "windowed_groups", lambda _: frozenset({WINDOWS}))
     made: list[Side] = []
 
     def make_side(**keys: Any) -> Side:
@@ -168,10 +172,67 @@ def make(monkeypatch: pytest.MonkeyPatch, served: Served) -> Iterator[Callable[.
         side.manager.shutdown()
 
 
-def keys(*first: int) -> list[Any]:
+def keys(*first: int, group: int = FULL) -> list[Any]:
     from vllm.v1.kv_offload.base import make_offload_key
 
-    return [make_offload_key(bytes([one]) * 32, 0) for one in first]
+    return [make_offload_key(bytes([one]) * 32, group) for one in first]
+
+
+def hit(side: Side, context: Any, *groups: list[Any]) -> int | None:
+    """What vLLM's scheduler finds in a step for a request of full chunks, in chunks; ``None``: later.
+
+    The second group, if there is one, has windows of two chunks.
+    """
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
+
+    windows = [None, 2][: len(groups)]
+    configs = [
+        SimpleNamespace(
+            tokens_per_chunk=CHUNK_TOKENS,
+            sliding_window_size_in_chunks=window,
+            load_window_size_in_chunks=lambda _, window=window: window,
+            is_eagle_group=False,
+        )
+        for window in windows
+    ]
+    scheduler: Any = OffloadingConnectorScheduler.__new__(OffloadingConnectorScheduler)
+    scheduler.config = SimpleNamespace(kv_group_configs=configs)
+    scheduler.manager = side.manager
+    scheduler._events_tracker = SimpleNamespace(record_lookup=lambda *_: None)
+    scheduler._sliding_window_groups = tuple(range(1, len(groups)))
+    scheduler._lookup_groups = tuple(range(len(groups)))
+    scheduler._mamba_align_size = scheduler._chunks_being_loaded = None
+    # vLLM always computes one token.
+    request = SimpleNamespace(num_tokens=CHUNK_TOKENS * len(groups[0]) + 1, request_id=context.req_id)
+    status = SimpleNamespace(
+        req=request,
+        req_context=context,
+        num_locally_computed_tokens=0,
+        max_load_tokens=None,
+        group_states=[SimpleNamespace(offload_keys=group) for group in groups],
+    )
+    tokens = scheduler._lookup_complete_chunks(status)
+    return None if tokens is None else tokens // CHUNK_TOKENS
+
+
+def hit_at_last(side: Side, context: Any, *groups: list[Any]) -> int:
+    """What ``hit`` finds after as many steps as it takes."""
+    found: list[int] = []
+
+    def looked_up() -> bool:
+        found[:] = [one for one in [hit(side, context, *groups)] if one is not None]
+        return bool(found)
+
+    side.until(looked_up)
+    return found[0]
+
+
+@pytest.fixture
+def answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step waits for all of its lookups."""
+    from kvdepot.engines.offloading import tier
+
+    monkeypatch.setattr(tier, "STEP_WAIT_S", WAIT_S)
 
 
 def test_chunks_of_one_engine_are_found_by_another(served: Served, make: Callable[..., Side]) -> None:
@@ -371,6 +432,52 @@ def test_requests_do_not_evict_each_other_for_ever(served: Served, make: Callabl
     # A preempted request is looked up anew.
     two.step(preempted=("a",))
     assert two.found(contexts[0], wanted[0]) == ["HIT"] * 12
+
+
+@pytest.mark.usefixtures("answered")
+def test_a_hit_ends_where_vllm_s_memory_is_in_use(served: Served, make: Callable[..., Side]) -> None:
+    """What vLLM had no room for is not tried again: it would evict the beginning of the same request."""
+    served.start()
+    one, two = make(), make()
+    wanted = [keys(*range(1, 13)), keys(*range(101, 113))]
+    for part in wanted:
+        one.store(one.request("stored"), part)
+        one.settle()
+    first, second = (two.request(name, part) for name, part in zip("ab", wanted, strict=True))
+    assert hit(two, first, wanted[0]) is None
+    assert hit(two, second, wanted[1]) is None
+    two.step()
+    two.settle()
+    assert hit(two, first, wanted[0]) == 12
+    assert two.bytes_of(first, wanted[0]) == [{number} for number in range(1, 13)]
+    # The first request's chunks are in use now, and four others are left.
+    assert hit_at_last(two, second, wanted[1]) == CHUNKS - 12
+    assert two.bytes_of(second, wanted[1][:4]) == [{number} for number in range(101, 105)]
+    assert two.tier.counts()["loaded"] == CHUNKS
+    two.manager.complete_load(wanted[0], first)
+    two.manager.complete_load(wanted[1][:4], second)
+    two.step(preempted=("b",))
+    assert hit_at_last(two, second, wanted[1]) == 12
+
+
+@pytest.mark.usefixtures("answered")
+def test_a_window_s_load_does_not_evict_what_is_a_hit(served: Served, make: Callable[..., Side]) -> None:
+    """vLLM asserts that every chunk of a hit is in its memory."""
+    served.start()
+    one, two = make(), make()
+    full, windows = keys(*range(1, 7)), keys(*range(101, 107), group=WINDOWS)
+    one.store(one.request("last window"), windows[5:])
+    one.settle()
+    # The memory is full, and the first chunk is the one that vLLM evicts next. Two chunks are stored nowhere.
+    two.store(two.request("stored"), [*full, *windows[:3], *keys(*range(201, 201 + CHUNKS - 9))])
+    two.settle()
+    context = two.request("b", full)
+    for number, key in enumerate(windows):
+        context.set_offload_key_position(key, CHUNK_TOKENS * (number + 1))
+    length = hit_at_last(two, context, full, windows)
+    assert length == 3
+    loaded = [*full[:length], *windows[length - 2 : length]]
+    assert two.bytes_of(context, loaded) == [{key[0]} for key in loaded]
 
 
 def test_a_preempted_request_asks_anew(served: Served, make: Callable[..., Side]) -> None:

@@ -161,6 +161,16 @@ def test_late_is_said_once_and_absent_from_then_on() -> None:
     assert answers.of(KEYS[0], LATE_S) is Verdict.ABSENT
 
 
+def test_a_request_that_waited_in_vain_asks_again_after_a_preemption_only() -> None:
+    """A depot that hangs would otherwise delay it again every two seconds."""
+    answers = Answers(LATE_S, len(KEYS))
+    answers.ask(KEYS[0], POSITIONS, 0)
+    assert answers.of(KEYS[0], LATE_S) is Verdict.LATE
+    assert {answers.of(key, LATE_S + STALE_S + 0.1) for key in KEYS} == {Verdict.ABSENT}
+    answers.restart()
+    assert answers.of(KEYS[0], LATE_S + STALE_S + 0.1) is Verdict.UNASKED
+
+
 def test_no_answer_is_absent() -> None:
     answers = Answers(LATE_S, len(KEYS))
     answers.ask(KEYS[0], POSITIONS, 0).answer(None)
@@ -210,6 +220,23 @@ def test_what_was_loaded_and_is_asked_for_again_is_absent_until_a_preemption() -
     assert answers.of(KEYS[1], 0) is Verdict.THERE
     assert answers.of(KEYS[2], 0) is Verdict.ABSENT
     assert answers.of(KEYS[0], 0) is Verdict.UNASKED
+
+
+def test_what_vllm_had_no_room_for_is_absent_until_a_preemption() -> None:
+    answers = Answers(LATE_S, 3)
+    answers.ask(KEYS[0], POSITIONS, 0).answer([True] * len(KEYS))
+    assert not answers.promised
+    assert [answers.of(key, 0) for key in KEYS[:3]] == [Verdict.THERE] * 3
+    assert answers.promised
+    answers.accepted(KEYS[:2])
+    answers.step_over()
+    assert not answers.promised
+    assert answers.of(KEYS[2], 0) is Verdict.ABSENT
+    # It has used no chunk of vLLM's memory.
+    assert [answers.of(key, 0) for key in KEYS[3:5]] == [Verdict.THERE, Verdict.ABSENT]
+    answers.restart()
+    assert not answers.promised
+    assert answers.of(KEYS[2], 0) is Verdict.UNASKED
 
 
 # The threads that ask.

@@ -61,13 +61,18 @@ class Answers:
         self._known: dict[bytes, bool] = {}
         self._asked: dict[bytes, Batch] = {}
         self._lost: set[bytes] = set()
-        self._loaded: set[bytes] = set()
+        self._over: set[bytes] = set()
+        self._promised: set[bytes] = set()
         self._settled_s = 0.0
         self._begun = False
 
     def of(self, key: bytes, now_s: float) -> Verdict:
-        """Returns what is known about a key. ``LATE`` is returned once per batch; after that its keys are absent."""
-        if key in self._lost or key in self._loaded:
+        """Returns what is known about a key.
+
+        ``LATE`` is returned once per batch. After that its keys are absent until ``restart``: a request that waits to
+        be scheduled would otherwise wait for a depot that hangs again and again.
+        """
+        if key in self._lost or key in self._over:
             return Verdict.ABSENT
         known = self._known.get(key)
         if known is not None and now_s - self._settled_s <= STALE_S:
@@ -83,6 +88,7 @@ class Answers:
         if now_s - batch.asked_s < self._late_s:
             return Verdict.WAITING
         self._settle(batch, None, now_s)
+        self._over.update(batch.keys)
         return Verdict.LATE
 
     def ask(self, key: bytes, positions: Mapping[bytes, int], now_s: float) -> Batch:
@@ -107,21 +113,41 @@ class Answers:
         """Marks keys that failed to load as absent for this request, which would otherwise retry them forever."""
         self._lost.update(keys)
 
+    @property
+    def promised(self) -> bool:
+        """Whether a key was ``THERE`` since the last ``step_over``, so that vLLM may have evicted a chunk for it."""
+        return bool(self._promised)
+
+    def accepted(self, keys: Sequence[bytes]) -> None:
+        """Marks keys that vLLM has found room for, and loads."""
+        self._promised.difference_update(keys)
+
+    def step_over(self) -> None:
+        """Marks keys that were ``THERE`` in this step and are not loaded: vLLM had no room for them.
+
+        They are absent until ``restart``. In the next step vLLM would make room for them by evicting chunks that
+        belong to the beginning of the same request, and nothing could be used.
+        """
+        self._over |= self._promised
+        self._hits -= self._promised
+        self._promised.clear()
+
     def loaded(self, keys: Sequence[bytes]) -> None:
         """Marks keys that were loaded for this request. If it asks for one again, vLLM has evicted the chunk.
 
         Such a key is absent: two requests that evict each other's chunks would otherwise load them forever.
         """
-        self._loaded.update(keys)
+        self._over.update(keys)
 
     def restart(self) -> None:
         """Drops all answers and the count of hits, except for lost keys: a preempted request is looked up again."""
         self.forget()
         self._hits.clear()
-        self._loaded.clear()
+        self._over.clear()
+        self._promised.clear()
 
     def forget(self) -> None:
-        """Drops all answers, except for keys that were lost or loaded."""
+        """Drops all answers, except for keys that stay absent."""
         self._known.clear()
         self._asked.clear()
         self._begun = False
@@ -131,6 +157,7 @@ class Answers:
             if len(self._hits) >= self._hits_max:
                 return Verdict.ABSENT
             self._hits.add(key)
+        self._promised.add(key)
         return Verdict.THERE
 
     def _settle(self, batch: Batch, found: Sequence[bool] | None, now_s: float) -> None:

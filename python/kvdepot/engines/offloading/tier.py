@@ -18,6 +18,7 @@ from vllm.v1.kv_offload.base import (
     OffloadingGaugeMetadata,
     OffloadingMetricMetadata,
     RequestOffloadingContext,
+    get_offload_group_idx,
 )
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
@@ -26,7 +27,7 @@ from kvdepot.engines.counters import Counters
 from kvdepot.engines.offloading import metrics
 from kvdepot.engines.offloading.answers import Answers, Verdict
 from kvdepot.engines.offloading.asker import Asker
-from kvdepot.engines.offloading.facts import calling_engine, chunk_facts, refuse_unsupported
+from kvdepot.engines.offloading.facts import calling_engine, chunk_facts, refuse_unsupported, windowed_groups
 from kvdepot.engines.offloading.jobs import Ended, Jobs
 from kvdepot.engines.offloading.options import read_options
 from kvdepot.engines.offloading.room import Room, Verb
@@ -74,6 +75,7 @@ class KVDepotTier(SecondaryTierManager):
         engine = calling_engine()
         blocks_per_chunk = offloading_spec.config.cache.blocks_per_chunk
         refuse_unsupported(engine, options, self.block_size_bytes, blocks_per_chunk)
+        self._windowed = windowed_groups(engine)
         self.locality = Locality(options.locality) if options.locality else None
         self._base = _address(primary_kv_view)
         self._chunk_count = len(primary_kv_view)
@@ -109,12 +111,20 @@ class KVDepotTier(SecondaryTierManager):
     def lookup(self, key: Any, req_context: Any) -> LookupResult:
         """Returns whether the depot has a chunk; ``RETRY`` while the answer is pending."""
         try:
-            return self._lookup(bytes(key), req_context)
+            result = self._lookup(bytes(key), req_context)
         except BaseException as error:  # nothing is raised into vLLM: its engine would end
             if not is_failure(error):
                 raise
             self._counters.trouble("miss_error", f"a lookup failed: {error!r}")
-            return LookupResult.MISS
+            result = LookupResult.MISS
+        if result is LookupResult.MISS and get_offload_group_idx(key) in self._windowed:
+            # vLLM looks windows up after the full groups. Room for a chunk that is there may come from a chunk that
+            # was a hit a moment ago, and vLLM forgets at a miss of a window that a load is pending: it would load
+            # the evicted chunk, and end. So the request is deferred to a step without loads.
+            answers = self._answers.get(req_context.req_id)
+            if answers is not None and answers.promised:
+                return LookupResult.RETRY
+        return result
 
     def _lookup(self, key: bytes, req_context: Any) -> LookupResult:
         if self._unflushed:
@@ -141,7 +151,10 @@ class KVDepotTier(SecondaryTierManager):
             return LookupResult.RETRY
         if verdict is Verdict.LATE:
             self._counters.trouble("miss_late", f"the depot has not answered a lookup within {self._late_s:g} s")
-        return LookupResult.HIT if verdict is Verdict.THERE else LookupResult.MISS
+        if verdict is not Verdict.THERE:
+            return LookupResult.MISS
+        self._promised.add(req_context.req_id)
+        return LookupResult.HIT
 
     # Chunks.
 
@@ -159,7 +172,11 @@ class KVDepotTier(SecondaryTierManager):
 
     def submit_load(self, job_metadata: Any) -> None:
         """Starts to load chunks."""
-        self._loads[job_metadata.job_id] = job_metadata.req_context.req_id
+        req_id = job_metadata.req_context.req_id
+        self._loads[job_metadata.job_id] = req_id
+        answers = self._answers.get(req_id)
+        if answers is not None:
+            self._guarded(lambda: answers.accepted(_keys(job_metadata.keys)))
         self._submit("load", job_metadata)
 
     def _submit(self, verb: Verb, job: Any) -> None:
@@ -221,11 +238,18 @@ class KVDepotTier(SecondaryTierManager):
     def on_schedule_end(self, context: Any) -> None:
         """Called at the end of each step."""
         self._patience_s = STEP_WAIT_S
-        for req_id in context.preempted_req_ids:
+        self._guarded(lambda: self._end_step(context.preempted_req_ids))
+        self._guarded(self._room.look)
+
+    def _end_step(self, preempted: Iterable[str]) -> None:
+        # vLLM has submitted the loads of this step.
+        for req_id in self._promised & self._answers.keys():
+            self._answers[req_id].step_over()
+        self._promised.clear()
+        for req_id in preempted:
             # It is looked up again, and has stored chunks since the last time.
             if req_id in self._answers:
                 self._answers[req_id].restart()
-        self._guarded(self._room.look)
 
     # Resets.
 
