@@ -1,5 +1,6 @@
 """The tier below vLLM's own tiering manager and memory, without an engine, above a depot that may hang or be gone."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -316,14 +317,26 @@ def test_a_step_does_not_wait_for_a_depot_that_does_not_answer(
     assert sum(count for name, count in counts.items() if name.startswith("dump_")) > 0
 
 
-def test_a_depot_that_comes_later_is_used(
-    served: Served, make: Callable[..., Side], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Attached, lost and back are said once each."""
-    import logging
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    """What the tier logs. pytest's own capture gets each line twice or not at all, depending on earlier tests."""
+    lines: list[str] = []
 
-    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
-    caplog.set_level(logging.INFO)
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    logger, handler = logging.getLogger("vllm.kvdepot"), Lines()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield lines
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+
+
+def test_a_depot_that_comes_later_is_used(served: Served, make: Callable[..., Side], said: list[str]) -> None:
+    """Attached, lost and back are said once each."""
     side = make(attach_timeout_ms=100)
     assert side.found(side.request("a"), keys(1)) == ["MISS"]
     served.start()
@@ -338,7 +351,6 @@ def test_a_depot_that_comes_later_is_used(
     side.until(lambda: bool(side.tier._room.attached))
     for _ in range(3):
         side.step()
-    said = [record.getMessage() for record in caplog.records if record.name == "vllm.kvdepot"]
     for text in ("attached to the depot", "the depot was lost", "the depot is back"):
         assert sum(text in line for line in said) == 1, said
 
