@@ -505,3 +505,4 @@ NOT_RUN = {
     "systemctl daemon-reload && systemctl enable --now kvdepot": "needs systemd; the unit is checked",
 }
 VLLM_SERVE = "vllm serve MODEL --kv-transfer-config "
+VLLM_OFFLOADING = "vllm serve MODEL --kv-offloading-size "
