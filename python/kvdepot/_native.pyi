@@ -140,6 +140,7 @@ class Depot:
         *,
         skip: int,
         limit: int,
+        label: str = "",
     ) -> Claim:
         """Claims the longest hit over all groups and ranks, leased in the pool until released.
 
@@ -149,6 +150,7 @@ class Depot:
             hashes: the request's chained hashes, one per hash unit.
             skip: leading units that the engine has itself (multiple of every ``hashes_per_block``).
             limit: no hit beyond this many units.
+            label: what the engine calls the request, for ``kvdepot why``; the depot keeps its first 96 characters.
 
         Never raises for an operational failure: a claim on a dead or hung depot settles with no hit.
         """
@@ -180,6 +182,8 @@ class Claim:
         settled now. A load may begin then: it waits for each block itself, and fails those that never come."""
     def settle_now(self) -> tuple[bool, int, int]:
         """Takes what has come so far (best effort): settled from now on."""
+    def decline(self) -> tuple[bool, int, int]:
+        """As ``settle_now``, because computing the rest is faster than waiting: the depot counts it as ``not_worth_it``."""
     def release(self) -> None:
         """Drops the leases. Idempotent; also done when the object is collected."""
 

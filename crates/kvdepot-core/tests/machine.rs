@@ -119,6 +119,7 @@ impl Lab {
             limit: hashes.len(),
             deadline: 1 << 40,
             patience: 1 << 40,
+            label: None,
         })
     }
 
@@ -383,6 +384,7 @@ fn work_on_a_claim_of_many_places_is_cut_into_pieces() {
         skip: 0,
         deadline: 1 << 40,
         patience: 1 << 40,
+        label: None,
     };
     lab.machine.step(0, Event::Request { token: 900, owner: OWNER, request }, &mut out);
     while let Some(job) = out.again.pop() {

@@ -53,6 +53,17 @@ impl Directory {
         self.entries.read().namespaces.keys().copied().collect()
     }
 
+    /// All namespaces.
+    pub(crate) fn all(&self) -> Vec<Opened> {
+        self.entries.read().namespaces.values().cloned().collect()
+    }
+
+    /// What keys of at most `count` namespaces carry now, without some.
+    pub(crate) fn current_ids(&self, count: usize, but: &[NamespaceId]) -> Vec<NamespaceId> {
+        let entries = self.entries.read();
+        entries.current.keys().filter(|id| !but.contains(id)).take(count).copied().collect()
+    }
+
     /// Whether a namespace is known, by what no epoch changes.
     pub(crate) fn knows(&self, root: NamespaceId) -> bool {
         self.entries.read().by_root.contains_key(&root)

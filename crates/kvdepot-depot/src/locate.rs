@@ -6,14 +6,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvdepot_core::machine::probe::{PROBE_KEYS_MAX, ProbeStep, RunProbe};
-use kvdepot_core::machine::{Location, NamespaceHandle};
+use kvdepot_core::machine::{Location, NamespaceHandle, Owner};
 use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
 use kvdepot_tier::{Presence as InTier, Tier};
 
 use crate::directory::Directory;
 use crate::message::Hashes;
+use crate::misses::{Misses, Unfound};
 use crate::presence::Presence;
 use crate::stats::Stats;
+use crate::usage::Usage;
 
 /// Longest wait of a lookup for tiers that cannot tell without I/O.
 const LOOKUP_WAIT: Duration = Duration::from_secs(2);
@@ -28,13 +30,16 @@ pub(crate) struct Locator {
     pub(crate) presence: Presence,
     pub(crate) directory: Directory,
     pub(crate) stats: Stats,
+    pub(crate) misses: Misses,
+    pub(crate) usage: Usage,
     timeout: Duration,
 }
 
 impl Locator {
-    pub(crate) fn new(tiers: Vec<Arc<dyn Tier>>, timeout: Duration) -> Self {
+    pub(crate) fn new(tiers: Vec<Arc<dyn Tier>>, timeout: Duration, blocks_remembered: usize) -> Self {
         let (presence, directory, stats) = (Presence::new(), Directory::default(), Stats::default());
-        Self { tiers, presence, directory, stats, timeout }
+        let (misses, usage) = (Misses::new(blocks_remembered), Usage::new());
+        Self { tiers, presence, directory, stats, misses, usage, timeout }
     }
 
     /// When a tier has to have answered a probe: one that hangs must leave the others their time (P2).
@@ -124,9 +129,15 @@ impl Locator {
                 Location::Absent => {}
             }
         }
+        self.probe_each(keys, &unknown, &mut there);
+        there
+    }
+
+    /// Finds out by I/O which of some blocks tiers hold. Waits, within bounds.
+    pub(crate) fn probe_each(&self, keys: &[BlockKey], unknown: &[usize], there: &mut [bool]) {
         let (sender, receiver) = crossbeam_channel::unbounded();
         let deadline = Instant::now() + LOOKUP_WAIT;
-        for &i in &unknown {
+        for &i in unknown {
             for tier in &self.tiers {
                 let sender = sender.clone();
                 let done = move |count: Result<usize>| {
@@ -141,12 +152,27 @@ impl Locator {
                 Err(_) => break,
             }
         }
+    }
+
+    /// As [`Self::exist`], for a lookup of one namespace by `owner`.
+    pub(crate) fn look_up(&self, owner: Owner, keys: &[BlockKey]) -> Vec<bool> {
+        let there = self.exist(keys);
+        if let Some(hit) = there.iter().position(|there| !there) {
+            let (key, asked) = (keys[hit], keys.len());
+            self.lookup_missed(&Unfound { owner, key, namespaces: &[key.namespace], asked, hit });
+        }
         there
     }
 
-    /// How many leading blocks are there in all of the namespaces.
-    pub(crate) fn prefix(&self, namespaces: &[NamespaceHandle], hashes: &Hashes<'_>) -> Result<usize> {
-        let mut prefix = hashes.count()?;
+    /// How many leading blocks are there in all of the namespaces. `owner`: who asks.
+    pub(crate) fn prefix(
+        &self,
+        owner: Owner,
+        namespaces: &[NamespaceHandle],
+        hashes: &Hashes<'_>,
+    ) -> Result<usize> {
+        let asked = hashes.count()?;
+        let (mut prefix, mut missing) = (asked, None);
         for &namespace in namespaces {
             let keys = self.directory.keys(namespace, hashes.iter().take(prefix))?;
             let in_pool = self.presence.prefix(&keys);
@@ -154,8 +180,13 @@ impl Locator {
             if in_pool < keys.len() && !self.tiers.is_empty() {
                 prefix += self.prefix_with_tiers(&keys[in_pool..]);
             }
+            missing = keys.get(prefix).copied().or(missing);
         }
-        Stats::add(&self.stats.lookup_blocks, hashes.count()? * namespaces.len());
+        Stats::add(&self.stats.lookup_blocks, asked * namespaces.len());
+        if let Some(key) = missing {
+            let namespaces = self.directory.ids(namespaces.iter().copied());
+            self.lookup_missed(&Unfound { owner, key, namespaces: &namespaces, asked, hit: prefix });
+        }
         Ok(prefix)
     }
 

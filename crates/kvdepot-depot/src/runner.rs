@@ -83,7 +83,7 @@ impl Runner {
         kicks: Sender<()>,
     ) -> Self {
         let (began, timeout) = (Instant::now(), Duration::from_millis(config.timeout_ms));
-        let locator = Arc::new(Locator::new(tiers, timeout));
+        let locator = Arc::new(Locator::new(tiers, timeout, config.evicted_blocks_remembered));
         Self {
             commands: TierCommands::new(Arc::clone(&locator), names, Arc::clone(&pool), began, timeout),
             config,
@@ -148,6 +148,7 @@ impl Runner {
         }
         for forgotten in &effects.forgotten {
             self.locator.directory.forget(forgotten.handle);
+            self.locator.usage.forget(forgotten.handle);
         }
         for opened in effects.namespaces.drain(..) {
             self.locator.directory.apply(opened);
@@ -157,6 +158,8 @@ impl Runner {
         }
         drop(machine);
         self.holds.end(&hold, locked, name);
+        self.locator.misses.note(&effects.gone);
+        effects.missed.drain(..).for_each(|missed| self.locator.claim_missed(missed));
         effects.closed.drain(..).for_each(|closed| self.commands.closed(closed));
         effects
     }

@@ -104,6 +104,31 @@ fn the_status_page_comes_from_nowhere_else_and_its_json_tells_the_configuration(
     assert_eq!(at_socket(&served.socket, "POST /config").0, 405);
 }
 
+/// What `kvdepot why` asks.
+#[test]
+fn misses_are_told_and_what_is_no_question_is_refused() {
+    let served = Served::start(config(8 << 20, json!({})));
+    let asked = |request: &str| {
+        let (code, said) = at_socket(&served.socket, request);
+        (code, serde_json::from_str::<serde_json::Value>(&said).unwrap())
+    };
+    for request in ["GET /misses", "GET /misses?last=0", "GET /misses?last=99999&request=a%20b"] {
+        let (code, said) = asked(request);
+        assert_eq!((code, &said["misses"], &said["kept"]), (200, &json!([]), &json!(256)), "{request}");
+    }
+    for (request, code) in [
+        ("GET /misses?last=many", 400),
+        ("POST /misses", 405),
+        ("GET /why", 400),
+        ("GET /why?namespace=3f2a", 404),
+        ("GET /why?namespace=3f2a&hash=12", 400),
+        ("POST /why?namespace=3f2a", 405),
+    ] {
+        let (answered, said) = asked(request);
+        assert_eq!((answered, said["error"].is_string()), (code, true), "{request}: {said}");
+    }
+}
+
 /// Whoever adds a number to `stat` describes it there, too.
 #[test]
 fn every_number_of_the_status_is_a_series_with_help() {
@@ -169,7 +194,9 @@ fn the_port_answers_no_web_page() {
         stream.set_read_timeout(Some(LONG)).unwrap();
         ask_with(stream, request, headers)
     };
-    for request in ["GET /", "GET /config", "GET /errors", "GET /status", "GET /metrics"] {
+    for request in
+        ["GET /", "GET /config", "GET /errors", "GET /misses?last=3", "GET /status", "GET /metrics"]
+    {
         for own in [
             "Host: localhost:1",
             "Host: 127.0.0.1",

@@ -8,6 +8,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::eviction::SlotId;
 use crate::key::{BlockKey, NamespaceId};
 use crate::lease::LeaseId;
+use crate::misses::Fate;
 
 impl Machine {
     pub(super) fn reserve(
@@ -35,6 +36,7 @@ impl Machine {
             }
             if let Some(kind) = full {
                 self.counters.dump_blocks_dropped += 1;
+                self.pool.went(key, Fate::Dropped, None);
                 outcomes.push(Outcome::Refused(kind));
                 continue;
             }
@@ -47,6 +49,7 @@ impl Machine {
                 Err(NoRoom::Full(error)) => {
                     full = Some(error.kind());
                     self.counters.dump_blocks_dropped += 1;
+                    self.pool.went(key, Fate::Dropped, None);
                     self.counters.failed("dump", &error);
                     Outcome::Refused(error.kind())
                 }

@@ -144,7 +144,8 @@ impl Direct {
 
     /// How many leading blocks are there; waits as `exist` does.
     pub fn prefix(&self, handle: NamespaceHandle, hashes: &[u8]) -> Result<u32> {
-        let prefix = self.session.runner().locator.prefix(&[handle], &Hashes(hashes.into()))?;
+        let (locator, owner) = (&self.session.runner().locator, self.session.owner());
+        let prefix = locator.prefix(owner, &[handle], &Hashes(hashes.into()))?;
         Ok(u32::try_from(prefix).unwrap_or(u32::MAX))
     }
 
@@ -364,6 +365,21 @@ impl Direct {
     /// Counters and gauges.
     pub fn stats(&self) -> serde_json::Value {
         self.session.stats()
+    }
+
+    /// The last requests that found less than they asked for, newest first: at most `count`, of the request whose label begins
+    /// so where one is named.
+    pub fn last_misses(&self, count: usize, request: Option<&str>) -> serde_json::Value {
+        self.locator().last_misses(count, request)
+    }
+
+    /// Where blocks are, and why those that are nowhere are not there. Waits for tiers that cannot tell without I/O, within
+    /// bounds.
+    ///
+    /// # Errors
+    /// `NotFound` where no known namespace has a name that begins so; `Config` where several have, or a hash is none.
+    pub fn explain(&self, namespace: &str, hashes: &[&str]) -> Result<serde_json::Value> {
+        self.locator().explain(namespace, hashes)
     }
 
     /// Whether the depot has tiers below its pool.

@@ -133,7 +133,9 @@ async fn answer(http: &Http, request: Request<Incoming>) -> Answer {
         (&Method::GET, "/metrics") => {
             pages::metrics(Some(door.counters.registry()), door.depot.direct().stats())
         }
+        (&Method::GET, "/misses") => pages::misses(&door.depot.direct(), request.uri().query()),
         (&Method::GET, "/status") => pages::status(&door.depot.direct().stats()),
+        (&Method::GET, "/why") => pages::why(door.depot.direct(), request.uri().query()).await,
         (&Method::POST, "/purge") => match apart(door, Values::purge).await {
             Ok(count) => {
                 tracing::info!("{count} values were purged");
@@ -152,7 +154,7 @@ async fn answer(http: &Http, request: Request<Incoming>) -> Answer {
         (
             _,
             "/" | "/config" | "/errors" | "/purge" | "/kvmap_len" | "/selftest" | "/health" | "/metrics"
-            | "/status",
+            | "/misses" | "/status" | "/why",
         ) => error(StatusCode::METHOD_NOT_ALLOWED, "another method is wanted"),
         _ => error(StatusCode::NOT_FOUND, "no such page"),
     }
@@ -169,7 +171,10 @@ async fn apart<T: Send + 'static>(door: &Arc<Door>, work: fn(&Values) -> Result<
 
 /// Whether a path walks or changes the depot, or tells of it what the token protects.
 fn is_heavy(path: &str) -> bool {
-    matches!(path, "/config" | "/errors" | "/purge" | "/kvmap_len" | "/selftest" | "/status")
+    matches!(
+        path,
+        "/config" | "/errors" | "/purge" | "/kvmap_len" | "/selftest" | "/misses" | "/status" | "/why"
+    )
 }
 
 /// The answer to a request that may not walk or change the depot.
