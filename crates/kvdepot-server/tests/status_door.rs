@@ -108,6 +108,7 @@ fn the_status_page_comes_from_nowhere_else_and_its_json_tells_the_configuration(
 #[test]
 fn misses_are_told_and_what_is_no_question_is_refused() {
     let served = Served::start(config(8 << 20, json!({})));
+    let _attachment = served.attach();
     let asked = |request: &str| {
         let (code, said) = at_socket(&served.socket, request);
         (code, serde_json::from_str::<serde_json::Value>(&said).unwrap())

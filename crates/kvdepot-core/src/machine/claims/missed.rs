@@ -1,5 +1,7 @@
 //! What kept a settled claim's hit from being longer, for who counts misses.
 
+use std::sync::Arc;
+
 use super::super::loads::Rooms;
 use super::claim::{Claim, Known, Phase, Spot};
 use crate::misses::{Missed, Short};
@@ -38,7 +40,7 @@ impl Claim {
             owner: self.owner,
             label: self.label.take(),
             key: rooms.catalog.block_key(&key),
-            namespaces: self.ids.clone(),
+            namespaces: Arc::clone(&self.ids),
             asked: self.limit - self.skip,
             hit: self.hit - self.skip,
             short,
