@@ -188,10 +188,10 @@ fn without_the_token_nobody_gets_in() {
     assert_eq!(wired.http("GET /config", None).0, 401);
     assert_eq!(wired.http("GET /errors", None).0, 401);
     assert_eq!(wired.http("GET /misses", None).0, 401);
-    assert_eq!(wired.http("GET /why?namespace=3f", None).0, 401);
+    assert_eq!(wired.http("GET /why?namespace=none", None).0, 401);
     assert_eq!(wired.http("GET /config", Some(TOKEN)).0, 200);
     assert_eq!(wired.http("GET /misses", Some(TOKEN)).0, 200);
-    assert_eq!(wired.http("GET /why?namespace=3f", Some(TOKEN)).0, 404);
+    assert_eq!(wired.http("GET /why?namespace=none", Some(TOKEN)).0, 404);
     let (code, page) = wired.http("GET /", None);
     assert_eq!(code, 200, "the page asks for the token, and has no data");
     assert!(page.starts_with("<!DOCTYPE html>"), "{page}");
